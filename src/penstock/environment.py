@@ -1,0 +1,192 @@
+"""The doors outside: clock, files, network, randomness and spawning, as the broker sees them.
+
+Everything the broker does to the world goes through these protocols, so that the very same code runs on a
+real machine (``machine.py``) and in a simulator. They sit where the hot path touches the world: a file takes
+buffers, a stream takes buffers and file ranges; no file descriptor passes through.
+
+The one thing to get right: only the thread that runs the loop may call these, except the callables returned
+by ``File.prepare_*``, which are made on the loop and run on a worker thread through ``Spawn.in_thread``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Result = TypeVar("Result")
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """Monotonic: for timeouts, sessions and leases."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Wall time since 1970: for timestamps, retention and expiry. May jump."""
+        ...
+
+
+class File(Protocol):
+    """One file, appended at its end and read anywhere. It has no cursor."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        """Write all buffers at the end, or raise OSError with the file as long as it was before."""
+        ...
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """Read up to ``size`` bytes; fewer only at the end of the file."""
+        ...
+
+    def read_now(self, position: int, size: int) -> bytes | None:
+        """As ``read_at``, but None when it would have to wait for the disk."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def moved(self, path: str) -> None:
+        """Tell the file that it was renamed (or its directory was), so that it can be opened again."""
+        ...
+
+    def is_warm(self, position: int, size: int) -> bool:
+        """Whether reading this range probably needs no disk."""
+        ...
+
+    def prepare_warming(self, position: int, size: int) -> Callable[[], None]:
+        """The work of bringing a range into memory, for a worker thread."""
+        ...
+
+    def prepare_sync(self) -> Callable[[], None]:
+        """The work of making durable what was appended before this call, for a worker thread or at once.
+
+        It raises OSError when the disk failed; the file can then no longer be trusted.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    def open(self, path: str) -> File:
+        """Open a file, creating it when it is missing. Its directory must exist."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+    def modified_ms(self, path: str) -> int:
+        """Wall time of the last write to the file."""
+        ...
+
+    def list(self, path: str) -> list[str]:
+        """The names in a directory, sorted; empty when there is no such directory."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its parents; not an error when it exists."""
+        ...
+
+    def read(self, path: str) -> bytes: ...
+
+    def replace(self, path: str, data: Buffer, *, durable: bool = True) -> None:
+        """Write a whole small file so that a crash leaves the old or the new one, never a mixture."""
+        ...
+
+    def rename(self, source: str, target: str) -> None: ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a whole directory; not an error when it is missing."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable."""
+        ...
+
+    def lock(self, path: str) -> bool:
+        """Claim a file for this process until it ends; False when another process has it."""
+        ...
+
+
+class Stream(Protocol):
+    """A connected, non-blocking byte stream."""
+
+    @property
+    def peer(self) -> str: ...
+
+    def recv_into(self, buffer: memoryview) -> int | None:
+        """Bytes received; 0 when the peer has closed; None when there is nothing to read now."""
+        ...
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        """Send what fits now, in one gathered call; the number of bytes taken.
+
+        Raises OSError when the connection is gone, as ``send_file`` does.
+        """
+        ...
+
+    def send_file(self, file: File, position: int, size: int) -> int:
+        """Send a range of a file without copying it through the process; the number of bytes taken."""
+        ...
+
+    def on_readable(self, callback: Callable[[], None] | None) -> None: ...
+
+    def on_writable(self, callback: Callable[[], None] | None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Listener(Protocol):
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it really listens: a port of 0 was replaced by the one chosen."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Network(Protocol):
+    def listen(self, host: str, port: int, on_connect: Callable[[Stream], None]) -> Listener: ...
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Spawn(Protocol):
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Run on the loop, after what is running now."""
+        ...
+
+    def later(self, delay_ms: float, callback: Callable[[], None]) -> Timer: ...
+
+    def in_thread(
+        self, work: Callable[[], Result], done: Callable[[Result | None, Exception | None], None]
+    ) -> None:
+        """Run ``work`` away from the loop, then ``done(result, error)`` on it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    clock: Clock
+    files: Files
+    network: Network
+    random: random.Random
+    spawn: Spawn
+
+
+class FileRange(NamedTuple):
+    """Bytes that stay on disk until a stream sends them."""
+
+    file: File
+    position: int
+    size: int

@@ -1,0 +1,431 @@
+"""The real doors: this machine's clock, disk, network, randomness and event loop.
+
+The only module that sees file descriptors and sockets. Files are opened lazily and their descriptors kept in
+a least-recently-used set, so that a broker with a hundred thousand partitions stays far below the descriptor
+limit: holding a ``MachineFile`` is cheap, and any call on it may open it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import resource
+import shutil
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from penstock.environment import Buffer, Environment, File, Result, Stream
+
+# Descriptors kept for sockets, pipes and the files Python itself holds open.
+RESERVED_DESCRIPTORS = 256
+OPEN_FILES_MAX = 4096
+# The kernel takes at most this many buffers in one gathered call.
+GATHERED_BUFFERS_MAX = 1024
+# A range counts as warm when its pages at this distance are: the kernel reads ahead in runs of this size.
+WARM_PROBE_BYTES = 128 * 1024
+ACCEPTS_PER_TURN = 64
+# fsync and cold reads wait on the disk, not on a core.
+DISK_THREADS = 4
+READ_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
+
+
+class MachineClock:
+    def now_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class MachineFile:
+    __slots__ = ("_descriptor", "_files", "_path", "_size")
+
+    def __init__(self, files: MachineFiles, path: str) -> None:
+        self._files = files
+        self._path = path
+        self._descriptor = -1
+        self._size = -1
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def size(self) -> int:
+        if self._size < 0:
+            self._size = os.fstat(self.descriptor()).st_size
+        return self._size
+
+    def descriptor(self) -> int:
+        """For this module only: valid until the next call on any file."""
+        if self._descriptor < 0:
+            self._descriptor = self._files.admit(self)
+        else:
+            self._files.touch(self)
+        return self._descriptor
+
+    @property
+    def was_opened(self) -> bool:
+        return self._size >= 0
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        descriptor = self.descriptor()
+        size_before = self.size
+        expected = sum(map(len, buffers))
+        try:
+            written = os.writev(descriptor, buffers)
+            if written != expected:
+                rest = b"".join(buffers)
+                while written < expected:
+                    written += os.write(descriptor, memoryview(rest)[written:])
+        except OSError:
+            os.ftruncate(descriptor, size_before)
+            raise
+        self._size = size_before + expected
+
+    def read_at(self, position: int, size: int) -> bytes:
+        return os.pread(self.descriptor(), size, position)
+
+    def read_now(self, position: int, size: int) -> bytes | None:
+        if not READ_NOWAIT:
+            return os.pread(self.descriptor(), size, position)
+        data = bytearray(size)
+        try:
+            count = os.preadv(self.descriptor(), [data], position, READ_NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                return os.pread(self.descriptor(), size, position)
+            raise
+        if count < size and position + count < self.size:
+            return None  # only the beginning was in memory
+        del data[count:]
+        return bytes(data)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self.descriptor(), size)
+        self._size = size
+
+    def moved(self, path: str) -> None:
+        self._path = path
+
+    def is_warm(self, position: int, size: int) -> bool:
+        if not READ_NOWAIT or size <= 0:
+            return True
+        descriptor = self.descriptor()
+        probe = bytearray(1)
+        last = position + size - 1
+        try:
+            for place in range(position, last, WARM_PROBE_BYTES):
+                os.preadv(descriptor, [probe], place, READ_NOWAIT)
+            os.preadv(descriptor, [probe], last, READ_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # a file system that cannot tell
+        return True
+
+    def prepare_warming(self, position: int, size: int) -> Callable[[], None]:
+        descriptor = os.dup(self.descriptor())
+
+        def warm() -> None:
+            try:
+                end = position + size
+                for place in range(position, end, 1 << 20):
+                    os.pread(descriptor, min(1 << 20, end - place), place)
+            finally:
+                os.close(descriptor)
+
+        return warm
+
+    def prepare_sync(self) -> Callable[[], None]:
+        # A duplicate shares the open file, and with it any write error the kernel still has to report.
+        descriptor = os.dup(self.descriptor())
+
+        def sync() -> None:
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+        return sync
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            self._files.dismiss(self)
+
+    def evicted(self) -> None:
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+class MachineFiles:
+    def __init__(self, open_files_max: int = OPEN_FILES_MAX) -> None:
+        self._open_files_max = open_files_max
+        # In order of last use.
+        self._open: OrderedDict[MachineFile, None] = OrderedDict()
+        self._locks: list[int] = []
+
+    def open(self, path: str) -> MachineFile:
+        return MachineFile(self, path)
+
+    def admit(self, file: MachineFile) -> int:
+        while len(self._open) >= self._open_files_max:
+            oldest, _ = self._open.popitem(last=False)
+            oldest.evicted()
+        # Opened again, it must still be there: a segment deleted meanwhile may not come back empty.
+        create = 0 if file.was_opened else os.O_CREAT
+        descriptor = os.open(file.path, os.O_RDWR | create | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._open[file] = None
+        return descriptor
+
+    def touch(self, file: MachineFile) -> None:
+        self._open.move_to_end(file)
+
+    def dismiss(self, file: MachineFile) -> None:
+        del self._open[file]
+        file.evicted()
+
+    @property
+    def open_files(self) -> int:
+        return len(self._open)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def modified_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def read(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def replace(self, path: str, data: Buffer, *, durable: bool = True) -> None:
+        temporary = path + ".tmp"
+        with open(temporary, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+        if durable:
+            self.sync_directory(os.path.dirname(path))
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        try:
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+    def sync_directory(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: str) -> bool:
+        import fcntl  # noqa: PLC0415 - Unix only
+
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        self._locks.append(descriptor)
+        return True
+
+
+class MachineStream:
+    __slots__ = ("_descriptor", "_loop", "_reading", "_socket", "_writing", "peer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connected: socket.socket, peer: str) -> None:
+        self._loop = loop
+        self._socket = connected
+        self._descriptor = connected.fileno()
+        self._reading = False
+        self._writing = False
+        self.peer = peer
+
+    def recv_into(self, buffer: memoryview) -> int | None:
+        try:
+            return self._socket.recv_into(buffer)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            return 0
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        try:
+            if len(buffers) == 1:
+                return self._socket.send(buffers[0])
+            return self._socket.sendmsg(buffers[:GATHERED_BUFFERS_MAX])
+        except (BlockingIOError, InterruptedError):
+            return 0
+
+    def send_file(self, file: File, position: int, size: int) -> int:
+        assert isinstance(file, MachineFile)
+        try:
+            sent = os.sendfile(self._descriptor, file.descriptor(), position, size)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        if sent == 0:
+            raise OSError(errno.EIO, "the file is shorter than the range to send", file.path)
+        return sent
+
+    def on_readable(self, callback: Callable[[], None] | None) -> None:
+        if callback is not None:
+            self._reading = True
+            self._loop.add_reader(self._descriptor, callback)
+        elif self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._descriptor)
+
+    def on_writable(self, callback: Callable[[], None] | None) -> None:
+        if callback is not None:
+            self._writing = True
+            self._loop.add_writer(self._descriptor, callback)
+        elif self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._descriptor)
+
+    def close(self) -> None:
+        self.on_readable(None)
+        self.on_writable(None)
+        self._socket.close()
+
+
+class MachineListener:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, listening: socket.socket, on_connect: Callable[[Stream], None]
+    ) -> None:
+        self._loop = loop
+        self._socket = listening
+        self._on_connect = on_connect
+        host, port = listening.getsockname()[:2]
+        self.address: tuple[str, int] = (host, port)
+        loop.add_reader(listening.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                connected, peer = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                # Out of descriptors: stop accepting for a moment instead of spinning on the same connection.
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._loop.remove_reader(self._socket.fileno())
+                    self._loop.call_later(1.0, self._resume)
+                return
+            connected.setblocking(False)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._on_connect(MachineStream(self._loop, connected, str(peer[0])))
+
+    def _resume(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+
+
+class MachineNetwork:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def listen(self, host: str, port: int, on_connect: Callable[[Stream], None]) -> MachineListener:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.setblocking(False)
+            listening.bind(address)
+            listening.listen(1024)
+        except OSError:
+            listening.close()
+            raise
+        return MachineListener(self._loop, listening, on_connect)
+
+
+class MachineSpawn:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._threads: ThreadPoolExecutor | None = None
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
+
+    def later(self, delay_ms: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        return self._loop.call_later(delay_ms / 1000, callback)
+
+    def in_thread(
+        self, work: Callable[[], Result], done: Callable[[Result | None, Exception | None], None]
+    ) -> None:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(DISK_THREADS, "disk")
+
+        def run() -> None:
+            result: Result | None = None
+            error: Exception | None = None
+            try:
+                result = work()
+            except Exception as raised:
+                error = raised
+            self._loop.call_soon_threadsafe(done, result, error)
+
+        self._threads.submit(run)
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+
+
+def machine_environment(loop: asyncio.AbstractEventLoop) -> Environment:
+    return Environment(
+        clock=MachineClock(),
+        files=MachineFiles(_open_files_max()),
+        network=MachineNetwork(loop),
+        random=random.SystemRandom(),
+        spawn=MachineSpawn(loop),
+    )
+
+
+def _open_files_max() -> int:
+    """Half of what the system allows, after raising the soft limit to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    if soft == resource.RLIM_INFINITY:
+        return OPEN_FILES_MAX
+    return max(16, min(OPEN_FILES_MAX, (soft - RESERVED_DESCRIPTORS) // 2))
