@@ -1,0 +1,123 @@
+"""The APIs we serve: which versions, which header, which classes, and their codecs ready to call.
+
+This table is what ApiVersions advertises, so an API appears here only once it works: clients switch to the
+newest version they are offered at once. Message modules are imported when an API is first used.
+
+What a newcomer gets wrong: ``advertised_min`` is not ``version_min``. Produce is advertised from 0 although 3
+is the first version we read, because older librdkafka stops compressing when it sees a higher minimum
+(KAFKA-18659).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+from penstock.protocol.schema import Message, decoder, encoder
+
+API_VERSIONS = 18
+
+
+class Codecs(dict[int, Callable[..., Any]]):
+    """version -> codec, compiled when first asked for. KeyError for a version that is not served."""
+
+    def __init__(self, api: Api, make: Callable[[int], Callable[..., Any]]) -> None:
+        super().__init__()
+        self._api = api
+        self._make = make
+
+    def __missing__(self, version: int) -> Callable[..., Any]:
+        if not self._api.serves(version):
+            raise KeyError(version)
+        codec = self[version] = self._make(version)
+        return codec
+
+
+class Api:
+    def __init__(
+        self,
+        key: int,
+        name: str,
+        module: str,
+        version_min: int,
+        version_max: int,
+        *,
+        flexible_from: int | None,
+        advertised_min: int | None = None,
+    ) -> None:
+        self.key = key
+        self.name = name
+        self.version_min = version_min
+        self.version_max = version_max
+        self.advertised_min = version_min if advertised_min is None else advertised_min
+        # None when no version is flexible.
+        self.flexible_from = flexible_from
+        self._module = module
+        # (buffer, position) -> (request, next position), and response -> parts.
+        self.decode_request = Codecs(self, lambda version: decoder(self.request, version))
+        self.encode_response = Codecs(self, lambda version: encoder(self.response, version))
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.version_min}-{self.version_max}>"
+
+    @cached_property
+    def request(self) -> type[Message]:
+        return self._message("Request")
+
+    @cached_property
+    def response(self) -> type[Message]:
+        return self._message("Response")
+
+    def serves(self, version: int) -> bool:
+        return self.version_min <= version <= self.version_max
+
+    def is_flexible(self, version: int) -> bool:
+        return self.flexible_from is not None and version >= self.flexible_from
+
+    def request_header_version(self, version: int) -> int:
+        return 2 if self.is_flexible(version) else 1
+
+    def response_header_version(self, version: int) -> int:
+        # A client that does not know our versions yet must be able to read the answer about them (KIP-511).
+        return 1 if self.is_flexible(version) and self.key != API_VERSIONS else 0
+
+    def _message(self, suffix: str) -> type[Message]:
+        module = import_module(f"penstock.protocol.messages.{self._module}")
+        cls: type[Message] = getattr(module, self.name + suffix)
+        return cls
+
+
+APIS: dict[int, Api] = {
+    api.key: api
+    for api in (
+        Api(0, "Produce", "produce", 3, 13, flexible_from=9, advertised_min=0),
+        Api(1, "Fetch", "fetch", 4, 18, flexible_from=12),
+        Api(2, "ListOffsets", "offsets", 1, 11, flexible_from=6),
+        Api(3, "Metadata", "topics", 0, 13, flexible_from=9),
+        Api(8, "OffsetCommit", "groups", 2, 10, flexible_from=8),
+        Api(9, "OffsetFetch", "groups", 1, 10, flexible_from=6),
+        Api(10, "FindCoordinator", "groups", 0, 6, flexible_from=3),
+        Api(11, "JoinGroup", "groups", 0, 9, flexible_from=6),
+        Api(12, "Heartbeat", "groups", 0, 4, flexible_from=4),
+        Api(13, "LeaveGroup", "groups", 0, 5, flexible_from=4),
+        Api(14, "SyncGroup", "groups", 0, 5, flexible_from=4),
+        Api(15, "DescribeGroups", "groups", 0, 6, flexible_from=5),
+        Api(16, "ListGroups", "groups", 0, 5, flexible_from=3),
+        Api(18, "ApiVersions", "cluster", 0, 4, flexible_from=3),
+        Api(19, "CreateTopics", "topics", 2, 7, flexible_from=5),
+        Api(20, "DeleteTopics", "topics", 1, 6, flexible_from=4),
+        Api(21, "DeleteRecords", "offsets", 0, 2, flexible_from=2),
+        Api(22, "InitProducerId", "produce", 0, 5, flexible_from=2),
+        Api(23, "OffsetForLeaderEpoch", "offsets", 2, 4, flexible_from=4),
+        Api(32, "DescribeConfigs", "configs", 1, 4, flexible_from=4),
+        Api(33, "AlterConfigs", "configs", 0, 2, flexible_from=2),
+        Api(37, "CreatePartitions", "topics", 0, 3, flexible_from=2),
+        Api(42, "DeleteGroups", "groups", 0, 2, flexible_from=2),
+        Api(44, "IncrementalAlterConfigs", "configs", 0, 1, flexible_from=1),
+        Api(47, "OffsetDelete", "groups", 0, 0, flexible_from=None),
+        Api(60, "DescribeCluster", "cluster", 0, 2, flexible_from=0),
+        Api(75, "DescribeTopicPartitions", "topics", 0, 0, flexible_from=0),
+    )
+}

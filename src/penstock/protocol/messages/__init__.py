@@ -1,0 +1,4 @@
+"""The messages of the Kafka protocol, one class each, one module per family."""
+
+# In place of the bits for what the caller may do, when it did not ask for them (KIP-430).
+OPERATIONS_OMITTED = -(2**31)

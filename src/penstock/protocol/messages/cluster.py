@@ -1,0 +1,68 @@
+"""The handshake, ApiVersions, and DescribeCluster.
+
+A version of ApiVersions we do not know is answered in version 0 with UNSUPPORTED_VERSION and our own range,
+so that the client can try again (KIP-511).
+"""
+
+from __future__ import annotations
+
+from penstock.protocol.messages import OPERATIONS_OMITTED
+from penstock.protocol.schema import Message, array, boolean, int8, int16, int32, int64, string
+
+
+class ApiVersionsRequest(Message, key=18, versions="0-4", flexible="3+"):
+    client_software_name: str = string("3+")
+    client_software_version: str = string("3+")
+
+
+class ApiVersion(Message):
+    api_key: int = int16()
+    min_version: int = int16()
+    max_version: int = int16()
+
+
+class SupportedFeatureKey(Message):
+    name: str = string()
+    min_version: int = int16()
+    max_version: int = int16()
+
+
+class FinalizedFeatureKey(Message):
+    name: str = string()
+    max_version_level: int = int16()
+    min_version_level: int = int16()
+
+
+class ApiVersionsResponse(Message, key=18, versions="0-4", flexible="3+"):
+    error_code: int = int16()
+    api_keys: list[ApiVersion] = array(ApiVersion)
+    throttle_time_ms: int = int32("1+")
+    supported_features: list[SupportedFeatureKey] = array(SupportedFeatureKey, "3+", tag=0)
+    finalized_features_epoch: int = int64("3+", default=-1, tag=1)
+    finalized_features: list[FinalizedFeatureKey] = array(FinalizedFeatureKey, "3+", tag=2)
+    zk_migration_ready: bool = boolean("3+", tag=3)
+
+
+class DescribeClusterRequest(Message, key=60, versions="0-2", flexible="0+"):
+    include_cluster_authorized_operations: bool = boolean()
+    endpoint_type: int = int8("1+", default=1)
+    include_fenced_brokers: bool = boolean("2+")
+
+
+class DescribeClusterBroker(Message):
+    broker_id: int = int32()
+    host: str = string()
+    port: int = int32()
+    rack: str | None = string(nullable=True, default=None)
+    is_fenced: bool = boolean("2+")
+
+
+class DescribeClusterResponse(Message, key=60, versions="0-2", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True, default=None)
+    endpoint_type: int = int8("1+", default=1)
+    cluster_id: str = string()
+    controller_id: int = int32(default=-1)
+    brokers: list[DescribeClusterBroker] = array(DescribeClusterBroker)
+    cluster_authorized_operations: int = int32(default=OPERATIONS_OMITTED)

@@ -1,0 +1,102 @@
+"""Settings of topics and brokers: reading them, replacing them all, changing some.
+
+AlterConfigs and IncrementalAlterConfigs have structs of the same names in Kafka; the latter's differ by
+``config_operation`` and are called Incremental here. ``resource_type`` is 2 for a topic and 4 for a broker.
+"""
+
+from __future__ import annotations
+
+from penstock.protocol.schema import Message, array, boolean, int8, int16, int32, string
+
+
+class DescribeConfigsResource(Message):
+    resource_type: int = int8()
+    resource_name: str = string()
+    configuration_keys: list[str] | None = array(string, nullable=True)
+
+
+class DescribeConfigsRequest(Message, key=32, versions="1-4", flexible="4+"):
+    resources: list[DescribeConfigsResource] = array(DescribeConfigsResource)
+    include_synonyms: bool = boolean()
+    include_documentation: bool = boolean("3+")
+
+
+class DescribeConfigsSynonym(Message):
+    name: str = string()
+    value: str | None = string(nullable=True)
+    source: int = int8()
+
+
+class DescribeConfigsResourceResult(Message):
+    name: str = string()
+    value: str | None = string(nullable=True)
+    read_only: bool = boolean()
+    config_source: int = int8(default=-1)
+    is_sensitive: bool = boolean()
+    synonyms: list[DescribeConfigsSynonym] = array(DescribeConfigsSynonym)
+    config_type: int = int8("3+")
+    documentation: str | None = string("3+", nullable=True)
+
+
+class DescribeConfigsResult(Message):
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    resource_type: int = int8()
+    resource_name: str = string()
+    configs: list[DescribeConfigsResourceResult] = array(DescribeConfigsResourceResult)
+
+
+class DescribeConfigsResponse(Message, key=32, versions="1-4", flexible="4+"):
+    throttle_time_ms: int = int32()
+    results: list[DescribeConfigsResult] = array(DescribeConfigsResult)
+
+
+class AlterableConfig(Message):
+    name: str = string()
+    value: str | None = string(nullable=True)
+
+
+class AlterConfigsResource(Message):
+    resource_type: int = int8()
+    resource_name: str = string()
+    configs: list[AlterableConfig] = array(AlterableConfig)
+
+
+class AlterConfigsRequest(Message, key=33, versions="0-2", flexible="2+"):
+    resources: list[AlterConfigsResource] = array(AlterConfigsResource)
+    validate_only: bool = boolean()
+
+
+class AlterConfigsResourceResponse(Message):
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    resource_type: int = int8()
+    resource_name: str = string()
+
+
+class AlterConfigsResponse(Message, key=33, versions="0-2", flexible="2+"):
+    throttle_time_ms: int = int32()
+    responses: list[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse)
+
+
+class IncrementalAlterableConfig(Message):
+    name: str = string()
+    # 0: set; 1: delete; 2: append to a list; 3: subtract from it (KIP-339).
+    config_operation: int = int8()
+    value: str | None = string(nullable=True)
+
+
+class IncrementalAlterConfigsResource(Message):
+    resource_type: int = int8()
+    resource_name: str = string()
+    configs: list[IncrementalAlterableConfig] = array(IncrementalAlterableConfig)
+
+
+class IncrementalAlterConfigsRequest(Message, key=44, versions="0-1", flexible="1+"):
+    resources: list[IncrementalAlterConfigsResource] = array(IncrementalAlterConfigsResource)
+    validate_only: bool = boolean()
+
+
+class IncrementalAlterConfigsResponse(Message, key=44, versions="0-1", flexible="1+"):
+    throttle_time_ms: int = int32()
+    responses: list[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse)

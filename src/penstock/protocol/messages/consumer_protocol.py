@@ -1,0 +1,28 @@
+"""What consumers say to each other through the coordinator, which passes it on as opaque bytes.
+
+The subscription is the ``metadata`` a member joins with, the assignment what the leader sends it back; each
+is preceded by its version as an int16. Brokers read them only to show them to people and to know a member's
+topics.
+"""
+
+from __future__ import annotations
+
+from penstock.protocol.schema import Message, array, binary, int32, string
+
+
+class TopicPartition(Message):
+    topic: str = string()
+    partitions: list[int] = array(int32)
+
+
+class ConsumerProtocolSubscription(Message, versions="0-3"):
+    topics: list[str] = array(string)
+    user_data: bytes | None = binary(nullable=True, default=None)
+    owned_partitions: list[TopicPartition] = array(TopicPartition, "1+")
+    generation_id: int = int32("2+", default=-1)
+    rack_id: str | None = string("3+", nullable=True, default=None)
+
+
+class ConsumerProtocolAssignment(Message, versions="0-3"):
+    assigned_partitions: list[TopicPartition] = array(TopicPartition)
+    user_data: bytes | None = binary(nullable=True, default=None)

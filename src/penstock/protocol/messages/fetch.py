@@ -1,0 +1,125 @@
+"""Fetch, by consumers and by followers.
+
+Sessions came with version 7 (KIP-227), flexible encoding and divergence with 12, topic ids in place of
+names with 13 (KIP-516). A follower says who it is in ``replica_id`` up to version 14 and in the tagged
+``replica_state`` after it (KIP-903); a consumer leaves the first -1 and the second out.
+"""
+
+from __future__ import annotations
+
+from penstock.protocol.schema import (
+    Message,
+    Records,
+    array,
+    int8,
+    int16,
+    int32,
+    int64,
+    record_set,
+    string,
+    struct,
+    uuid,
+)
+
+
+class ReplicaState(Message):
+    replica_id: int = int32(default=-1)
+    replica_epoch: int = int64(default=-1)
+
+
+class FetchPartition(Message):
+    partition: int = int32()
+    current_leader_epoch: int = int32("9+", default=-1)
+    fetch_offset: int = int64()
+    last_fetched_epoch: int = int32("12+", default=-1)
+    log_start_offset: int = int64("5+", default=-1)
+    partition_max_bytes: int = int32()
+    replica_directory_id: bytes = uuid("17+", tag=0)
+    # The highest value: a follower that does not take part (KIP-1166).
+    high_watermark: int = int64("18+", default=2**63 - 1, tag=1)
+
+
+class FetchTopic(Message):
+    topic: str = string("0-12")
+    topic_id: bytes = uuid("13+")
+    partitions: list[FetchPartition] = array(FetchPartition)
+
+
+class ForgottenTopic(Message):
+    topic: str = string("7-12")
+    topic_id: bytes = uuid("13+")
+    partitions: list[int] = array(int32)
+
+
+class FetchRequest(Message, key=1, versions="4-18", flexible="12+"):
+    cluster_id: str | None = string("12+", nullable=True, default=None, tag=0)
+    replica_id: int = int32("0-14", default=-1)
+    replica_state: ReplicaState | None = struct(ReplicaState, "15+", tag=1)
+    max_wait_ms: int = int32()
+    min_bytes: int = int32()
+    max_bytes: int = int32(default=2**31 - 1)
+    isolation_level: int = int8()
+    session_id: int = int32("7+")
+    session_epoch: int = int32("7+", default=-1)
+    topics: list[FetchTopic] = array(FetchTopic)
+    forgotten_topics_data: list[ForgottenTopic] = array(ForgottenTopic, "7+")
+    # Where the consumer is, so that it can be sent to a replica near it (KIP-392).
+    rack_id: str = string("11+")
+
+
+class EpochEndOffset(Message):
+    epoch: int = int32(default=-1)
+    end_offset: int = int64(default=-1)
+
+
+class LeaderIdAndEpoch(Message):
+    leader_id: int = int32(default=-1)
+    leader_epoch: int = int32(default=-1)
+
+
+class SnapshotId(Message):
+    end_offset: int = int64(default=-1)
+    epoch: int = int32(default=-1)
+
+
+class AbortedTransaction(Message):
+    producer_id: int = int64()
+    first_offset: int = int64()
+
+
+class PartitionData(Message):
+    partition_index: int = int32()
+    error_code: int = int16()
+    high_watermark: int = int64()
+    last_stable_offset: int = int64(default=-1)
+    log_start_offset: int = int64("5+", default=-1)
+    # Where the follower's log parts from ours (KIP-595).
+    diverging_epoch: EpochEndOffset | None = struct(EpochEndOffset, "12+", tag=0)
+    current_leader: LeaderIdAndEpoch | None = struct(LeaderIdAndEpoch, "12+", tag=1)
+    # What the follower should load instead, when its offset is before our log (KIP-630).
+    snapshot_id: SnapshotId | None = struct(SnapshotId, "12+", tag=2)
+    aborted_transactions: list[AbortedTransaction] | None = array(AbortedTransaction, nullable=True)
+    preferred_read_replica: int = int32("11+", default=-1)
+    # Nothing to send is b"", not None: librdkafka and kafka-python break on null.
+    records: Records = record_set()
+
+
+class FetchableTopicResponse(Message):
+    topic: str = string("0-12")
+    topic_id: bytes = uuid("13+")
+    partitions: list[PartitionData] = array(PartitionData)
+
+
+class NodeEndpoint(Message):
+    node_id: int = int32()
+    host: str = string()
+    port: int = int32()
+    rack: str | None = string(nullable=True, default=None)
+
+
+class FetchResponse(Message, key=1, versions="4-18", flexible="12+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16("7+")
+    session_id: int = int32("7+")
+    responses: list[FetchableTopicResponse] = array(FetchableTopicResponse)
+    node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, "16+", tag=0)

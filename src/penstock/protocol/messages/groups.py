@@ -1,0 +1,328 @@
+"""Consumer groups: finding the coordinator, membership, committed offsets, and the tools' view of groups.
+
+Two APIs changed shape half-way and carry both: FindCoordinator (one ``key`` up to version 3,
+``coordinator_keys`` from 4 on) and OffsetFetch (one group in ``topics`` up to 7, ``groups`` from 8 on). The
+structs with a plural name, such as ``OffsetFetchRequestTopics``, are Kafka's own names for the newer shape.
+"""
+
+from __future__ import annotations
+
+from penstock.protocol.messages import OPERATIONS_OMITTED
+from penstock.protocol.schema import Message, array, binary, boolean, int8, int16, int32, int64, string, uuid
+
+
+class FindCoordinatorRequest(Message, key=10, versions="0-6", flexible="3+"):
+    key: str = string("0-3")
+    # 0: a group; 1: a transactional id; 2: a share group's partition.
+    key_type: int = int8("1+")
+    coordinator_keys: list[str] = array(string, "4+")
+
+
+class Coordinator(Message):
+    key: str = string()
+    node_id: int = int32()
+    host: str = string()
+    port: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+
+
+class FindCoordinatorResponse(Message, key=10, versions="0-6", flexible="3+"):
+    throttle_time_ms: int = int32("1+")
+    error_code: int = int16("0-3")
+    error_message: str | None = string("1-3", nullable=True)
+    node_id: int = int32("0-3")
+    host: str = string("0-3")
+    port: int = int32("0-3")
+    coordinators: list[Coordinator] = array(Coordinator, "4+")
+
+
+class JoinGroupRequestProtocol(Message):
+    name: str = string()
+    metadata: bytes = binary()
+
+
+class JoinGroupRequest(Message, key=11, versions="0-9", flexible="6+"):
+    group_id: str = string()
+    session_timeout_ms: int = int32()
+    rebalance_timeout_ms: int = int32("1+", default=-1)
+    member_id: str = string()
+    group_instance_id: str | None = string("5+", nullable=True, default=None)
+    protocol_type: str = string()
+    protocols: list[JoinGroupRequestProtocol] = array(JoinGroupRequestProtocol)
+    reason: str | None = string("8+", nullable=True, default=None)
+
+
+class JoinGroupResponseMember(Message):
+    member_id: str = string()
+    group_instance_id: str | None = string("5+", nullable=True, default=None)
+    metadata: bytes = binary()
+
+
+class JoinGroupResponse(Message, key=11, versions="0-9", flexible="6+"):
+    throttle_time_ms: int = int32("2+")
+    error_code: int = int16()
+    generation_id: int = int32(default=-1)
+    protocol_type: str | None = string("7+", nullable=True, default=None)
+    # Before version 7 None is written as "".
+    protocol_name: str | None = string(nullable="7+")
+    leader: str = string()
+    # The leader may not assign: it is a static member that came back to a stable group (KIP-814).
+    skip_assignment: bool = boolean("9+")
+    member_id: str = string()
+    members: list[JoinGroupResponseMember] = array(JoinGroupResponseMember)
+
+
+class SyncGroupRequestAssignment(Message):
+    member_id: str = string()
+    assignment: bytes = binary()
+
+
+class SyncGroupRequest(Message, key=14, versions="0-5", flexible="4+"):
+    group_id: str = string()
+    generation_id: int = int32()
+    member_id: str = string()
+    group_instance_id: str | None = string("3+", nullable=True, default=None)
+    protocol_type: str | None = string("5+", nullable=True, default=None)
+    protocol_name: str | None = string("5+", nullable=True, default=None)
+    assignments: list[SyncGroupRequestAssignment] = array(SyncGroupRequestAssignment)
+
+
+class SyncGroupResponse(Message, key=14, versions="0-5", flexible="4+"):
+    throttle_time_ms: int = int32("1+")
+    error_code: int = int16()
+    protocol_type: str | None = string("5+", nullable=True, default=None)
+    protocol_name: str | None = string("5+", nullable=True, default=None)
+    assignment: bytes = binary()
+
+
+class HeartbeatRequest(Message, key=12, versions="0-4", flexible="4+"):
+    group_id: str = string()
+    generation_id: int = int32()
+    member_id: str = string()
+    group_instance_id: str | None = string("3+", nullable=True, default=None)
+
+
+class HeartbeatResponse(Message, key=12, versions="0-4", flexible="4+"):
+    throttle_time_ms: int = int32("1+")
+    error_code: int = int16()
+
+
+class MemberIdentity(Message):
+    member_id: str = string()
+    group_instance_id: str | None = string(nullable=True, default=None)
+    reason: str | None = string("5+", nullable=True, default=None)
+
+
+class LeaveGroupRequest(Message, key=13, versions="0-5", flexible="4+"):
+    group_id: str = string()
+    member_id: str = string("0-2")
+    members: list[MemberIdentity] = array(MemberIdentity, "3+")
+
+
+class MemberResponse(Message):
+    member_id: str = string()
+    group_instance_id: str | None = string(nullable=True)
+    error_code: int = int16()
+
+
+class LeaveGroupResponse(Message, key=13, versions="0-5", flexible="4+"):
+    throttle_time_ms: int = int32("1+")
+    error_code: int = int16()
+    members: list[MemberResponse] = array(MemberResponse, "3+")
+
+
+class OffsetCommitRequestPartition(Message):
+    partition_index: int = int32()
+    committed_offset: int = int64()
+    committed_leader_epoch: int = int32("6+", default=-1)
+    committed_metadata: str | None = string(nullable=True)
+
+
+class OffsetCommitRequestTopic(Message):
+    name: str = string("0-9")
+    topic_id: bytes = uuid("10+")
+    partitions: list[OffsetCommitRequestPartition] = array(OffsetCommitRequestPartition)
+
+
+class OffsetCommitRequest(Message, key=8, versions="2-10", flexible="8+"):
+    group_id: str = string()
+    # The generation in the classic protocol, the member epoch in KIP-848's.
+    generation_id_or_member_epoch: int = int32(default=-1)
+    member_id: str = string()
+    group_instance_id: str | None = string("7+", nullable=True, default=None)
+    retention_time_ms: int = int64("0-4", default=-1)
+    topics: list[OffsetCommitRequestTopic] = array(OffsetCommitRequestTopic)
+
+
+class OffsetCommitResponsePartition(Message):
+    partition_index: int = int32()
+    error_code: int = int16()
+
+
+class OffsetCommitResponseTopic(Message):
+    name: str = string("0-9")
+    topic_id: bytes = uuid("10+")
+    partitions: list[OffsetCommitResponsePartition] = array(OffsetCommitResponsePartition)
+
+
+class OffsetCommitResponse(Message, key=8, versions="2-10", flexible="8+"):
+    throttle_time_ms: int = int32("3+")
+    topics: list[OffsetCommitResponseTopic] = array(OffsetCommitResponseTopic)
+
+
+class OffsetFetchRequestTopic(Message):
+    name: str = string()
+    partition_indexes: list[int] = array(int32)
+
+
+class OffsetFetchRequestTopics(Message):
+    name: str = string("8-9")
+    topic_id: bytes = uuid("10+")
+    partition_indexes: list[int] = array(int32)
+
+
+class OffsetFetchRequestGroup(Message):
+    group_id: str = string()
+    member_id: str | None = string("9+", nullable=True, default=None)
+    member_epoch: int = int32("9+", default=-1)
+    topics: list[OffsetFetchRequestTopics] | None = array(OffsetFetchRequestTopics, nullable=True)
+
+
+class OffsetFetchRequest(Message, key=9, versions="1-10", flexible="6+"):
+    group_id: str = string("0-7")
+    topics: list[OffsetFetchRequestTopic] | None = array(OffsetFetchRequestTopic, "0-7", nullable="2-7")
+    groups: list[OffsetFetchRequestGroup] = array(OffsetFetchRequestGroup, "8+")
+    require_stable: bool = boolean("7+")
+
+
+class OffsetFetchResponsePartition(Message):
+    partition_index: int = int32()
+    committed_offset: int = int64()
+    committed_leader_epoch: int = int32("5-7", default=-1)
+    metadata: str | None = string(nullable=True)
+    error_code: int = int16()
+
+
+class OffsetFetchResponseTopic(Message):
+    name: str = string()
+    partitions: list[OffsetFetchResponsePartition] = array(OffsetFetchResponsePartition)
+
+
+class OffsetFetchResponsePartitions(Message):
+    partition_index: int = int32()
+    committed_offset: int = int64()
+    committed_leader_epoch: int = int32(default=-1)
+    metadata: str | None = string(nullable=True)
+    error_code: int = int16()
+
+
+class OffsetFetchResponseTopics(Message):
+    name: str = string("8-9")
+    topic_id: bytes = uuid("10+")
+    partitions: list[OffsetFetchResponsePartitions] = array(OffsetFetchResponsePartitions)
+
+
+class OffsetFetchResponseGroup(Message):
+    group_id: str = string()
+    topics: list[OffsetFetchResponseTopics] = array(OffsetFetchResponseTopics)
+    error_code: int = int16()
+
+
+class OffsetFetchResponse(Message, key=9, versions="1-10", flexible="6+"):
+    throttle_time_ms: int = int32("3+")
+    topics: list[OffsetFetchResponseTopic] = array(OffsetFetchResponseTopic, "0-7")
+    error_code: int = int16("2-7")
+    groups: list[OffsetFetchResponseGroup] = array(OffsetFetchResponseGroup, "8+")
+
+
+class OffsetDeleteRequestPartition(Message):
+    partition_index: int = int32()
+
+
+class OffsetDeleteRequestTopic(Message):
+    name: str = string()
+    partitions: list[OffsetDeleteRequestPartition] = array(OffsetDeleteRequestPartition)
+
+
+class OffsetDeleteRequest(Message, key=47, versions="0"):
+    group_id: str = string()
+    topics: list[OffsetDeleteRequestTopic] = array(OffsetDeleteRequestTopic)
+
+
+class OffsetDeleteResponsePartition(Message):
+    partition_index: int = int32()
+    error_code: int = int16()
+
+
+class OffsetDeleteResponseTopic(Message):
+    name: str = string()
+    partitions: list[OffsetDeleteResponsePartition] = array(OffsetDeleteResponsePartition)
+
+
+class OffsetDeleteResponse(Message, key=47, versions="0"):
+    error_code: int = int16()
+    throttle_time_ms: int = int32()
+    topics: list[OffsetDeleteResponseTopic] = array(OffsetDeleteResponseTopic)
+
+
+class ListGroupsRequest(Message, key=16, versions="0-5", flexible="3+"):
+    states_filter: list[str] = array(string, "4+")
+    types_filter: list[str] = array(string, "5+")
+
+
+class ListedGroup(Message):
+    group_id: str = string()
+    protocol_type: str = string()
+    group_state: str = string("4+")
+    group_type: str = string("5+")
+
+
+class ListGroupsResponse(Message, key=16, versions="0-5", flexible="3+"):
+    throttle_time_ms: int = int32("1+")
+    error_code: int = int16()
+    groups: list[ListedGroup] = array(ListedGroup)
+
+
+class DescribeGroupsRequest(Message, key=15, versions="0-6", flexible="5+"):
+    groups: list[str] = array(string)
+    include_authorized_operations: bool = boolean("3+")
+
+
+class DescribedGroupMember(Message):
+    member_id: str = string()
+    group_instance_id: str | None = string("4+", nullable=True, default=None)
+    client_id: str = string()
+    client_host: str = string()
+    member_metadata: bytes = binary()
+    member_assignment: bytes = binary()
+
+
+class DescribedGroup(Message):
+    error_code: int = int16()
+    error_message: str | None = string("6+", nullable=True, default=None)
+    group_id: str = string()
+    group_state: str = string()
+    protocol_type: str = string()
+    protocol_data: str = string()
+    members: list[DescribedGroupMember] = array(DescribedGroupMember)
+    authorized_operations: int = int32("3+", default=OPERATIONS_OMITTED)
+
+
+class DescribeGroupsResponse(Message, key=15, versions="0-6", flexible="5+"):
+    throttle_time_ms: int = int32("1+")
+    groups: list[DescribedGroup] = array(DescribedGroup)
+
+
+class DeleteGroupsRequest(Message, key=42, versions="0-2", flexible="2+"):
+    groups_names: list[str] = array(string)
+
+
+class DeletableGroupResult(Message):
+    group_id: str = string()
+    error_code: int = int16()
+
+
+class DeleteGroupsResponse(Message, key=42, versions="0-2", flexible="2+"):
+    throttle_time_ms: int = int32()
+    results: list[DeletableGroupResult] = array(DeletableGroupResult)

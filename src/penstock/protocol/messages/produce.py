@@ -1,0 +1,96 @@
+"""Produce, and InitProducerId, which gives an idempotent producer its id.
+
+Versions 0 to 2 of Produce carried the old message formats and are not read (KIP-896). From version 13 on a
+topic is named by its id alone (KIP-516), so a handler looks at ``name`` or ``topic_id`` by version, never
+at both.
+"""
+
+from __future__ import annotations
+
+from penstock.protocol.schema import (
+    Message,
+    array,
+    int16,
+    int32,
+    int64,
+    record_set,
+    string,
+    struct,
+    uuid,
+)
+
+
+class PartitionProduceData(Message):
+    index: int = int32()
+    # A view into the request's own buffer: gone when that buffer is reused.
+    records: memoryview | None = record_set()
+
+
+class TopicProduceData(Message):
+    name: str = string("0-12")
+    topic_id: bytes = uuid("13+")
+    partition_data: list[PartitionProduceData] = array(PartitionProduceData)
+
+
+class ProduceRequest(Message, key=0, versions="3-13", flexible="9+"):
+    transactional_id: str | None = string(nullable=True, default=None)
+    # 0: no answer at all; 1: the leader's log; -1: every in-sync replica.
+    acks: int = int16()
+    timeout_ms: int = int32()
+    topic_data: list[TopicProduceData] = array(TopicProduceData)
+
+
+class BatchIndexAndErrorMessage(Message):
+    batch_index: int = int32()
+    batch_index_error_message: str | None = string(nullable=True, default=None)
+
+
+class LeaderIdAndEpoch(Message):
+    leader_id: int = int32(default=-1)
+    leader_epoch: int = int32(default=-1)
+
+
+class PartitionProduceResponse(Message):
+    index: int = int32()
+    error_code: int = int16()
+    base_offset: int = int64()
+    log_append_time_ms: int = int64(default=-1)
+    log_start_offset: int = int64("5+", default=-1)
+    # Which records of the batch were refused, and why (KIP-467).
+    record_errors: list[BatchIndexAndErrorMessage] = array(BatchIndexAndErrorMessage, "8+")
+    error_message: str | None = string("8+", nullable=True, default=None)
+    # With NOT_LEADER_OR_FOLLOWER: where to go instead, without asking for metadata (KIP-951).
+    current_leader: LeaderIdAndEpoch | None = struct(LeaderIdAndEpoch, "10+", tag=0)
+
+
+class TopicProduceResponse(Message):
+    name: str = string("0-12")
+    topic_id: bytes = uuid("13+")
+    partition_responses: list[PartitionProduceResponse] = array(PartitionProduceResponse)
+
+
+class NodeEndpoint(Message):
+    node_id: int = int32()
+    host: str = string()
+    port: int = int32()
+    rack: str | None = string(nullable=True, default=None)
+
+
+class ProduceResponse(Message, key=0, versions="3-13", flexible="9+"):
+    responses: list[TopicProduceResponse] = array(TopicProduceResponse)
+    throttle_time_ms: int = int32()
+    node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, "10+", tag=0)
+
+
+class InitProducerIdRequest(Message, key=22, versions="0-5", flexible="2+"):
+    transactional_id: str | None = string(nullable=True)
+    transaction_timeout_ms: int = int32()
+    producer_id: int = int64("3+", default=-1)
+    producer_epoch: int = int16("3+", default=-1)
+
+
+class InitProducerIdResponse(Message, key=22, versions="0-5", flexible="2+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    producer_id: int = int64(default=-1)
+    producer_epoch: int = int16()
