@@ -1,0 +1,220 @@
+"""Changes of settings that clients ask for: AlterConfigs, which replaces all, and IncrementalAlterConfigs.
+
+Both come down to the same thing: from the settings that a resource has to those it shall have, and then the
+records of the difference. What a newcomer gets wrong: a resource succeeds or fails as a whole, but resources
+of the same request do not depend on each other. And what stays as it was is not judged again: it may have
+been set under other rules, and must not stand in the way of other changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Any
+
+from penstock.metadata import broker_settings
+from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource, Image, config_record
+from penstock.metadata.refusal import Refusal
+from penstock.metadata.settings import InvalidSetting, Kind, Setting, check, parse, split_list
+from penstock.metadata.topic_settings import CREATED, TOPIC
+from penstock.metadata.topics import is_internal, name_error
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.configs import (
+    AlterConfigsRequest,
+    AlterConfigsResource,
+    AlterConfigsResourceResponse,
+    AlterConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResource,
+    IncrementalAlterConfigsResponse,
+)
+from penstock.protocol.messages.metadata_records import ConfigRecord
+
+
+class Operation(IntEnum):
+    """What IncrementalAlterConfigs does with a setting (KIP-339)."""
+
+    SET = 0
+    DELETE = 1
+    # Of lists only.
+    APPEND = 2
+    SUBTRACT = 3
+
+
+def alter_configs(
+    request: AlterConfigsRequest, image: Image
+) -> tuple[list[ConfigRecord], AlterConfigsResponse]:
+    changes, responses = _altered(request.resources, image, _replaced)
+    return changes, AlterConfigsResponse(responses=responses)
+
+
+def incremental_alter_configs(
+    request: IncrementalAlterConfigsRequest, image: Image
+) -> tuple[list[ConfigRecord], IncrementalAlterConfigsResponse]:
+    changes, responses = _altered(request.resources, image, _adjusted)
+    return changes, IncrementalAlterConfigsResponse(responses=responses)
+
+
+def check_topic_settings(
+    settings: Mapping[str, str], *, before: Mapping[str, str] = MappingProxyType({}), internal: bool
+) -> None:
+    """Refuse what a topic cannot have. Raises Refusal."""
+    for name, text in settings.items():
+        if before.get(name) != text:
+            _check(_topic_setting(name), text, internal=internal)
+    if "min.compaction.lag.ms" not in settings:
+        return
+    low, high = (
+        parse(TOPIC[name], settings.get(name) or TOPIC[name].default or "")
+        for name in ("min.compaction.lag.ms", "max.compaction.lag.ms")
+    )
+    if low > high:
+        raise Refusal(
+            ErrorCode.INVALID_CONFIG, f"min.compaction.lag.ms ({low}) exceeds max.compaction.lag.ms ({high})."
+        )
+
+
+def difference(
+    resource: ConfigResource, before: Mapping[str, str], after: Mapping[str, str]
+) -> list[ConfigRecord]:
+    """The changes that lead from one set of settings to another."""
+    changes = [
+        config_record(resource, name, text) for name, text in after.items() if before.get(name) != text
+    ]
+    return changes + [config_record(resource, name, None) for name in before if name not in after]
+
+
+def _altered(
+    resources: Sequence[Any], image: Image, wanted: Callable[[Any, Mapping[str, str]], dict[str, str]]
+) -> tuple[list[ConfigRecord], list[AlterConfigsResourceResponse]]:
+    changes = []
+    responses = []
+    repeated = _repeated((resource.resource_type, resource.resource_name) for resource in resources)
+    for asked in resources:
+        resource = ConfigResource(asked.resource_type, asked.resource_name)
+        response = AlterConfigsResourceResponse(
+            error_code=ErrorCode.NONE,
+            error_message=None,
+            resource_type=resource.type,
+            resource_name=resource.name,
+        )
+        try:
+            if resource in repeated:
+                raise Refusal(ErrorCode.INVALID_REQUEST, "Each resource may be named once.")
+            names = _repeated(config.name for config in asked.configs)
+            if names:
+                raise Refusal(ErrorCode.INVALID_REQUEST, f"Each setting may be named once: {_listed(names)}.")
+            _check_resource(resource, image)
+            before = image.configs.get(resource, {})
+            after = wanted(asked, before)
+            _check_settings(resource, before, after)
+            changes += difference(resource, before, after)
+        except Refusal as refusal:
+            response.error_code = refusal.error
+            response.error_message = refusal.message
+        responses.append(response)
+    return changes, responses
+
+
+def _replaced(asked: AlterConfigsResource, before: Mapping[str, str]) -> dict[str, str]:
+    after = {}
+    for config in asked.configs:
+        if config.value is None:
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"{config.name} has no value.")
+        after[config.name] = config.value
+    return after
+
+
+def _adjusted(asked: IncrementalAlterConfigsResource, before: Mapping[str, str]) -> dict[str, str]:
+    after = dict(before)
+    for config in asked.configs:
+        name, value, operation = config.name, config.value, config.config_operation
+        if operation == Operation.DELETE:
+            # Also of a setting that is not known (any more): that is how one gets rid of it.
+            after.pop(name, None)
+            continue
+        if value is None:
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"{name} has no value.")
+        if operation == Operation.SET:
+            after[name] = value
+            continue
+        if operation not in (Operation.APPEND, Operation.SUBTRACT):
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"There is no operation {operation} on settings.")
+        setting = _setting(asked.resource_type, name)
+        if setting.kind is not Kind.LIST:
+            raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} is not a list: it can only be set or deleted.")
+        # As in Kafka, a list that is not set starts from its default.
+        elements = split_list(after.get(name, setting.default or ""))
+        named = split_list(value)
+        if operation == Operation.APPEND:
+            elements += [element for element in named if element not in elements]
+        else:
+            elements = [element for element in elements if element not in named]
+        after[name] = ",".join(elements)
+    return after
+
+
+def _check_resource(resource: ConfigResource, image: Image) -> None:
+    if resource.type == TOPIC_RESOURCE:
+        reason = name_error(resource.name)
+        if reason is not None:
+            raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
+        if resource.name not in image.topics:
+            raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    elif resource.type == BROKER_RESOURCE:
+        # Compared as text, so that "01" does not become a second name of broker 1.
+        if resource.name and not any(resource.name == str(broker) for broker in image.brokers):
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"There is no broker '{resource.name[:80]}'.")
+    else:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Resources of type {resource.type} have no settings.")
+
+
+def _check_settings(resource: ConfigResource, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    if resource.type == TOPIC_RESOURCE:
+        check_topic_settings(after, before=before, internal=is_internal(resource.name))
+        return
+    for name, text in after.items():
+        if before.get(name) == text:
+            continue
+        setting = _setting(resource.type, name)
+        if not setting.is_dynamic:
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"{name} can only be set when the broker is started.")
+        _check(setting, text)
+
+
+def _check(setting: Setting, text: str, *, internal: bool = False) -> None:
+    try:
+        check(setting, text, internal=internal)
+    except InvalidSetting as invalid:
+        raise Refusal(ErrorCode.INVALID_CONFIG, str(invalid)) from None
+
+
+def _setting(resource_type: int, name: str) -> Setting:
+    if resource_type == TOPIC_RESOURCE:
+        return _topic_setting(name)
+    setting = broker_settings.find(name)
+    if setting is None:
+        raise Refusal(ErrorCode.INVALID_CONFIG, f"There is no broker setting named '{name[:80]}'.")
+    return setting
+
+
+def _topic_setting(name: str) -> Setting:
+    setting = TOPIC.get(name)
+    if setting is None:
+        if name == CREATED:
+            raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} cannot be set.")
+        raise Refusal(ErrorCode.INVALID_CONFIG, f"There is no topic setting named '{name[:80]}'.")
+    return setting
+
+
+def _repeated(keys: Iterable[Any]) -> set[Any]:
+    seen: set[Any] = set()
+    repeated: set[Any] = set()
+    for key in keys:
+        (repeated if key in seen else seen).add(key)
+    return repeated
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))[:200]

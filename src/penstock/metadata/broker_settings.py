@@ -1,0 +1,266 @@
+"""The settings a broker can have: on the command line, in a file or, the dynamic ones, by AlterConfigs.
+
+Names, types, limits and defaults are those of Kafka 4.3 unless a comment says otherwise. Every name that a
+Kafka broker knows is known here, so that an existing configuration can be tried: what has no meaning is
+accepted with a warning, and what would be dangerous to ignore (anything about security) is refused. The
+defaults of topics (``log.segment.bytes`` and the like) are not repeated: they are made from
+``topic_settings.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.metadata.settings import (
+    INT_MAX,
+    LONG_MAX,
+    Kind,
+    Setting,
+    Status,
+    boolean,
+    dynamic,
+    integer,
+    long,
+    refused,
+    short,
+    string,
+    table,
+    without_meaning,
+)
+from penstock.metadata.topic_settings import DURABILITY, FLUSHED, NO_TIERS, REPLICATED, SYNONYMS, TOPIC
+
+_NO_SECURITY = "authentication, authorization and encryption do not work yet"
+_NO_TRANSACTIONS = "transactions do not work yet"
+_NO_JAVA = "there is no JVM to load a class into"
+
+# Settings that options of ``penstock serve`` stand for; the same thing is not said in two places.
+OPTIONS = {
+    "node.id": "--node-id",
+    "broker.id": "--node-id",
+    "broker.rack": "--rack",
+    "log.dir": "--data-dir",
+    "log.dirs": "--data-dir",
+    "listeners": "--listen",
+    "advertised.listeners": "--advertise",
+}
+
+
+def _topic_defaults() -> Iterator[Setting]:
+    """The broker settings that are the defaults of topic settings and count in the same unit."""
+    for name, synonyms in SYNONYMS.items():
+        # As in Kafka, the best synonym can be changed at any time; where there are others, the last of them
+        # has the default.
+        has_own_default = len(synonyms) == 1 or name == "flush.messages"
+        topic = TOPIC[name]
+        yield topic._replace(
+            name=synonyms[0].name, default=topic.default if has_own_default else None, is_dynamic=True
+        )
+
+
+# Reason, then the names it is true of.
+_WITHOUT_MEANING = {
+    "one event loop does the work of all threads": """
+        background.threads delete.records.purgatory.purge.interval.requests
+        fetch.purgatory.purge.interval.requests group.coordinator.append.linger.ms
+        group.coordinator.background.threads group.coordinator.cached.buffer.max.bytes
+        group.coordinator.threads num.io.threads num.network.threads num.recovery.threads.per.data.dir
+        num.replica.alter.log.dirs.threads offsets.load.buffer.size producer.purgatory.purge.interval.requests
+        queued.max.requests share.fetch.purgatory.purge.interval.requests""",
+    "this is a single node": """
+        alter.log.dirs.replication.quota.window.num alter.log.dirs.replication.quota.window.size.seconds
+        auto.leader.rebalance.enable broker.heartbeat.interval.ms broker.session.timeout.ms
+        controlled.shutdown.enable controller.quorum.append.linger.ms controller.quorum.auto.join.enable
+        controller.quorum.election.backoff.max.ms controller.quorum.election.timeout.ms
+        controller.quorum.fetch.max.bytes controller.quorum.fetch.snapshot.max.bytes
+        controller.quorum.fetch.timeout.ms controller.quorum.request.timeout.ms
+        controller.quorum.retry.backoff.ms controller.socket.timeout.ms early.start.listeners
+        follower.fetch.last.tiered.offset.enable initial.broker.registration.timeout.ms
+        leader.imbalance.check.interval.seconds log.dir.failure.timeout.ms num.replica.fetchers process.roles
+        replica.fetch.backoff.ms replica.fetch.max.bytes replica.fetch.min.bytes
+        replica.fetch.response.max.bytes replica.fetch.wait.max.ms
+        replica.high.watermark.checkpoint.interval.ms replica.lag.time.max.ms replica.selector.class
+        replica.socket.receive.buffer.bytes replica.socket.timeout.ms replication.quota.window.num
+        replication.quota.window.size.seconds request.timeout.ms socket.connection.setup.timeout.max.ms
+        socket.connection.setup.timeout.ms""",
+    "the operating system's own sizes are used": """
+        socket.listen.backlog.size socket.receive.buffer.bytes socket.send.buffer.bytes""",
+    "compaction does not work yet": """
+        log.cleaner.backoff.ms log.cleaner.dedupe.buffer.size log.cleaner.enable
+        log.cleaner.io.buffer.load.factor log.cleaner.io.buffer.size log.cleaner.io.max.bytes.per.second
+        log.cleaner.threads""",
+    "start offsets are saved with the recovery points": "log.flush.start.offset.checkpoint.interval.ms",
+    "the metadata log is kept whole": """
+        metadata.log.max.record.bytes.between.snapshots metadata.log.max.snapshot.interval.ms
+        metadata.log.segment.bytes metadata.log.segment.ms metadata.max.idle.interval.ms
+        metadata.max.retention.bytes metadata.max.retention.ms""",
+    _NO_TRANSACTIONS: """
+        add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms
+        transaction.abort.timed.out.transaction.cleanup.interval.ms transaction.max.timeout.ms
+        transaction.partition.verification.enable transaction.remove.expired.transaction.cleanup.interval.ms
+        transaction.state.log.load.buffer.size transaction.state.log.min.isr
+        transaction.state.log.num.partitions transaction.state.log.replication.factor
+        transaction.state.log.segment.bytes transactional.id.expiration.ms""",
+    "groups speak the classic protocol only": """
+        group.consumer.assignment.interval.ms group.consumer.assignors group.consumer.heartbeat.interval.ms
+        group.consumer.max.assignment.interval.ms group.consumer.max.heartbeat.interval.ms
+        group.consumer.max.session.timeout.ms group.consumer.max.size group.consumer.migration.policy
+        group.consumer.min.assignment.interval.ms group.consumer.min.heartbeat.interval.ms
+        group.consumer.min.session.timeout.ms group.consumer.session.timeout.ms
+        group.coordinator.rebalance.protocols group.share.assignment.interval.ms group.share.assignors
+        group.share.delivery.count.limit group.share.heartbeat.interval.ms
+        group.share.max.assignment.interval.ms group.share.max.delivery.count.limit
+        group.share.max.heartbeat.interval.ms group.share.max.partition.max.record.locks
+        group.share.max.record.lock.duration.ms group.share.max.session.timeout.ms
+        group.share.max.share.sessions group.share.max.size group.share.min.assignment.interval.ms
+        group.share.min.delivery.count.limit group.share.min.heartbeat.interval.ms
+        group.share.min.partition.max.record.locks group.share.min.record.lock.duration.ms
+        group.share.min.session.timeout.ms group.share.partition.max.record.locks
+        group.share.record.lock.duration.ms group.share.session.timeout.ms
+        group.streams.assignment.interval.ms group.streams.heartbeat.interval.ms
+        group.streams.initial.rebalance.delay.ms group.streams.max.assignment.interval.ms
+        group.streams.max.heartbeat.interval.ms group.streams.max.session.timeout.ms group.streams.max.size
+        group.streams.max.standby.replicas group.streams.min.assignment.interval.ms
+        group.streams.min.heartbeat.interval.ms group.streams.min.session.timeout.ms
+        group.streams.num.standby.replicas group.streams.session.timeout.ms
+        share.coordinator.append.linger.ms share.coordinator.cached.buffer.max.bytes
+        share.coordinator.load.buffer.size share.coordinator.snapshot.update.records.per.snapshot
+        share.coordinator.state.topic.compression.codec share.coordinator.state.topic.min.isr
+        share.coordinator.state.topic.num.partitions share.coordinator.state.topic.replication.factor
+        share.coordinator.state.topic.segment.bytes share.coordinator.threads
+        share.coordinator.write.timeout.ms""",
+    NO_TIERS: """
+        remote.fetch.max.wait.ms remote.list.offsets.request.timeout.ms
+        remote.log.index.file.cache.total.size.bytes remote.log.manager.copier.thread.pool.size
+        remote.log.manager.copy.max.bytes.per.second remote.log.manager.copy.quota.window.num
+        remote.log.manager.copy.quota.window.size.seconds remote.log.manager.expiration.thread.pool.size
+        remote.log.manager.fetch.max.bytes.per.second remote.log.manager.fetch.quota.window.num
+        remote.log.manager.fetch.quota.window.size.seconds remote.log.manager.follower.thread.pool.size
+        remote.log.manager.task.interval.ms remote.log.manager.thread.pool.size
+        remote.log.metadata.custom.metadata.max.bytes remote.log.metadata.manager.class.name
+        remote.log.metadata.manager.class.path remote.log.metadata.manager.impl.prefix
+        remote.log.metadata.manager.listener.name remote.log.reader.max.pending.tasks
+        remote.log.reader.threads remote.log.storage.manager.class.name
+        remote.log.storage.manager.class.path remote.log.storage.manager.impl.prefix""",
+    "offset commits are stored like any other batch": """
+        offsets.commit.timeout.ms offsets.topic.compression.codec""",
+    "quotas do not work yet": """
+        controller.quota.window.num controller.quota.window.size.seconds quota.window.num
+        quota.window.size.seconds""",
+    "there are no delegation tokens": """
+        delegation.token.expiry.check.interval.ms delegation.token.expiry.time.ms
+        delegation.token.max.lifetime.ms""",
+    "metrics have no reporters": """
+        kafka.metrics.polling.interval.secs kafka.metrics.reporters metric.reporters metrics.num.samples
+        metrics.recording.level metrics.sample.window.ms telemetry.max.bytes""",
+    "values are taken as they stand": "config.providers",
+    "metadata is kept in the first data directory": "metadata.log.dir",
+    "new partitions may go to any data directory": "cordoned.log.dirs",
+    "nobody authenticates": "connection.failed.authentication.delay.ms",
+    "connections are limited by number, not by rate": "max.connection.creation.rate",
+}
+
+BROKER: dict[str, Setting] = table(
+    # Topics.
+    boolean("auto.create.topics.enable", True, "Whether asking for a missing topic creates it."),
+    boolean("delete.topic.enable", True, "Whether topics can be deleted."),
+    integer("num.partitions", 1, "Partitions of a topic that is created without saying how many.", 1),
+    integer("default.replication.factor", 1, "Replicas of a topic created without saying how many.", 1),
+    string(
+        DURABILITY,
+        REPLICATED,
+        "When a write counts: with its replicas (replicated), or when they have flushed it too (flushed).",
+        *(REPLICATED, FLUSHED),
+    ),
+    *_topic_defaults(),
+    integer("log.roll.hours", 168, "log.roll.ms in hours.", 1),
+    integer("log.roll.jitter.hours", 0, "log.roll.jitter.ms in hours.", 0),
+    integer("log.retention.hours", 168, "log.retention.ms in hours.", -1),
+    integer("log.retention.minutes", None, "log.retention.ms in minutes.", -1),
+    # Housekeeping.
+    long("log.retention.check.interval.ms", 300_000, "How often expired segments are looked for.", 1),
+    long("log.flush.scheduler.interval.ms", LONG_MAX, "How often logs are looked at for flush.ms.", 1),
+    integer("log.flush.offset.checkpoint.interval.ms", 60_000, "How often recovery points are saved.", 1),
+    *dynamic(integer("producer.id.expiration.ms", 86_400_000, "How long an idle producer is remembered.", 1)),
+    # Connections and requests.
+    # Dynamic in Kafka.
+    integer("max.connections", INT_MAX, "Connections at one time.", 0),
+    integer("max.connections.per.ip", INT_MAX, "Connections at one time from one address.", 0),
+    long(
+        "connections.max.idle.ms", 600_000, "The silence after which a connection is closed; -1: never.", -1
+    ),
+    integer("socket.request.max.bytes", 100 << 20, "The largest request accepted.", 1),
+    # Kafka sets no limit by default; here one process holds every request in memory.
+    long(
+        "queued.max.request.bytes", 256 << 20, "Bytes of requests being served, beyond which reading stops."
+    ),
+    integer("fetch.max.bytes", 55 << 20, "The most that one fetch answers with.", 1024),
+    integer("max.incremental.fetch.session.cache.slots", 1000, "Fetch sessions kept.", 0),
+    integer("max.request.partition.size.limit", 2000, "Partitions in one DescribeTopicPartitions answer.", 1),
+    # Groups and their offsets.
+    integer("group.initial.rebalance.delay.ms", 3000, "How long a new group waits for more members.", 0),
+    integer("group.min.session.timeout.ms", 6000, "The shortest session timeout a member may ask for.", 1),
+    integer(
+        "group.max.session.timeout.ms", 1_800_000, "The longest session timeout a member may ask for.", 1
+    ),
+    integer("group.max.size", INT_MAX, "Members of one group.", 1),
+    integer("offset.metadata.max.bytes", 4096, "The longest note a committed offset may carry.", 0),
+    integer("offsets.retention.minutes", 10_080, "How long a group without members keeps its offsets.", 1),
+    long("offsets.retention.check.interval.ms", 600_000, "How often expired offsets are looked for.", 1),
+    integer("offsets.topic.num.partitions", 50, "Partitions of the topic that keeps groups' offsets.", 1),
+    # Three in Kafka, which a single node cannot give.
+    short("offsets.topic.replication.factor", 1, "Replicas of the topic that keeps groups' offsets.", 1),
+    integer("offsets.topic.segment.bytes", 100 << 20, "Segment size of the topic that keeps offsets.", 14),
+    # What options of the command say.
+    integer("node.id", None, "The number of this node, unique in its cluster.", 0),
+    integer("broker.id", None, "Kafka's old name of node.id."),
+    string("broker.rack", None, "Where this node stands; replicas are spread over racks."),
+    string("log.dir", None, "Kafka's singular of log.dirs."),
+    string("log.dirs", None, "The directories that hold the logs."),
+    string("listeners", None, "The address that clients connect to."),
+    string("advertised.listeners", None, "The address that clients are told to connect to."),
+    # What it would be wrong to ignore.
+    *refused(
+        "max.connections.per.ip is the same for all addresses",
+        string("max.connections.per.ip.overrides", "", "Other limits for some addresses."),
+    ),
+    *refused(NO_TIERS, boolean("remote.log.storage.system.enable", False, "Whether logs may be tiered.")),
+    *refused(_NO_TRANSACTIONS, boolean("transaction.two.phase.commit.enable", False, "Two-phase commit.")),
+    *refused(
+        "this release runs single nodes",
+        string("controller.listener.names", None, "The listeners of the metadata quorum."),
+        string("controller.quorum.bootstrap.servers", None, "Where to find the metadata quorum."),
+        string("controller.quorum.voters", None, "The members of the metadata quorum."),
+        string("inter.broker.listener.name", None, "The listener that brokers use among themselves."),
+    ),
+    *refused(
+        _NO_JAVA,
+        string("alter.config.policy.class.name", None, "A class that judges changes of settings."),
+        string("client.quota.callback.class", None, "A class that computes quotas."),
+        string("create.topic.policy.class.name", None, "A class that judges new topics."),
+    ),
+    *refused(
+        _NO_SECURITY,
+        string("authorizer.class.name", "", "A class that decides who may do what."),
+        long("connections.max.reauth.ms", 0, "How long an authentication is good for."),
+        string("delegation.token.secret.key", None, "The key that signs delegation tokens."),
+        string("listener.security.protocol.map", None, "The protocol of each listener."),
+        string("principal.builder.class", None, "A class that names who is connected."),
+        string("security.inter.broker.protocol", "PLAINTEXT", "The protocol between brokers."),
+        string("security.providers", None, "Java security providers."),
+    ),
+    *(
+        setting
+        for reason, names in _WITHOUT_MEANING.items()
+        for setting in without_meaning(
+            reason, *(Setting(name, Kind.STRING, None, "") for name in names.split())
+        )
+    ),
+)
+
+
+def find(name: str) -> Setting | None:
+    """The broker setting of a name, among them whole families that nobody should have to list."""
+    setting = BROKER.get(name)
+    if setting is None and name.startswith(("ssl.", "sasl.", "listener.name.")):
+        return Setting(name, Kind.STRING, None, "", status=Status.REFUSED, reason=_NO_SECURITY)
+    return setting

@@ -1,0 +1,194 @@
+"""The settings a topic can have, and the broker settings that stand in where a topic says nothing.
+
+Names, types, limits and defaults are those of Kafka 4.3. ``SYNONYMS`` lists, per topic setting, the broker
+settings consulted in its place, best first; some count in other units. What a newcomer gets wrong: within one
+place of origin (say the command line) ``log.retention.ms`` wins over ``log.retention.hours``, but a place
+nearer to the topic wins over both, whichever name it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from penstock.metadata.settings import (
+    LONG_MAX,
+    Setting,
+    boolean,
+    double,
+    integer,
+    long,
+    refused,
+    string,
+    strings,
+    table,
+    without_meaning,
+)
+
+_DAY_MS = 24 * 3600 * 1000
+
+# The broker setting that names the durability modes, and its values.
+DURABILITY = "penstock.durability"
+REPLICATED = "replicated"
+FLUSHED = "flushed"
+
+# A topic's creation time. It is kept like a setting, because Kafka's records have no place for it and every
+# client can read settings; it cannot be set.
+CREATED = "penstock.created.ms"
+
+NO_COMPACTION = "compaction does not work yet, and a topic must not quietly keep everything"
+NO_TIERS = "segments do not move to remote storage yet"
+AS_PRODUCED = "batches are stored as the producer compressed them"
+ONE_REPLICA = "a single node holds the only replica of each partition"
+
+TOPIC: dict[str, Setting] = table(
+    # How long records are kept.
+    long("retention.ms", 7 * _DAY_MS, "The age at which segments are deleted; -1 keeps them forever.", -1),
+    long("retention.bytes", -1, "The size above which a partition loses its oldest segments; -1 for none."),
+    long("file.delete.delay.ms", 60_000, "How long the renamed file of a deleted segment stays on disk.", 0),
+    # What is accepted.
+    integer("max.message.bytes", 1_048_588, "The largest batch of records accepted, as compressed.", 0),
+    string(
+        "message.timestamp.type",
+        "CreateTime",
+        "Whose time a record carries: the producer's (CreateTime) or the broker's (LogAppendTime).",
+        *("CreateTime", "LogAppendTime"),
+    ),
+    long("message.timestamp.after.max.ms", 3_600_000, "How far a producer's clock may be ahead.", 0),
+    long("message.timestamp.before.max.ms", LONG_MAX, "How far a producer's clock may be behind.", 0),
+    integer("min.insync.replicas", 1, "In-sync replicas without which acks=all is refused.", 1),
+    # Segments and their indexes. Kafka asks for segments of 1 MiB since 4.0 (KIP-1030), of 14 bytes before:
+    # small ones are how people try out retention, and a segment always holds at least one batch.
+    integer("segment.bytes", 1 << 30, "The size at which a new segment is begun.", 14),
+    long("segment.ms", 7 * _DAY_MS, "The age at which a new segment is begun.", 1),
+    integer("segment.index.bytes", 10 << 20, "The size at which a full index begins a new segment.", 4),
+    integer("index.interval.bytes", 4096, "Bytes of log between two entries of its index.", 0),
+    # Flushing.
+    long(
+        "flush.messages",
+        LONG_MAX,
+        "Records after which a log is flushed; with 1, nothing is acknowledged before it is on disk.",
+        1,
+    ),
+    long("flush.ms", LONG_MAX, "The longest time a record may wait to be flushed to disk.", 0),
+    # What does not work yet.
+    *refused(
+        NO_COMPACTION,
+        strings(
+            "cleanup.policy",
+            "delete",
+            "What becomes of old records: deleted with their segment, or compacted by key.",
+            *("compact", "delete"),
+        ),
+    ),
+    *refused(
+        AS_PRODUCED,
+        string(
+            "compression.type",
+            "producer",
+            "The codec that batches are stored with; 'producer' keeps them as they came.",
+            *("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
+        ),
+    ),
+    *refused(
+        NO_TIERS, boolean("remote.storage.enable", False, "Whether old segments move to remote storage.")
+    ),
+    *without_meaning(
+        NO_COMPACTION,
+        long("delete.retention.ms", _DAY_MS, "How long a tombstone survives compaction.", 0),
+        long("max.compaction.lag.ms", LONG_MAX, "The longest time a record may stay uncompacted.", 1),
+        long("min.compaction.lag.ms", 0, "The shortest time a record stays uncompacted.", 0),
+        double(
+            "min.cleanable.dirty.ratio", 0.5, "The uncompacted share of a log that starts compaction.", 0, 1
+        ),
+    ),
+    *without_meaning(
+        AS_PRODUCED,
+        integer("compression.gzip.level", -1, "The level for gzip.", -1, 9),
+        integer("compression.lz4.level", 9, "The level for lz4.", 1, 17),
+        integer("compression.zstd.level", 3, "The level for zstd.", -131_072, 22),
+    ),
+    *without_meaning(
+        NO_TIERS,
+        long("local.retention.bytes", -2, "Size of the local part of a log; -2 for retention.bytes.", -2),
+        long("local.retention.ms", -2, "Age of the local part of a log; -2 for retention.ms.", -2),
+        boolean("remote.log.copy.disable", False, "Stops copying segments to remote storage."),
+        boolean(
+            "remote.log.delete.on.disable", False, "Deletes remote segments when tiering is switched off."
+        ),
+    ),
+    *without_meaning(
+        ONE_REPLICA,
+        boolean("unclean.leader.election.enable", False, "Whether a replica out of sync may become leader."),
+        strings("follower.replication.throttled.replicas", "", "Followers that copy within a quota."),
+        strings("leader.replication.throttled.replicas", "", "Leaders that serve followers within a quota."),
+    ),
+    *without_meaning(
+        "rolling costs little, so logs need not take turns",
+        long("segment.jitter.ms", 0, "The most by which segment.ms is shortened, at random.", 0),
+    ),
+    *without_meaning(
+        "segment files grow as they are written",
+        boolean("preallocate", False, "Whether a segment's file has its full size from the start."),
+    ),
+)
+
+
+class Synonym(NamedTuple):
+    # A broker setting.
+    name: str
+    # From its text to the topic setting's. Raises ValueError when the text is no value of the broker setting.
+    convert: Callable[[str], str] = str
+
+
+def _hours(text: str) -> str:
+    return _scaled(text, 3600 * 1000)
+
+
+def _minutes(text: str) -> str:
+    return _scaled(text, 60 * 1000)
+
+
+def _scaled(text: str, factor: int) -> str:
+    # Any negative number means forever, which topics write as -1.
+    return str(max(-1, int(text) * factor))
+
+
+def _flush_messages(durability: str) -> str:
+    return "1" if durability.strip() == FLUSHED else str(LONG_MAX)
+
+
+SYNONYMS: dict[str, tuple[Synonym, ...]] = {
+    "cleanup.policy": (Synonym("log.cleanup.policy"),),
+    "compression.gzip.level": (Synonym("compression.gzip.level"),),
+    "compression.lz4.level": (Synonym("compression.lz4.level"),),
+    "compression.type": (Synonym("compression.type"),),
+    "compression.zstd.level": (Synonym("compression.zstd.level"),),
+    "delete.retention.ms": (Synonym("log.cleaner.delete.retention.ms"),),
+    "file.delete.delay.ms": (Synonym("log.segment.delete.delay.ms"),),
+    "flush.messages": (Synonym("log.flush.interval.messages"), Synonym(DURABILITY, _flush_messages)),
+    "flush.ms": (Synonym("log.flush.interval.ms"), Synonym("log.flush.scheduler.interval.ms")),
+    "index.interval.bytes": (Synonym("log.index.interval.bytes"),),
+    "local.retention.bytes": (Synonym("log.local.retention.bytes"),),
+    "local.retention.ms": (Synonym("log.local.retention.ms"),),
+    "max.compaction.lag.ms": (Synonym("log.cleaner.max.compaction.lag.ms"),),
+    "max.message.bytes": (Synonym("message.max.bytes"),),
+    "message.timestamp.after.max.ms": (Synonym("log.message.timestamp.after.max.ms"),),
+    "message.timestamp.before.max.ms": (Synonym("log.message.timestamp.before.max.ms"),),
+    "message.timestamp.type": (Synonym("log.message.timestamp.type"),),
+    "min.cleanable.dirty.ratio": (Synonym("log.cleaner.min.cleanable.ratio"),),
+    "min.compaction.lag.ms": (Synonym("log.cleaner.min.compaction.lag.ms"),),
+    "min.insync.replicas": (Synonym("min.insync.replicas"),),
+    "preallocate": (Synonym("log.preallocate"),),
+    "retention.bytes": (Synonym("log.retention.bytes"),),
+    "retention.ms": (
+        Synonym("log.retention.ms"),
+        Synonym("log.retention.minutes", _minutes),
+        Synonym("log.retention.hours", _hours),
+    ),
+    "segment.bytes": (Synonym("log.segment.bytes"),),
+    "segment.index.bytes": (Synonym("log.index.size.max.bytes"),),
+    "segment.jitter.ms": (Synonym("log.roll.jitter.ms"), Synonym("log.roll.jitter.hours", _hours)),
+    "segment.ms": (Synonym("log.roll.ms"), Synonym("log.roll.hours", _hours)),
+    "unclean.leader.election.enable": (Synonym("unclean.leader.election.enable"),),
+}

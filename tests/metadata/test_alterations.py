@@ -1,0 +1,282 @@
+"""Changing settings: AlterConfigs and IncrementalAlterConfigs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.decision import Decision
+from penstock.metadata.alterations import Operation
+from penstock.metadata.controller import Controller
+from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource, Image, config_record
+from penstock.metadata.topics import CONSUMER_OFFSETS
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.configs import (
+    AlterableConfig,
+    AlterConfigsRequest,
+    AlterConfigsResource,
+    AlterConfigsResourceResponse,
+    IncrementalAlterableConfig,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResource,
+)
+from penstock.protocol.schema import Message
+from tests.metadata.test_image import broker, topic
+
+SET, DELETE, APPEND, SUBTRACT = Operation
+
+Change = tuple[int, str, str | None]
+
+
+def controller() -> Controller:
+    image, _ = Image().apply([broker(1), *topic("a", 1), *topic("b", 2), *topic(CONSUMER_OFFSETS, 3)])
+    return Controller(image, random=Random(1), broker=1, static={})
+
+
+def alter(
+    on: Controller, *changes: Change, type: int = TOPIC_RESOURCE, name: str = "a", validate_only: bool = False
+) -> Decision[Message]:
+    resource = IncrementalAlterConfigsResource(
+        resource_type=type,
+        resource_name=name,
+        configs=[
+            IncrementalAlterableConfig(name=key, config_operation=operation, value=value)
+            for operation, key, value in changes
+        ],
+    )
+    request = IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only)
+    before = on.image
+    decision = on.handle(request, 1, 0)
+    on.image.check()
+    (response,) = decision.response.responses
+    if response.error_code:
+        assert on.image is before and decision.changes == []
+    return decision
+
+
+def replace(
+    on: Controller, configs: Mapping[str, str | None], type: int = TOPIC_RESOURCE, name: str = "a"
+) -> Decision[Message]:
+    resource = AlterConfigsResource(
+        resource_type=type,
+        resource_name=name,
+        configs=[AlterableConfig(name=key, value=value) for key, value in configs.items()],
+    )
+    decision = on.handle(AlterConfigsRequest(resources=[resource]), 2, 0)
+    on.image.check()
+    return decision
+
+
+def error_of(decision: Decision[Message]) -> ErrorCode:
+    response: AlterConfigsResourceResponse
+    (response,) = decision.response.responses
+    return ErrorCode(response.error_code)
+
+
+def test_settings_are_set_and_deleted() -> None:
+    on = controller()
+    assert error_of(alter(on, (SET, "retention.ms", "1"), (SET, "segment.ms", "2"))) is ErrorCode.NONE
+    assert on.image.topic_config("a") == {"retention.ms": "1", "segment.ms": "2"}
+    assert error_of(alter(on, (DELETE, "retention.ms", None), (SET, "segment.ms", "3"))) is ErrorCode.NONE
+    assert on.image.topic_config("a") == {"segment.ms": "3"}
+    assert on.image.topic_config("b") == {}
+
+
+def test_what_is_set_already_needs_no_change() -> None:
+    on = controller()
+    alter(on, (SET, "retention.ms", "1"))
+    decision = alter(on, (SET, "retention.ms", "1"), (DELETE, "segment.ms", None))
+    assert error_of(decision) is ErrorCode.NONE
+    assert decision.changes == []
+
+
+def test_lists_grow_and_shrink_from_their_default() -> None:
+    on = controller()
+    alter(on, (APPEND, "cleanup.policy", "compact"), name=CONSUMER_OFFSETS)
+    assert on.image.topic_config(CONSUMER_OFFSETS) == {"cleanup.policy": "delete,compact"}
+    alter(on, (APPEND, "cleanup.policy", "compact,delete"), name=CONSUMER_OFFSETS)
+    assert on.image.topic_config(CONSUMER_OFFSETS) == {"cleanup.policy": "delete,compact"}
+    alter(on, (SUBTRACT, "cleanup.policy", "delete"), name=CONSUMER_OFFSETS)
+    assert on.image.topic_config(CONSUMER_OFFSETS) == {"cleanup.policy": "compact"}
+
+
+def test_only_lists_can_grow() -> None:
+    assert error_of(alter(controller(), (APPEND, "retention.ms", "1"))) is ErrorCode.INVALID_CONFIG
+
+
+def test_validation_alone_changes_nothing() -> None:
+    on = controller()
+    before = on.image
+    assert error_of(alter(on, (SET, "retention.ms", "1"), validate_only=True)) is ErrorCode.NONE
+    assert error_of(alter(on, (SET, "retention.ms", "x"), validate_only=True)) is ErrorCode.INVALID_CONFIG
+    assert on.image is before
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ([(SET, "retention.ms", "never")], ErrorCode.INVALID_CONFIG),
+        ([(SET, "nonsense", "1")], ErrorCode.INVALID_CONFIG),
+        ([(APPEND, "nonsense", "1")], ErrorCode.INVALID_CONFIG),
+        ([(SET, "cleanup.policy", "compact")], ErrorCode.INVALID_CONFIG),
+        ([(APPEND, "cleanup.policy", "compact")], ErrorCode.INVALID_CONFIG),
+        ([(SET, "compression.type", "gzip")], ErrorCode.INVALID_CONFIG),
+        ([(SET, "penstock.created.ms", "1")], ErrorCode.INVALID_CONFIG),
+        (
+            [(SET, "min.compaction.lag.ms", "9"), (SET, "max.compaction.lag.ms", "8")],
+            ErrorCode.INVALID_CONFIG,
+        ),
+        ([(SET, "retention.ms", None)], ErrorCode.INVALID_REQUEST),
+        ([(APPEND, "cleanup.policy", None)], ErrorCode.INVALID_REQUEST),
+        ([(4, "retention.ms", "1")], ErrorCode.INVALID_REQUEST),
+        ([(-1, "retention.ms", "1")], ErrorCode.INVALID_REQUEST),
+        ([(SET, "retention.ms", "1"), (DELETE, "retention.ms", None)], ErrorCode.INVALID_REQUEST),
+        # One bad setting spoils the resource.
+        ([(SET, "segment.ms", "5"), (SET, "retention.ms", "x")], ErrorCode.INVALID_CONFIG),
+    ],
+    ids=str,
+)
+def test_changes_that_cannot_be_are_refused(changes: list[Change], error: ErrorCode) -> None:
+    assert error_of(alter(controller(), *changes)) is error
+
+
+@pytest.mark.parametrize(
+    ("type", "name", "error"),
+    [
+        (TOPIC_RESOURCE, "missing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (TOPIC_RESOURCE, "", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (TOPIC_RESOURCE, "a/b", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (BROKER_RESOURCE, "2", ErrorCode.INVALID_REQUEST),
+        (BROKER_RESOURCE, "01", ErrorCode.INVALID_REQUEST),
+        (BROKER_RESOURCE, "x", ErrorCode.INVALID_REQUEST),
+        (8, "1", ErrorCode.INVALID_REQUEST),
+        (0, "a", ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_resources_that_are_not_there_are_refused(type: int, name: str, error: ErrorCode) -> None:
+    assert error_of(alter(controller(), (SET, "retention.ms", "1"), type=type, name=name)) is error
+    assert error_of(replace(controller(), {"retention.ms": "1"}, type, name)) is error
+
+
+def test_setting_that_is_no_longer_known_can_be_deleted_and_does_not_stand_in_the_way() -> None:
+    on = controller()
+    on.apply([config_record(ConfigResource(TOPIC_RESOURCE, "a"), "of.an.older.release", "1")])
+    assert error_of(alter(on, (SET, "retention.ms", "1"))) is ErrorCode.NONE
+    assert error_of(alter(on, (DELETE, "of.an.older.release", None))) is ErrorCode.NONE
+    assert on.image.topic_config("a") == {"retention.ms": "1"}
+
+
+@pytest.mark.parametrize("name", ["1", ""])
+def test_dynamic_settings_of_one_or_all_brokers_are_set(name: str) -> None:
+    on = controller()
+    assert (
+        error_of(alter(on, (SET, "log.retention.ms", "5"), type=BROKER_RESOURCE, name=name)) is ErrorCode.NONE
+    )
+    assert on.image.broker_config(1 if name else None) == {"log.retention.ms": "5"}
+    replace(on, {"message.max.bytes": "6"}, BROKER_RESOURCE, name)
+    assert on.image.broker_config(1 if name else None) == {"message.max.bytes": "6"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "error"),
+    [
+        ("num.partitions", "5", ErrorCode.INVALID_REQUEST),
+        ("node.id", "5", ErrorCode.INVALID_REQUEST),
+        ("nonsense", "5", ErrorCode.INVALID_CONFIG),
+        ("retention.ms", "5", ErrorCode.INVALID_CONFIG),
+        ("log.retention.ms", "x", ErrorCode.INVALID_CONFIG),
+        ("compression.type", "zstd", ErrorCode.INVALID_CONFIG),
+    ],
+)
+def test_other_settings_of_brokers_are_refused(setting: str, value: str, error: ErrorCode) -> None:
+    decision = alter(controller(), (SET, setting, value), type=BROKER_RESOURCE, name="1")
+    assert error_of(decision) is error
+
+
+def test_replacing_removes_what_is_not_named() -> None:
+    on = controller()
+    alter(on, (SET, "retention.ms", "1"), (SET, "segment.ms", "2"))
+    assert error_of(replace(on, {"segment.ms": "3", "flush.ms": "4"})) is ErrorCode.NONE
+    assert on.image.topic_config("a") == {"segment.ms": "3", "flush.ms": "4"}
+    replace(on, {})
+    assert on.image.topic_config("a") == {}
+
+
+@pytest.mark.parametrize(
+    ("configs", "error"),
+    [({"retention.ms": None}, ErrorCode.INVALID_REQUEST), ({"nonsense": "1"}, ErrorCode.INVALID_CONFIG)],
+)
+def test_replacements_that_cannot_be_are_refused(configs: dict[str, str | None], error: ErrorCode) -> None:
+    on = controller()
+    alter(on, (SET, "segment.ms", "2"))
+    assert error_of(replace(on, configs)) is error
+    assert on.image.topic_config("a") == {"segment.ms": "2"}
+
+
+def test_resources_of_one_request_do_not_depend_on_each_other() -> None:
+    on = controller()
+    resources = [
+        AlterConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=name, configs=configs)
+        for name, configs in {
+            "a": [AlterableConfig(name="retention.ms", value="x")],
+            "b": [AlterableConfig(name="retention.ms", value="1")],
+        }.items()
+    ]
+    decision = on.handle(AlterConfigsRequest(resources=resources), 2, 0)
+    assert [response.error_code for response in decision.response.responses] == [ErrorCode.INVALID_CONFIG, 0]
+    assert on.image.topic_config("b") == {"retention.ms": "1"}
+
+
+def test_resource_named_twice_is_refused_both_times() -> None:
+    on = controller()
+    resources = [
+        AlterConfigsResource(
+            resource_type=TOPIC_RESOURCE,
+            resource_name="a",
+            configs=[AlterableConfig(name="retention.ms", value=value)],
+        )
+        for value in "12"
+    ]
+    decision = on.handle(AlterConfigsRequest(resources=resources), 2, 0)
+    errors = [response.error_code for response in decision.response.responses]
+    assert errors == [ErrorCode.INVALID_REQUEST] * 2 and decision.changes == []
+
+
+NAMES = st.sampled_from(["retention.ms", "segment.ms", "flush.ms"])
+VALUES = st.sampled_from(["1", "2", "x", None])
+STEPS = st.one_of(
+    st.tuples(
+        st.just("alter"), st.lists(st.tuples(st.sampled_from([SET, DELETE]), NAMES, VALUES), max_size=3)
+    ),
+    st.tuples(st.just("replace"), st.dictionaries(NAMES, VALUES, max_size=3)),
+)
+
+
+@given(st.lists(STEPS, max_size=10))
+@settings(max_examples=80, deadline=None)
+def test_settings_agree_with_a_naive_model(steps: list[tuple[str, object]]) -> None:
+    on = controller()
+    model: dict[str, str] = {}
+    for kind, step in steps:
+        after: dict[str, str | None]
+        if kind == "alter":
+            assert isinstance(step, list)
+            decision = alter(on, *step)
+            after = {**model, **{name: None if op == DELETE else value for op, name, value in step}}
+            named = [name for _, name, _ in step]
+            is_bad = len(named) != len(set(named)) or any(
+                op == SET and value in ("x", None) for op, _, value in step
+            )
+        else:
+            assert isinstance(step, dict)
+            decision = replace(on, step)
+            after = dict(step)
+            is_bad = any(value in ("x", None) for value in step.values())
+        assert (error_of(decision) is not ErrorCode.NONE) == is_bad
+        if not is_bad:
+            model = {name: value for name, value in after.items() if value is not None}
+        assert on.image.topic_config("a") == model
