@@ -1,0 +1,61 @@
+"""Fixtures for every test that talks to a running broker.
+
+``broker`` is shared by the whole run: a test takes names of its own from ``unique`` and leaves the rest of
+the cluster alone. With PENSTOCK_TEST_BOOTSTRAP=HOST:PORT the same tests run against a broker that is already
+there, Apache Kafka for one (``python -m benchmarks.apache_kafka`` starts it).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support import BrokerProcess
+
+# Warnings are errors (pyproject.toml), except those that client libraries give about themselves.
+FOREIGN_WARNINGS = (
+    # kafka-python reads its message schemas this way, when imported and at first use.
+    "ignore:(read_text|open_text|contents) is deprecated:DeprecationWarning",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for foreign in FOREIGN_WARNINGS:
+        config.addinivalue_line("filterwarnings", foreign)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBroker:
+    """A broker that somebody else started."""
+
+    bootstrap: str
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[BrokerProcess | RunningBroker]:
+    bootstrap = os.environ.get("PENSTOCK_TEST_BOOTSTRAP")
+    if bootstrap:
+        yield RunningBroker(bootstrap)
+        return
+    with BrokerProcess({"group.initial.rebalance.delay.ms": "0"}) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def bootstrap(broker: BrokerProcess | RunningBroker) -> str:
+    return broker.bootstrap
+
+
+@pytest.fixture
+def unique(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Make names of topics and groups that no other test, and no earlier run, has used."""
+    test = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[:60].strip("-")
+    run = uuid.uuid4().hex[:8]
+    numbers = itertools.count(1)
+    return lambda kind: f"{kind}-{test}-{run}-{next(numbers)}"

@@ -1,0 +1,1 @@
+"""From the tests' vocabulary (``tests.interop.client``) to each client library."""
