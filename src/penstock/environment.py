@@ -107,6 +107,10 @@ class Files(Protocol):
         """Remove a file or a whole directory; not an error when it is missing."""
         ...
 
+    def forget(self, path: str) -> None:
+        """Let go of an open file that is about to be removed: only then is its space free."""
+        ...
+
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable."""
         ...

@@ -28,6 +28,9 @@ OPEN_FILES_MAX = 4096
 GATHERED_BUFFERS_MAX = 1024
 # A range counts as warm when its pages at this distance are: the kernel reads ahead in runs of this size.
 WARM_PROBE_BYTES = 128 * 1024
+# A file is sent on its way to the disk in portions of this size.
+WRITEBACK_BYTES = 8 * 1024 * 1024
+SYNC_FILE_RANGE_WRITE = 2
 ACCEPTS_PER_TURN = 64
 # fsync and cold reads wait on the disk, not on a core.
 DISK_THREADS = 4
@@ -43,13 +46,15 @@ class MachineClock:
 
 
 class MachineFile:
-    __slots__ = ("_descriptor", "_files", "_path", "_size")
+    __slots__ = ("_descriptor", "_files", "_path", "_size", "_written_back")
 
     def __init__(self, files: MachineFiles, path: str) -> None:
         self._files = files
         self._path = path
         self._descriptor = -1
         self._size = -1
+        # The kernel was asked to write everything below to the disk.
+        self._written_back = 0
 
     @property
     def path(self) -> str:
@@ -87,6 +92,11 @@ class MachineFile:
             os.ftruncate(descriptor, size_before)
             raise
         self._size = size_before + expected
+        if self._size - self._written_back >= WRITEBACK_BYTES:
+            # Of a file that was there before, only what this process wrote.
+            begin = max(self._written_back, self._size - 2 * WRITEBACK_BYTES)
+            self._files.write_back(os.dup(descriptor), begin, self._size - begin)
+            self._written_back = self._size
 
     def read_at(self, position: int, size: int) -> bytes:
         return os.pread(self.descriptor(), size, position)
@@ -166,7 +176,10 @@ class MachineFile:
 
 
 class MachineFiles:
+    """Files with at most so many descriptors open, the least recently used being closed for a new one."""
+
     def __init__(self, open_files_max: int = OPEN_FILES_MAX) -> None:
+        self._writeback: _Writeback | None = None
         self._open_files_max = open_files_max
         # In order of last use.
         self._open: OrderedDict[MachineFile, None] = OrderedDict()
@@ -191,6 +204,12 @@ class MachineFiles:
     def dismiss(self, file: MachineFile) -> None:
         del self._open[file]
         file.evicted()
+
+    def write_back(self, descriptor: int, position: int, size: int) -> None:
+        """Have a range of a file written to the disk in the background. Takes over the descriptor."""
+        if self._writeback is None:
+            self._writeback = _Writeback()
+        self._writeback.start(descriptor, position, size)
 
     @property
     def open_files(self) -> int:
@@ -241,6 +260,10 @@ class MachineFiles:
         except FileNotFoundError:
             pass
 
+    def forget(self, path: str) -> None:
+        for file in [file for file in self._open if file.path == path]:
+            self.dismiss(file)
+
     def sync_directory(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -259,6 +282,32 @@ class MachineFiles:
             return False
         self._locks.append(descriptor)
         return True
+
+
+class _Writeback:
+    """Starts writing dirty pages early, in small portions, on a thread of its own.
+
+    Left alone, the kernel collects gigabytes of them and then makes the next ``write`` wait until they are
+    gone, and with it the whole loop. Starting a write is no promise of durability; that is ``prepare_sync``.
+    """
+
+    def __init__(self) -> None:
+        import ctypes  # noqa: PLC0415 - only a broker that writes a lot needs it
+
+        self._thread = ThreadPoolExecutor(1, "writeback")
+        start = getattr(ctypes.CDLL(None), "sync_file_range", None)
+        if start is not None:
+            start.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+        # None where the system has no such call (macOS).
+        self._start = start
+
+    def start(self, descriptor: int, position: int, size: int) -> None:
+        self._thread.submit(self._run, descriptor, position, size)
+
+    def _run(self, descriptor: int, position: int, size: int) -> None:
+        if self._start is not None:
+            self._start(descriptor, position, size, SYNC_FILE_RANGE_WRITE)
+        os.close(descriptor)
 
 
 class MachineStream:

@@ -1,0 +1,1 @@
+"""How fast it is: ratios measured in one run, or CPU time per unit. Never a bare time."""

@@ -1,0 +1,96 @@
+"""Writes the reference pages that are made from the code: ``python docs/generate.py``.
+
+A test compares them with the code, so they cannot fall behind it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.metadata.broker_settings import BROKER
+from penstock.metadata.settings import Setting, Status, documentation
+from penstock.metadata.topic_settings import SYNONYMS, TOPIC
+from penstock.protocol.apis import APIS
+
+REFERENCE = Path(__file__).parent / "reference"
+
+
+def settings_page() -> str:
+    lines = [
+        "# Settings",
+        "",
+        "Made from the code by `docs/generate.py`. Names, defaults and meanings are Kafka's unless said otherwise.",
+        "Set a broker's with `penstock serve --set name=value` or in a TOML file (`--config`), a topic's with",
+        "`penstock topics create --config name=value` or `penstock configs set`.",
+        "",
+        "## Of topics",
+        "",
+        "| Name | Default | Broker's default from | What it does |",
+        "|---|---|---|---|",
+    ]
+    for setting in sorted(_with_meaning(TOPIC), key=lambda one: one.name):
+        synonyms = ", ".join(f"`{synonym.name}`" for synonym in SYNONYMS.get(setting.name, ()))
+        lines.append(f"| `{setting.name}` | {_default(setting)} | {synonyms} | {documentation(setting)} |")
+    lines += ["", "## Of brokers", "", "| Name | Default | While running | What it does |", "|---|---|---|---|"]
+    for setting in sorted(_with_meaning(BROKER), key=lambda one: one.name):
+        dynamic = "can be changed" if setting.is_dynamic else ""
+        lines.append(f"| `{setting.name}` | {_default(setting)} | {dynamic} | {documentation(setting)} |")
+    lines += ["", "## Accepted without effect", ""]
+    lines += ["Known from Kafka and of no meaning here; setting one logs a warning.", ""]
+    for setting in sorted({**BROKER, **TOPIC}.values(), key=lambda one: one.name):
+        if setting.status is Status.WITHOUT_MEANING:
+            lines.append(f"- `{setting.name}`: {setting.reason}.")
+    return "\n".join(lines) + "\n"
+
+
+def _with_meaning(settings: dict[str, Setting]) -> list[Setting]:
+    return [setting for setting in settings.values() if setting.status is not Status.WITHOUT_MEANING]
+
+
+def _default(setting: Setting) -> str:
+    return f"`{setting.default}`" if setting.default else ""
+
+
+def protocol_page() -> str:
+    lines = [
+        "# The Kafka protocol, as served",
+        "",
+        "Made from the code by `docs/generate.py`.",
+        "",
+        "| API | Key | Versions | Flexible from |",
+        "|---|---|---|---|",
+    ]
+    for api in sorted(APIS.values(), key=lambda one: one.key):
+        flexible = "" if api.flexible_from is None else str(api.flexible_from)
+        lines.append(f"| {api.name} | {api.key} | {api.version_min}-{api.version_max} | {flexible} |")
+    lines += [
+        "",
+        "Produce is advertised from version 0, because librdkafka before 2.8 stops compressing when it sees a higher",
+        "minimum (KAFKA-18659); versions below 3 are not served. An API or version that is not served closes the",
+        "connection, except ApiVersions, which answers with the range we have.",
+        "",
+        "## Departures from Kafka",
+        "",
+        "- **Records are not inspected on produce.** The batch's header and CRC are checked; what is inside is the",
+        "  producer's word. So a producer that lies about the largest timestamp of a batch misplaces it in the time",
+        "  index, where Kafka would correct the header.",
+        "- **`compression.type` must be `producer`**: batches are stored as sent.",
+        "- **A Metadata request that creates a topic waits for it** and answers with its leader.",
+        "- **Requests other than Produce are at most 16 MiB**, whatever `socket.request.max.bytes` says, and hold at most",
+        "  500,000 array elements.",
+        "- **Pipelined requests are handled as they come**, in order; their answers leave in order too. Kafka takes the",
+        "  next request of a connection only after answering the one before.",
+        "- **Transactional ids are refused** with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes for",
+        "  final; `cleanup.policy=compact` with INVALID_CONFIG.",
+        "- **Replica fetches are refused**: a client cannot pass for a broker.",
+        "- **Internal topics** cannot be created, deleted, grown or written by clients.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"settings.md": settings_page, "protocol.md": protocol_page}
+
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (REFERENCE / name).write_text(page())
