@@ -1,0 +1,231 @@
+"""The commands' connection to a broker, over librdkafka.
+
+Everything that is the same for every command stands here: how a broker is found to be there, how librdkafka
+is kept quiet, and how its errors become a line that says what to do. A newcomer gets one thing wrong:
+librdkafka never says that nobody answers, it goes on trying; so `connect` knocks at the port first.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from confluent_kafka import (
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AdminClient,
+    ConsumerGroupDescription,
+    NewTopic,
+    OffsetSpec,
+    TopicDescription,
+)
+
+from penstock.cli.addresses import parse_address
+from penstock.cli.failures import Failure, WrongUsage
+
+# How long a broker may take to answer for the first time before we say that none does.
+CONNECT_TIMEOUT_S = 5.0
+# How long one operation may take on a broker that has answered.
+REQUEST_TIMEOUT_S = 30.0
+# A new topic's leaders, or a new cluster's coordinators, need a moment.
+READY_TIMEOUT_S = 15.0
+RETRY_INTERVAL_S = 0.1
+
+Result = TypeVar("Result")
+
+_NOT_READY = frozenset(
+    (
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+    )
+)
+_UNANSWERED = frozenset(
+    (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._RESOLVE)
+)
+
+
+def settings(bootstrap: str, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """librdkafka's settings for any client of ours."""
+    return {
+        "bootstrap.servers": bootstrap,
+        "client.id": "penstock-cli",
+        # Its own log lines go past our stderr's one line. Errors that matter reach us as return values.
+        "log_level": 0,
+        "error_cb": lambda error: None,
+        **(extra or {}),
+    }
+
+
+def connect(bootstrap: str) -> AdminClient:
+    """An admin client of a cluster that has just answered. Raises Failure when none does.
+
+    Keep it as long as its futures: they fail when it is collected.
+    """
+    _knock(bootstrap)
+    admin = AdminClient(settings(bootstrap))
+    try:
+        admin.cluster_id(timeout=CONNECT_TIMEOUT_S)
+    except KafkaException:
+        raise _nobody_answers(bootstrap) from None
+    return admin
+
+
+def settle(future: Future[Result]) -> Result:
+    """The result of one admin operation; KafkaException when the broker refused it."""
+    return future.result(timeout=REQUEST_TIMEOUT_S + CONNECT_TIMEOUT_S)
+
+
+def code_of(error: BaseException) -> int | None:
+    """librdkafka's error code, None for an exception that is not its own."""
+    if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
+        return error.args[0].code()
+    return None
+
+
+def explain(error: BaseException) -> str | None:
+    """One line for an exception of librdkafka's, None for any other."""
+    if isinstance(error, TimeoutError):
+        return "the broker did not answer in time; is it overloaded or stopped?"
+    if not isinstance(error, KafkaException):
+        return None
+    cause = error.args[0] if error.args else None
+    return explain_error(cause) if isinstance(cause, KafkaError) else str(error)
+
+
+def explain_error(error: KafkaError) -> str:
+    text = error.str() or error.name()
+    for prefix in ("Broker: ", "Local: "):
+        text = text.removeprefix(prefix)
+    if error.code() in _UNANSWERED:
+        return f"the broker did not answer: {text}"
+    return text.rstrip(".")
+
+
+def describe_topic(admin: AdminClient, topic: str) -> TopicDescription:
+    """A topic's partitions. Asks in a way that never creates the topic."""
+    try:
+        answers = admin.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_TIMEOUT_S)
+        description: TopicDescription = settle(answers[topic])
+        return description
+    except KafkaException as error:
+        if code_of(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise no_topic(topic) from None
+        raise
+
+
+def create_topic(admin: AdminClient, new: NewTopic) -> bool:
+    """Create a topic and wait until its partitions can be used; False when it is there already."""
+    topic = str(new.topic)
+    try:
+        settle(admin.create_topics([new], request_timeout=REQUEST_TIMEOUT_S)[topic])
+    except KafkaException as error:
+        if code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS:
+            return False
+        raise
+    # The controller has answered; the broker we ask next may hear of it a moment later.
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while not _usable(admin, topic) and time.monotonic() < deadline:
+        time.sleep(RETRY_INTERVAL_S)
+    return True
+
+
+def no_topic(topic: str) -> Failure:
+    return Failure(f"there is no topic {topic}; create it with `penstock topics create {topic}`")
+
+
+def partition_numbers(admin: AdminClient, topic: str) -> list[int]:
+    return sorted(partition.id for partition in describe_topic(admin, topic).partitions)
+
+
+def start_offsets(admin: AdminClient, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+    return _offsets(admin, topic, partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+
+def end_offsets(admin: AdminClient, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+    return _offsets(admin, topic, partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+
+def offsets_at_time(
+    admin: AdminClient, topic: str, partitions: Iterable[int], timestamp_ms: int
+) -> dict[int, int]:
+    """Each partition's first offset at or after a time; its end where every record is older."""
+    spec = OffsetSpec.for_timestamp(timestamp_ms)
+    found = _offsets(admin, topic, partitions, spec)
+    late = [partition for partition, offset in found.items() if offset < 0]
+    return {**found, **end_offsets(admin, topic, late)}
+
+
+def describe_group(admin: AdminClient, group: str) -> ConsumerGroupDescription:
+    """A group's state and members, waiting for its coordinator to be ready.
+
+    Ask this before any other question about a group: librdkafka's client crashes when the coordinator refuses
+    to list offsets, as it does while it is loading them.
+    """
+    description: ConsumerGroupDescription = when_ready(
+        lambda: settle(admin.describe_consumer_groups([group], request_timeout=REQUEST_TIMEOUT_S)[group])
+    )
+    return description
+
+
+def when_ready(ask: Callable[[], Result]) -> Result:
+    """Ask until the partition's leader, or the group's coordinator, is there and has loaded its state."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if code_of(error) not in _NOT_READY or time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_INTERVAL_S)
+
+
+def _usable(admin: AdminClient, topic: str) -> bool:
+    try:
+        partitions = describe_topic(admin, topic).partitions
+    except Failure:
+        return False
+    return all(partition.leader is not None and partition.leader.id >= 0 for partition in partitions)
+
+
+def _offsets(admin: AdminClient, topic: str, partitions: Iterable[int], spec: OffsetSpec) -> dict[int, int]:
+    asked = {TopicPartition(topic, partition): spec for partition in partitions}
+    if not asked:
+        return {}
+
+    def ask() -> dict[int, int]:
+        answers = admin.list_offsets(asked, request_timeout=REQUEST_TIMEOUT_S)
+        return {place.partition: settle(answer).offset for place, answer in answers.items()}
+
+    return when_ready(ask)
+
+
+def _knock(bootstrap: str) -> None:
+    """Open and close a connection, so that a port where nobody listens is known at once."""
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    for address in bootstrap.split(","):
+        try:
+            host, port = parse_address(address.strip())
+        except ValueError as error:
+            raise WrongUsage(f"--bootstrap: {error}") from None
+        try:
+            with socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic())):
+                return
+        except OSError:
+            continue
+    raise _nobody_answers(bootstrap)
+
+
+def _nobody_answers(bootstrap: str) -> Failure:
+    return Failure(
+        f"no broker answers at {bootstrap}; start one with `penstock serve` or name another with --bootstrap"
+    )

@@ -1,0 +1,280 @@
+"""`penstock consume`: a topic's records on standard output.
+
+It follows as kcat and kafka-console-consumer do, until Ctrl-C; `--no-follow` stops at the end the topic had
+when it was asked. It begins at the beginning, as kcat does: an empty screen is a newcomer's first riddle.
+With `--group` it goes on where the group had got to, and commits what it has written out, never before it
+is written: a reader that dies sees a record twice rather than not at all.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
+
+import typer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from penstock.cli import client, positions
+from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.options import BOOTSTRAP, Bootstrap
+from penstock.cli.rendering import Columns, json_line, template, text_line
+
+app = typer.Typer(add_completion=False)
+
+POLL_TIMEOUT_S = 0.5
+BATCH_RECORDS = 500
+COMMIT_INTERVAL_S = 5.0
+FOLLOW_WAIT_MS = 500
+END_WAIT_MS = 20
+TERMINATED = 128 + signal.SIGTERM
+
+Place = tuple[str, int]
+
+
+class Reading:
+    """One consumer: which partitions it reads, where it stops, and what may be committed."""
+
+    def __init__(self, consumer: Consumer, *, commits: bool) -> None:
+        self.consumer = consumer
+        self._commits = commits
+        # Partitions being read; None until the group has assigned some.
+        self.assigned: set[Place] | None = None
+        # Where to stop, by partition, exclusive; a partition not in it stops where it is found to end.
+        self.ends: dict[Place, int] = {}
+        self._done: set[Place] = set()
+        # Next offset to read after what has been written out, by partition; what is not yet committed of it.
+        self._written: dict[Place, int] = {}
+        self._commit_at = time.monotonic() + COMMIT_INTERVAL_S
+
+    @property
+    def finished(self) -> bool:
+        return self.assigned is not None and self.assigned <= self._done
+
+    def batch(self) -> list[Message]:
+        """The records there are, waiting a little for a first one. Notes the ends of partitions."""
+        first = self.consumer.poll(POLL_TIMEOUT_S)
+        if first is None:
+            return []
+        records = []
+        for message in [first, *self.consumer.consume(BATCH_RECORDS, 0)]:
+            error = message.error()
+            if error is None:
+                records.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._done.add(_place(message))
+            else:
+                raise KafkaException(error)
+        return records
+
+    def wants(self, message: Message) -> bool:
+        """Whether the record is before the end; notes that its partition is done when it is the last."""
+        place = _place(message)
+        end = self.ends.get(place)
+        if end is None:
+            return True
+        if _offset(message) + 1 >= end:
+            self._done.add(place)
+        return _offset(message) < end
+
+    def written(self, messages: list[Message]) -> None:
+        """Take note that records have left the process; commits them from time to time."""
+        if not self._commits:
+            return
+        for message in messages:
+            self._written[_place(message)] = _offset(message) + 1
+        if time.monotonic() >= self._commit_at:
+            self.commit()
+
+    def commit(self) -> None:
+        self._commit_at = time.monotonic() + COMMIT_INTERVAL_S
+        if self._written:
+            places = [TopicPartition(*place, offset) for place, offset in self._written.items()]
+            self._written = {}
+            self.consumer.commit(offsets=places, asynchronous=False)
+
+    def on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.assigned = {(each.topic, each.partition) for each in partitions}
+        self._done = set()
+
+    def on_revoke(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        self.commit()
+        self.assigned = None
+
+    def on_lost(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        """Somebody else has the partitions already: what was written may not be committed any more."""
+        self._written = {}
+        self.assigned = None
+
+
+@app.command()
+def consume(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC")],
+    *,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", "-g", metavar="GROUP", help="Share the work and remember the place."),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", metavar="PLACE", help=f"Begin at {positions.HELP}. Default: beginning."),
+    ] = None,
+    partitions: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, metavar="N", help="Only this one. Repeatable."),
+    ] = None,
+    records_max: Annotated[
+        int | None, typer.Option("--max", "-n", min=1, metavar="N", help="Stop after so many records.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Wait for new records, or stop at the end.")
+    ] = True,
+    keys: Annotated[bool, typer.Option("--keys", help="Show keys.")] = False,
+    headers: Annotated[bool, typer.Option("--headers", help="Show headers.")] = False,
+    timestamps: Annotated[bool, typer.Option("--timestamps", help="Show times.")] = False,
+    offsets: Annotated[bool, typer.Option("--offsets", help="Show topic, partition and offset.")] = False,
+    format_text: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="TEXT",
+            help="A line with {topic} {partition} {offset} {timestamp} {key} {value} {headers}.",
+        ),
+    ] = None,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each record.")] = False,
+) -> None:
+    """Print a topic's records from the beginning, and then new ones as they come, until Ctrl-C.
+
+    With --group it begins where the group has got to, --from (beginning or end) saying where a new group
+    begins, and it commits what it has printed.
+    """
+    columns = Columns(keys=keys, headers=headers, timestamps=timestamps, offsets=offsets)
+    render = _renderer(columns, format_text, as_json=as_json)
+    try:
+        position = positions.parse_position(start or "beginning")
+    except ValueError as error:
+        raise WrongUsage(f"--from: {error}") from None
+    if group is not None:
+        if partitions:
+            raise WrongUsage("--partition reads without a group; leave --group out")
+        if position.kind not in {"beginning", "end"}:
+            raise WrongUsage(
+                "a group begins where it has got to; with --group say --from beginning or end, "
+                f"or move it with `penstock groups offsets reset {group} --to {start}`"
+            )
+    signal.signal(signal.SIGTERM, _terminate)
+    admin = client.connect(bootstrap)
+    numbers = {topic: _partitions(admin, topic, partitions or []) for topic in dict.fromkeys(topics)}
+    reading = Reading(_consumer(bootstrap, group, position, follow=follow), commits=group is not None)
+    try:
+        if group is None:
+            _assign(admin, reading, numbers, position, follow=follow)
+        else:
+            reading.consumer.subscribe(
+                list(numbers),
+                on_assign=reading.on_assign,
+                on_revoke=reading.on_revoke,
+                on_lost=reading.on_lost,
+            )
+        _copy(reading, render, follow=follow, records_max=records_max)
+    finally:
+        # Also on Ctrl-C: what was printed counts as read.
+        reading.commit()
+        reading.consumer.close()
+
+
+def _copy(
+    reading: Reading, render: Callable[[Message], bytes], *, follow: bool, records_max: int | None
+) -> None:
+    out = sys.stdout.buffer
+    left = records_max
+    while left != 0 and (follow or not reading.finished):
+        records = [message for message in reading.batch() if reading.wants(message)][:left]
+        if not records:
+            continue
+        out.write(b"".join(map(render, records)))
+        out.flush()
+        reading.written(records)
+        left = None if left is None else left - len(records)
+
+
+def _assign(
+    admin: Any,
+    reading: Reading,
+    numbers: dict[str, list[int]],
+    position: positions.Position,
+    *,
+    follow: bool,
+) -> None:
+    """Read chosen partitions without a group, from a place to the ends they have now."""
+    begin: dict[Place, int] = {}
+    for topic, listed in numbers.items():
+        offsets = positions.resolve(admin, topic, listed, position)
+        begin |= {(topic, number): offsets[number] for number in listed}
+        if not follow:
+            ends = client.end_offsets(admin, topic, listed)
+            reading.ends |= {(topic, number): ends[number] for number in listed}
+    if not follow:
+        begin = {place: offset for place, offset in begin.items() if offset < reading.ends[place]}
+    reading.assigned = set(begin)
+    if begin:
+        reading.consumer.assign([TopicPartition(*place, offset) for place, offset in begin.items()])
+
+
+def _partitions(admin: Any, topic: str, wanted: list[int]) -> list[int]:
+    existing = client.partition_numbers(admin, topic)
+    missing = [number for number in wanted if number not in existing]
+    if missing:
+        raise Failure(f"topic {topic} has no partition {missing[0]}; it has {len(existing)}")
+    return sorted(set(wanted)) or existing
+
+
+def _consumer(bootstrap: str, group: str | None, position: positions.Position, *, follow: bool) -> Consumer:
+    return Consumer(
+        client.settings(
+            bootstrap,
+            {
+                # librdkafka wants a name even where no group is joined; nothing is committed under it.
+                "group.id": group or f"penstock-cli-{uuid.uuid4()}",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "latest" if position.kind == "end" else "earliest",
+                # The end of a partition is known when a fetch comes back empty: when waiting for it, soon.
+                "fetch.wait.max.ms": FOLLOW_WAIT_MS if follow else END_WAIT_MS,
+            },
+        )
+    )
+
+
+def _renderer(columns: Columns, format_text: str | None, *, as_json: bool) -> Callable[[Message], bytes]:
+    if as_json:
+        if format_text is not None:
+            raise WrongUsage("--json and --format exclude each other")
+        return json_line
+    if format_text is None:
+        return lambda message: text_line(message, columns)
+    try:
+        return template(format_text)
+    except ValueError as error:
+        raise WrongUsage(f"--format: {error}") from None
+
+
+def _terminate(_signal: int, _frame: object) -> NoReturn:
+    """SIGTERM ends as Ctrl-C does: what was printed is committed."""
+    raise SystemExit(TERMINATED)
+
+
+def _place(message: Message) -> Place:
+    topic, partition = message.topic(), message.partition()
+    assert topic is not None and partition is not None
+    return topic, partition
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None
+    return offset

@@ -1,0 +1,61 @@
+"""The `penstock` command: how a command line is begun, and how it ends.
+
+`run` is the one place that turns an exception into a line on stderr and an exit code: 0 done, 1 the
+operation failed, 2 wrong usage, 130 interrupted. An exception it does not know is a bug of ours and keeps its
+traceback.
+
+`penstock serve` has a budget of CPU from exec to ready, and Typer alone would take a third of it (it brings
+pydantic), so `serve` is dispatched here before Typer is imported; the other commands are in ``nouns``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from penstock.cli.failures import Failure, WrongUsage
+
+FAILED = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (``sys.argv`` when none is given) and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _dispatch(words)
+        # Here, not at interpreter exit, so that a reader that went away is met by the handler below.
+        sys.stdout.flush()
+    except Failure as failure:
+        return _complain(str(failure), FAILED)
+    except WrongUsage as error:
+        return _complain(str(error), WRONG_USAGE)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()
+        return FAILED
+    return code
+
+
+def _dispatch(words: list[str]) -> int:
+    if words[:1] == ["serve"]:
+        from penstock.cli.serve import serve  # noqa: PLC0415  # each command pays for its own imports only
+
+        return serve(words[1:])
+    from penstock.cli.nouns import dispatch  # noqa: PLC0415  # Typer, and with it pydantic
+
+    return dispatch(words)
+
+
+def _complain(text: str, code: int) -> int:
+    """One line, whatever the text was: people grep and log these."""
+    print(f"penstock: {' '.join(text.split())}", file=sys.stderr)
+    return code
+
+
+def _drop_output() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush has nothing to complain about."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

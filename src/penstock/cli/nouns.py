@@ -1,0 +1,107 @@
+"""The commands that Typer parses, each in the module of its name, imported only when it is used.
+
+`serve` is listed here so that help and completion know it, but ``main`` has dispatched it before Typer was
+imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated, Any
+
+import typer
+import typer.core
+import typer.main
+
+from penstock import __version__
+from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.serve import SUMMARY as SERVE_SUMMARY
+
+# In the order a newcomer meets them.
+NOUNS = ("serve", "topics", "produce", "consume", "groups", "configs", "bench", "capacity")
+
+_serve = typer.Typer(add_completion=False)
+
+
+@_serve.command("serve", help=SERVE_SUMMARY)
+def _never_called() -> None:
+    raise AssertionError("serve is dispatched before Typer")
+
+
+class Nouns(typer.core.TyperGroup):
+    """A group that imports the module of a noun when the noun is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(NOUNS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in NOUNS:
+            return None
+        noun = _serve if cmd_name == "serve" else importlib.import_module(f"penstock.cli.{cmd_name}").app
+        command = typer.main.get_command(noun)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    cls=Nouns,
+    help="A distributed message queue that speaks the Kafka protocol.",
+    epilog="PENSTOCK_BOOTSTRAP names the broker for every command that takes --bootstrap.",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def dispatch(words: list[str]) -> int:
+    """Parse and run. A command returns its exit code, or nothing for 0."""
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(args=words, prog_name="penstock", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except SystemExit as leaving:
+        # Typer's own way out when the reader of a pipe has gone; it has silenced the streams already.
+        return leaving.code if isinstance(leaving.code, int) else 1
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Failure(str(error)) from None
+    except Exception as error:
+        if (refusal := _refusal(error)) is None:
+            raise
+        raise refusal from None
+    return result if isinstance(result, int) else 0
+
+
+def _refusal(error: Exception) -> Failure | WrongUsage | None:
+    """What a library's error means to the person; None for one that only a bug of ours explains."""
+    # Typer holds a private copy of click, whose exception classes have no public name; this tells them.
+    if hasattr(error, "format_message"):
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context is not None else "penstock"
+        message = error.format_message().strip().rstrip(".").replace("Value error, ", "")
+        return WrongUsage(f"{message}; see `{where} --help`")
+    if "confluent_kafka" in sys.modules:
+        from penstock.cli.client import explain  # noqa: PLC0415  # it imports librdkafka
+
+        if (line := explain(error)) is not None:
+            return Failure(line)
+    return None

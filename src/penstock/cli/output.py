@@ -1,0 +1,92 @@
+"""How the commands speak: tables for people, JSON for programs, one line for an error.
+
+On a terminal a table is drawn with rich; into a pipe it is plain aligned columns, one row a line, whatever
+its width, because the next program is grep or awk.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from penstock.cli.failures import Failure
+
+Cell: TypeAlias = str | int | float | None
+
+# What stands for "nothing" in a table; JSON has null.
+NOTHING = "-"
+
+
+def show_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, title: str | None = None) -> None:
+    """Draw rows; a column whose cells are all numbers is aligned right."""
+    body = list(rows)
+    numeric = [
+        bool(body) and all(isinstance(row[index], int | float | None) for row in body)
+        for index in range(len(columns))
+    ]
+    texts = [[_text(cell) for cell in row] for row in body]
+    if sys.stdout.isatty():
+        from penstock.cli.drawing import draw_table  # noqa: PLC0415  # rich, only to draw
+
+        draw_table(columns, texts, numeric, title)
+    else:
+        _align(columns, texts, numeric, title)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is lost. Raises Failure unless the answer, or --yes, is yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Failure(f"{question} There is no terminal to ask at; pass --yes to go ahead")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise Failure("nothing was done")
+
+
+def count_text(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def bytes_text(amount: float) -> str:
+    """An amount of bytes in decimal units, three digits: 86.4 TB, 3 GB, 512 B."""
+    return scaled_text(amount, ("B", "KB", "MB", "GB", "TB", "PB", "EB"))
+
+
+def scaled_text(amount: float, units: Sequence[str]) -> str:
+    step = 0
+    while step < len(units) - 1 and amount >= 999.5:  # which would round to a fourth digit
+        amount /= 1000
+        step += 1
+    digits = 0 if step == 0 or amount >= 100 else 1 if amount >= 10 else 2
+    text = f"{amount:.{digits}f}"
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return f"{text} {units[step]}".rstrip()
+
+
+def _text(cell: Cell) -> str:
+    if cell is None:
+        return NOTHING
+    return f"{cell:g}" if isinstance(cell, float) else str(cell)
+
+
+def _align(
+    columns: Sequence[str], texts: list[list[str]], numeric: Sequence[bool], title: str | None
+) -> None:
+    if title is not None:
+        print(title)
+    lines = [list(columns), *texts]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    for line in lines:
+        cells = (
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric)
+        )
+        print("  ".join(cells).rstrip())

@@ -1,0 +1,294 @@
+"""`penstock produce`: lines become records.
+
+A record with a key goes where the Java client would send it (murmur2 of the key), so that tools and services
+of every language agree; librdkafka's own default hashes otherwise. Records without a key go round the
+partitions one by one from a random first: librdkafka would stick to one partition for a while, which is
+cheaper for a service and surprising to a person who typed three lines.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from confluent_kafka import KafkaError, Message, Producer
+
+from penstock.cli import client
+from penstock.cli.client import CONNECT_TIMEOUT_S, RETRY_INTERVAL_S
+from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Json
+from penstock.cli.output import count_text, show_json, show_table
+
+if TYPE_CHECKING:
+    from penstock.cli.drawing import Bar
+
+app = typer.Typer(add_completion=False)
+
+BATCH_BYTES = 65_536
+LINGER_MS = 5
+# How long a record may wait for its acknowledgement, retries included.
+DELIVERY_TIMEOUT_MS = 30_000
+# The topic decides how large a record may be; this only keeps the client from deciding first.
+RECORD_BYTES_MAX = 100 * 1024 * 1024
+# Acknowledgements are collected every so many records.
+POLL_EVERY = 1_000
+# A topic that is created by being produced to appears a moment later.
+TOPIC_TIMEOUT_S = 3.0
+
+INTERRUPTED = 130
+
+
+class Compression(StrEnum):
+    NONE = "none"
+    GZIP = "gzip"
+    SNAPPY = "snappy"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+class Acks(StrEnum):
+    NONE = "0"
+    LEADER = "1"
+    ALL = "all"
+
+
+class Sending:
+    """Hands records to librdkafka and keeps account of what became of them."""
+
+    def __init__(self, producer: Producer, topic: str, partition_count: int) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._partition_count = partition_count
+        self._next = random.randrange(partition_count)
+        self.acknowledged = 0
+        self.failed = 0
+        self.first_error: KafkaError | None = None
+        # Partition -> (first offset, last offset, count). An offset is -1 when no acks were asked for.
+        self.partitions: dict[int, tuple[int, int, int]] = {}
+
+    def send(self, key: bytes | None, value: bytes | None, headers: Any, partition: int | None) -> None:
+        if partition is None and key is None:
+            partition = self._next
+            self._next = (partition + 1) % self._partition_count
+        while True:
+            try:
+                self._producer.produce(
+                    self._topic,
+                    value,
+                    key,
+                    -1 if partition is None else partition,
+                    on_delivery=self._delivered,
+                    headers=headers,
+                )
+                return
+            except BufferError:  # the queue is full: wait until some are acknowledged
+                self._producer.poll(1)
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self.failed += 1
+            self.first_error = self.first_error or error
+            return
+        self.acknowledged += 1
+        partition, offset = message.partition(), message.offset()
+        assert partition is not None
+        offset = -1 if offset is None else offset
+        first, last, count = self.partitions.get(partition, (offset, offset, 0))
+        self.partitions[partition] = (min(first, offset), max(last, offset), count + 1)
+
+
+@app.command()
+def produce(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    *,
+    values: Annotated[
+        list[str] | None, typer.Option("--value", "-v", metavar="TEXT", help="A record's value. Repeatable.")
+    ] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="A file of which each line is a record. Repeatable."
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", metavar="KEY", help="The key of every record.")
+    ] = None,
+    key_separator: Annotated[
+        str | None,
+        typer.Option(
+            "--key-separator", "-K", metavar="TEXT", help="What parts key and value in a line; \\t is a tab."
+        ),
+    ] = None,
+    headers: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of every record. Repeatable."),
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="Into this partition.")
+    ] = None,
+    compression: Annotated[Compression, typer.Option("--compression", "-z")] = Compression.NONE,
+    acks: Annotated[
+        Acks, typer.Option("--acks", help="Whom to wait for: nobody, the leader, all in-sync replicas.")
+    ] = Acks.ALL,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> int:
+    """Produce records to a topic, one for each line of standard input, of --file, or for each --value.
+
+    With --acks all, the default, the producer is idempotent: a retry makes no duplicate.
+    """
+    if values and files:
+        raise WrongUsage(
+            "--value and --file exclude each other; give one of them, or lines on standard input"
+        )
+    if key is not None and key_separator is not None:
+        raise WrongUsage("--key and --key-separator exclude each other; keys come from one place")
+    separator = None if key_separator is None else key_separator.replace("\\t", "\t").encode()
+    if separator == b"":
+        raise WrongUsage("--key-separator cannot be empty")
+    record_headers = [_parse_header(text) for text in headers or []]
+    client.connect(bootstrap)
+    producer = Producer(producer_settings(bootstrap, compression, acks))
+    count = await_topic(producer, topic)
+    if partition is not None and partition >= count:
+        raise Failure(f"topic {topic} has no partition {partition}; it has {count}")
+    sending = Sending(producer, topic, count)
+    fixed_key = None if key is None else key.encode()
+    interrupted = False
+    try:
+        with _bar(has_input=not values) as bar:
+            for number, line in enumerate(_lines(values or [], files or []), 1):
+                record_key, value = (
+                    (fixed_key, line) if separator is None else _split(line, separator, number)
+                )
+                sending.send(record_key, value, record_headers, partition)
+                if number % POLL_EVERY == 0:
+                    producer.poll(0)
+                    if bar is not None:
+                        bar.show(number)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        # Also when a line was bad or reading failed: what was handed over is sent.
+        producer.flush(DELIVERY_TIMEOUT_MS / 1000 + CONNECT_TIMEOUT_S)
+    _report(topic, sending, as_json=as_json)
+    if sending.first_error is not None:
+        why = client.explain_error(sending.first_error)
+        raise Failure(f"{count_text(sending.failed, 'record')} not delivered: {why}")
+    return INTERRUPTED if interrupted else 0
+
+
+def producer_settings(bootstrap: str, compression: Compression, acks: Acks) -> dict[str, Any]:
+    """librdkafka's settings for a producer that behaves as the Java client's does."""
+    return client.settings(
+        bootstrap,
+        {
+            "partitioner": "murmur2_random",
+            "compression.type": compression.value,
+            "acks": acks.value,
+            # Idempotence needs every acknowledgement (KIP-98), so whoever asks for fewer does without.
+            "enable.idempotence": acks is Acks.ALL,
+            "batch.size": BATCH_BYTES,
+            "linger.ms": LINGER_MS,
+            "message.timeout.ms": DELIVERY_TIMEOUT_MS,
+            "message.max.bytes": RECORD_BYTES_MAX,
+        },
+    )
+
+
+def await_topic(producer: Producer, topic: str) -> int:
+    """How many partitions a topic has, creating it where the broker creates topics by itself."""
+    deadline = time.monotonic() + TOPIC_TIMEOUT_S
+    while True:
+        found = producer.list_topics(topic, timeout=CONNECT_TIMEOUT_S).topics[topic]
+        if found.error is None and found.partitions:
+            return len(found.partitions)
+        passing = found.error is None or found.error.code() in {
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError.LEADER_NOT_AVAILABLE,
+        }
+        if found.error is not None and found.error.code() == KafkaError.TOPIC_EXCEPTION:
+            raise Failure(
+                f"{topic!r} cannot be a topic's name; that is letters, digits, '.', '_' and '-', 249 at most"
+            )
+        if not passing:
+            raise Failure(f"topic {topic}: {client.explain_error(found.error)}")
+        if time.monotonic() >= deadline:
+            raise client.no_topic(topic)
+        time.sleep(RETRY_INTERVAL_S)
+
+
+def _lines(values: list[str], files: list[str]) -> Iterator[bytes]:
+    if values:
+        yield from (value.encode() for value in values)
+    elif not files:
+        yield from _without_ends(sys.stdin.buffer)
+    for name in files:
+        if name == "-":
+            yield from _without_ends(sys.stdin.buffer)
+        else:
+            with Path(name).open("rb") as file:
+                yield from _without_ends(file)
+
+
+def _without_ends(lines: Iterable[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        yield line.removesuffix(b"\n")
+
+
+def _split(line: bytes, separator: bytes, number: int) -> tuple[bytes, bytes]:
+    key, found, value = line.partition(separator)
+    if not found:
+        raise Failure(
+            f"line {number} has no key: {separator.decode()!r} is not in it; the lines before it were sent"
+        )
+    return key, value
+
+
+def _parse_header(text: str) -> tuple[str, bytes]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise WrongUsage(f"--header takes NAME=VALUE, such as trace=7; got {text!r}")
+    return name, value.encode()
+
+
+def _bar(*, has_input: bool) -> AbstractContextManager[Bar | None]:
+    """A bar where somebody watches and is not typing the records himself."""
+    if not has_input or not sys.stderr.isatty() or sys.stdin.isatty():
+        return nullcontext()
+    from penstock.cli.drawing import progress_bar  # noqa: PLC0415  # rich, only to draw
+
+    return progress_bar("producing", None)
+
+
+def _report(topic: str, sending: Sending, *, as_json: bool) -> None:
+    partitions = [
+        {"partition": number, "records": count, "first": first, "last": last}
+        if first >= 0
+        else {"partition": number, "records": count, "first": None, "last": None}
+        for number, (first, last, count) in sorted(sending.partitions.items())
+    ]
+    if as_json:
+        show_json(
+            {
+                "topic": topic,
+                "records": sending.acknowledged,
+                "failed": sending.failed,
+                "partitions": partitions,
+            }
+        )
+    elif sending.acknowledged:
+        show_table(
+            ("PARTITION", "RECORDS", "FIRST", "LAST"),
+            [(each["partition"], each["records"], each["first"], each["last"]) for each in partitions],
+            title=f"produced {count_text(sending.acknowledged, 'record')} to {topic}",
+        )
+    else:
+        print(f"produced 0 records to {topic}")

@@ -1,0 +1,244 @@
+"""`penstock topics`: what topics there are, and making, growing, trimming and deleting them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from penstock.cli import client
+from penstock.cli.client import REQUEST_TIMEOUT_S, settle
+from penstock.cli.configs import changed_settings
+from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes
+from penstock.cli.output import confirm, count_text, show_json, show_table
+from penstock.cli.settings import parse_settings
+
+app = typer.Typer(add_completion=False, help="List, create, describe, change and delete topics.")
+
+# Kafka's word for "as the broker is set": KIP-464.
+BROKER_DEFAULT = -1
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
+
+
+@app.command("list")
+def list_topics(
+    internal: Annotated[bool, typer.Option("--internal", help="Show the broker's own topics too.")] = False,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """List topics with their partitions and replication."""
+    metadata = client.connect(bootstrap).list_topics(timeout=REQUEST_TIMEOUT_S)
+    topics: list[dict[str, Any]] = [
+        {
+            "topic": name,
+            "partitions": len(topic.partitions),
+            "replication": max((len(each.replicas) for each in topic.partitions.values()), default=0),
+        }
+        for name, topic in sorted(metadata.topics.items())
+        if internal or not name.startswith("__")
+    ]
+    if as_json:
+        show_json(topics)
+    else:
+        show_table(("TOPIC", "PARTITIONS", "REPLICATION"), [tuple(topic.values()) for topic in topics])
+
+
+@app.command()
+def create(
+    topic: Topic,
+    *,
+    partitions: Annotated[
+        int | None,
+        typer.Option("--partitions", "-p", min=1, metavar="N", help="As the broker is set if not said."),
+    ] = None,
+    replication: Annotated[
+        int | None,
+        typer.Option("--replication", "-r", min=1, metavar="N", help="As the broker is set if not said."),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", "-c", metavar="KEY=VALUE", help="A topic setting. Repeatable."),
+    ] = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="A topic that exists already is no error.")
+    ] = False,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Create a topic."""
+    new = NewTopic(
+        topic,
+        num_partitions=partitions or BROKER_DEFAULT,
+        replication_factor=replication or BROKER_DEFAULT,
+        config=parse_settings("--config", config or []),
+    )
+    admin = client.connect(bootstrap)
+    created = client.create_topic(admin, new)
+    if not created and not if_not_exists:
+        raise Failure(f"topic {topic} exists already; --if-not-exists makes that no error")
+    if as_json:
+        show_json({"topic": topic, "created": created})
+    else:
+        print(f"created topic {topic}" if created else f"topic {topic} exists already")
+
+
+@app.command()
+def describe(topic: Topic, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
+    """Show a topic's partitions, their offsets, and the settings that differ from the broker's."""
+    admin = client.connect(bootstrap)
+    description = client.describe_topic(admin, topic)
+    partitions = sorted(description.partitions, key=lambda partition: partition.id)
+    # A partition without a leader cannot say its offsets; asking would wait for one.
+    led = [each.id for each in partitions if each.leader is not None and each.leader.id >= 0]
+    starts = client.start_offsets(admin, topic, led)
+    ends = client.end_offsets(admin, topic, led)
+    rows: list[dict[str, Any]] = [
+        {
+            "partition": each.id,
+            "leader": each.leader.id if each.id in ends else None,
+            "replicas": [node.id for node in each.replicas],
+            "isr": [node.id for node in each.isr],
+            "start": starts.get(each.id),
+            "end": ends.get(each.id),
+        }
+        for each in partitions
+    ]
+    configs = changed_settings(admin, topic)
+    # librdkafka writes the id in plain base64; Kafka's tools, and our directories, in the form for URLs.
+    topic_id = str(description.topic_id).translate(str.maketrans("+/", "-_"))
+    if as_json:
+        show_json({"topic": topic, "id": topic_id, "partitions": rows, "configs": configs})
+        return
+    print(f"topic {topic}  id {topic_id}  {count_text(len(rows), 'partition')}")
+    for key, value in configs.items():
+        print(f"{key}={value}")
+    show_table(
+        ("PARTITION", "LEADER", "REPLICAS", "ISR", "START", "END", "RECORDS"),
+        [
+            (
+                row["partition"],
+                row["leader"],
+                _nodes(row["replicas"]),
+                _nodes(row["isr"]),
+                row["start"],
+                row["end"],
+                None if row["end"] is None else row["end"] - row["start"],
+            )
+            for row in rows
+        ],
+    )
+
+
+@app.command()
+def delete(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC")],
+    yes: Yes = False,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Delete topics with all their records. Asks first."""
+    admin = client.connect(bootstrap)
+    for topic in topics:
+        client.describe_topic(admin, topic)
+    confirm(f"Delete {', '.join(topics)} with all records?", yes=yes)
+    answers = admin.delete_topics(topics, request_timeout=REQUEST_TIMEOUT_S)
+    for topic in topics:
+        settle(answers[topic])
+    if as_json:
+        show_json({"deleted": topics})
+    else:
+        print(f"deleted {count_text(len(topics), 'topic')}: {', '.join(topics)}")
+
+
+@app.command("add-partitions")
+def add_partitions(
+    topic: Topic,
+    total: Annotated[int, typer.Option("--total", "-t", min=1, metavar="N", help="How many there shall be.")],
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Raise a topic's number of partitions; it can never be lowered.
+
+    Keys are spread over the partitions there are: after this, a key may go to another partition than before.
+    """
+    admin = client.connect(bootstrap)
+    before = len(client.partition_numbers(admin, topic))
+    if total <= before:
+        raise Failure(f"topic {topic} has {before} partitions, and their number can only be raised")
+    settle(admin.create_partitions([NewPartitions(topic, total)], request_timeout=REQUEST_TIMEOUT_S)[topic])
+    if as_json:
+        show_json({"topic": topic, "partitions": total, "before": before})
+    else:
+        print(f"topic {topic} now has {total} partitions; it had {before}")
+
+
+@app.command()
+def trim(
+    topic: Topic,
+    before: Annotated[
+        list[str],
+        typer.Option(
+            "--before",
+            metavar="[PARTITION:]OFFSET",
+            help="Delete what is before this offset (`end`: all), in one partition or in each. Repeatable.",
+        ),
+    ],
+    yes: Yes = False,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Delete a topic's oldest records. Asks first.
+
+    An offset past a partition's end means its end: everything in it is before that offset.
+    """
+    wanted = [_parse_before(text) for text in before]
+    admin = client.connect(bootstrap)
+    partitions = client.partition_numbers(admin, topic)
+    cuts = _cuts(admin, topic, partitions, wanted)
+    question = ", ".join(f"before {offset} in partition {number}" for number, offset in cuts.items())
+    confirm(f"Delete the records of {topic} {question}?", yes=yes)
+    answers = admin.delete_records(
+        [TopicPartition(topic, number, offset) for number, offset in cuts.items()],
+        request_timeout=REQUEST_TIMEOUT_S,
+    )
+    starts = {place.partition: settle(answer).low_watermark for place, answer in answers.items()}
+    if as_json:
+        show_json(
+            {"topic": topic, "partitions": [{"partition": n, "start": starts[n]} for n in sorted(starts)]}
+        )
+    else:
+        show_table(("PARTITION", "START"), sorted(starts.items()), title=f"trimmed {topic}")
+
+
+def _parse_before(text: str) -> tuple[int | None, int | None]:
+    """(partition, offset); None is every partition, and the end."""
+    partition, colon, place = text.rpartition(":")
+    if (place != "end" and not place.isdecimal()) or (colon and not partition.isdecimal()):
+        raise WrongUsage(
+            f"--before takes OFFSET, `end`, or either after PARTITION:, such as 3:500; got {text!r}"
+        )
+    return int(partition) if colon else None, None if place == "end" else int(place)
+
+
+def _cuts(
+    admin: AdminClient, topic: str, partitions: list[int], wanted: list[tuple[int | None, int | None]]
+) -> dict[int, int]:
+    """Where to cut each partition; a later --before wins over an earlier one."""
+    offsets: dict[int, int | None] = {}
+    for partition, offset in wanted:
+        if partition is not None and partition not in partitions:
+            raise Failure(f"topic {topic} has no partition {partition}; it has {len(partitions)}")
+        offsets.update(dict.fromkeys(partitions if partition is None else [partition], offset))
+    ends = client.end_offsets(admin, topic, offsets)
+    return {
+        number: ends[number] if offset is None else min(offset, ends[number])
+        for number, offset in sorted(offsets.items())
+    }
+
+
+def _nodes(ids: list[int]) -> str:
+    return ",".join(map(str, ids))

@@ -1,0 +1,132 @@
+"""How a command line begins and ends, whatever the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import NoReturn
+
+import pytest
+
+from penstock import __version__
+from penstock.cli import nouns
+from tests.cli.conftest import Penstock
+
+
+def test_the_version_is_printed(penstock: Penstock) -> None:
+    outcome = penstock("--version")
+    assert (outcome.code, outcome.out) == (0, f"penstock {__version__}\n")
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_help_names_every_command(penstock: Penstock, words: list[str]) -> None:
+    outcome = penstock(*words)
+    assert outcome.code == 0
+    for noun in nouns.NOUNS:
+        assert noun in outcome.out
+
+
+@pytest.mark.parametrize("noun", nouns.NOUNS)
+def test_every_command_has_help(penstock: Penstock, noun: str) -> None:
+    outcome = penstock(noun, "--help")
+    assert outcome.code == 0
+    assert f"penstock {noun}" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["topic"], "No such command 'topic'; see `penstock --help`"),
+        (["--nope"], "No such option: --nope; see `penstock --help`"),
+        (["topics"], "Missing command; see `penstock topics --help`"),
+        (["topics", "create"], "Missing argument 'TOPIC'; see `penstock topics create --help`"),
+        (["produce", "t", "--compression", "zip"], "'zip' is not one of"),
+        (["consume", "t", "--max", "many"], "'--max'"),
+        (["serve", "--nope"], "unrecognized arguments: --nope; see `penstock serve --help`"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    penstock: Penstock, words: list[str], complaint: str
+) -> None:
+    outcome = penstock(*words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("penstock: ")
+    assert complaint in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_ctrl_c_is_exit_code_130_and_says_nothing(
+    penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.cli.capacity.estimate", interrupted)
+    outcome = penstock("capacity")
+    assert (outcome.code, outcome.out, outcome.err) == (130, "", "")
+
+
+def test_a_file_that_cannot_be_read_is_one_line(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(*_: object) -> NoReturn:
+        raise PermissionError(13, "Permission denied", "secret.txt")
+
+    monkeypatch.setattr("penstock.cli.capacity.estimate", unreadable)
+    outcome = penstock("capacity")
+    assert outcome.code == 1
+    assert outcome.err == "penstock: [Errno 13] Permission denied: 'secret.txt'\n"
+
+
+def test_a_bug_keeps_its_traceback(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> NoReturn:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("penstock.cli.capacity.estimate", broken)
+    with pytest.raises(ZeroDivisionError):
+        penstock("capacity")
+
+
+def test_the_command_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"penstock {__version__}\n"
+
+
+def test_a_reader_that_goes_away_is_no_news() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", "capacity"],
+            stdout=write_end,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_serving_imports_none_of_the_tools() -> None:
+    """CPU from exec to ready is a target; each of these costs a noticeable part of it."""
+    script = """
+import sys
+from penstock.cli.main import run
+import penstock.broker.server
+assert run(["serve", "--http", "on"]) == 2
+print([name for name in ("typer", "click", "pydantic", "rich", "confluent_kafka") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_estimating_imports_no_client() -> None:
+    script = """
+import sys
+from penstock.cli.main import run
+assert run(["capacity", "--json"]) == 0
+print([name for name in ("rich", "confluent_kafka") if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
