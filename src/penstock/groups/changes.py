@@ -1,0 +1,240 @@
+"""What a group coordinator remembers, as values and as the records of ``__consumer_offsets``.
+
+The bytes are Kafka's own (OffsetCommitKey 1, OffsetCommitValue 3, GroupMetadataKey 2, GroupMetadataValue 3,
+each behind a two-byte version), so that Kafka's console consumer and dump tool read the topic. Every version
+that Kafka ever wrote is read.
+
+What a newcomer gets wrong: the version in a *key* says what kind of record it is. Kinds we do not know (the
+groups of KIP-848, share groups) are skipped, so that a data directory may come from Kafka and go back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock.environment import Buffer
+from penstock.protocol import schema
+from penstock.protocol.errors import DecodeError
+from penstock.protocol.messages.group_records import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    MemberMetadata,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+
+OFFSET_KEY_VERSIONS = (0, 1)
+GROUP_KEY_VERSION = 2
+# Both are the newest that is not flexible: older tools read them too (KIP-915).
+OFFSET_VALUE_VERSION = 3
+GROUP_VALUE_VERSION = 3
+# The only version with a moment of expiry per offset (the retention_time of OffsetCommit 2-4).
+OFFSET_VALUE_VERSION_WITH_EXPIRY = 1
+VALUE_VERSIONS = range(5)
+
+NO_TIMESTAMP = -1
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommitted:
+    group_id: str
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+    commit_timestamp: int = NO_TIMESTAMP
+    expire_timestamp: int = NO_TIMESTAMP
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRemoved:
+    group_id: str
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMember:
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    # Of the protocol that was chosen; what else the member supports is not remembered.
+    subscription: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStored:
+    """A whole generation: written when its assignment is known, and when the group becomes empty."""
+
+    group_id: str
+    # Empty when the group only ever stored offsets.
+    protocol_type: str
+    generation: int
+    protocol: str | None
+    leader: str | None
+    # Wall time since when the group is in its state: the clock of an empty group's offsets (KIP-211).
+    state_timestamp: int
+    members: tuple[StoredMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRemoved:
+    group_id: str
+
+
+Change: TypeAlias = OffsetCommitted | OffsetRemoved | GroupStored | GroupRemoved
+
+
+def encode(change: Change) -> tuple[bytes, bytes | None]:
+    """The key and value of the record that stands for a change; a value of None is a tombstone."""
+    match change:
+        case OffsetCommitted():
+            return _offset_key(change), _offset_value(change)
+        case OffsetRemoved():
+            return _offset_key(change), None
+        case GroupStored():
+            return _group_key(change), _group_value(change)
+        case GroupRemoved():
+            return _group_key(change), None
+
+
+def decode(key: Buffer, value: Buffer | None) -> Change | None:
+    """The change that a record stands for; None when it is of a kind we do not know.
+
+    Raises:
+        DecodeError: the record is of a known kind and broken, or of a version newer than ours.
+    """
+    kind = _version(key)
+    if kind in OFFSET_KEY_VERSIONS:
+        name = schema.decoder(OffsetCommitKey, kind)(memoryview(key), 2)[0]
+        return _decode_offset(name, value)
+    if kind == GROUP_KEY_VERSION:
+        group_id = schema.decoder(GroupMetadataKey, kind)(memoryview(key), 2)[0].group
+        return GroupRemoved(group_id) if value is None else _decode_group(group_id, value)
+    return None
+
+
+def partition_for(group_id: str, partition_count: int) -> int:
+    """The partition of ``__consumer_offsets`` that holds a group: Java's String.hashCode, made non-negative.
+
+    Java hashes UTF-16 code units in 32 bits. The most negative number has no counterpart: Kafka takes 0.
+    """
+    hashed = 0
+    units = group_id.encode("utf-16-be", "surrogatepass")
+    for position in range(0, len(units), 2):
+        hashed = (31 * hashed + (units[position] << 8 | units[position + 1])) & 0xFFFFFFFF
+    if hashed >= 2**31:
+        hashed = 2**32 - hashed
+    return 0 if hashed == 2**31 else hashed % partition_count
+
+
+def _offset_key(change: OffsetCommitted | OffsetRemoved) -> bytes:
+    key = OffsetCommitKey(group=change.group_id, topic=change.topic, partition=change.partition)
+    return _frame(key, OFFSET_KEY_VERSIONS[-1])
+
+
+def _offset_value(change: OffsetCommitted) -> bytes:
+    has_expiry = change.expire_timestamp != NO_TIMESTAMP
+    value = OffsetCommitValue(
+        offset=change.offset,
+        leader_epoch=change.leader_epoch,
+        metadata=change.metadata,
+        commit_timestamp=change.commit_timestamp,
+        expire_timestamp=change.expire_timestamp,
+    )
+    return _frame(value, OFFSET_VALUE_VERSION_WITH_EXPIRY if has_expiry else OFFSET_VALUE_VERSION)
+
+
+def _group_key(change: GroupStored | GroupRemoved) -> bytes:
+    return _frame(GroupMetadataKey(group=change.group_id), GROUP_KEY_VERSION)
+
+
+def _group_value(change: GroupStored) -> bytes:
+    members = [
+        MemberMetadata(
+            member_id=member.member_id,
+            group_instance_id=member.instance_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            rebalance_timeout=member.rebalance_timeout_ms,
+            session_timeout=member.session_timeout_ms,
+            subscription=member.subscription,
+            assignment=member.assignment,
+        )
+        for member in change.members
+    ]
+    value = GroupMetadataValue(
+        protocol_type=change.protocol_type,
+        generation=change.generation,
+        protocol=change.protocol,
+        leader=change.leader,
+        current_state_timestamp=change.state_timestamp,
+        members=members,
+    )
+    return _frame(value, GROUP_VALUE_VERSION)
+
+
+def _decode_offset(name: OffsetCommitKey, value: Buffer | None) -> Change:
+    if value is None:
+        return OffsetRemoved(name.group, name.topic, name.partition)
+    body = schema.decoder(OffsetCommitValue, _value_version(value))(memoryview(value), 2)[0]
+    return OffsetCommitted(
+        name.group,
+        name.topic,
+        name.partition,
+        body.offset,
+        body.leader_epoch,
+        body.metadata,
+        body.commit_timestamp,
+        body.expire_timestamp,
+    )
+
+
+def _decode_group(group_id: str, value: Buffer) -> Change:
+    body = schema.decoder(GroupMetadataValue, _value_version(value))(memoryview(value), 2)[0]
+    members = tuple(
+        StoredMember(
+            member.member_id,
+            member.group_instance_id,
+            member.client_id,
+            member.client_host,
+            # Version 0 knew only the session timeout.
+            member.session_timeout if member.rebalance_timeout == -1 else member.rebalance_timeout,
+            member.session_timeout,
+            member.subscription,
+            member.assignment,
+        )
+        for member in body.members
+    )
+    return GroupStored(
+        group_id,
+        body.protocol_type,
+        body.generation,
+        body.protocol,
+        body.leader,
+        body.current_state_timestamp,
+        members,
+    )
+
+
+def _frame(message: schema.Message, version: int) -> bytes:
+    return version.to_bytes(2, "big") + schema.encode(message, version)
+
+
+def _version(buffer: Buffer) -> int:
+    if len(buffer) < 2:
+        raise DecodeError("a record of the offsets topic has no version")
+    return int.from_bytes(buffer[:2], "big", signed=True)
+
+
+def _value_version(value: Buffer) -> int:
+    version = _version(value)
+    if version not in VALUE_VERSIONS:
+        raise DecodeError(f"a record of the offsets topic has a value of unknown version {version}")
+    return version

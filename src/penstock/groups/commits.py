@@ -1,0 +1,230 @@
+"""OffsetCommit, OffsetFetch and OffsetDelete, and the end of offsets that nobody needs.
+
+Versions: OffsetCommit 2-10, OffsetFetch 1-10 (one group at a time here; the shell splits a request by
+coordinator), OffsetDelete 0. Topics go by name: the shell translates the ids of versions 10, and answers for
+topics that do not exist or may not be seen.
+
+Expiry (KIP-211): the clock of a group's offsets starts when the group becomes empty, not at the commit. While
+consumers are there, only offsets of topics that none of them reads any more can expire. Offsets of a group
+that never had members expire by the time of their commit. One departure from Kafka: an offset committed to a
+group that was empty already (by an administrator, or a consumer that assigns its partitions itself) counts
+from that commit; in Kafka it would be lost together with the older ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.groups.answers import commit_refused, no_offset, offset_fetched
+from penstock.groups.changes import NO_TIMESTAMP, OffsetCommitted, OffsetRemoved
+from penstock.groups.group import CONSUMER_PROTOCOL_TYPE, Group, State
+from penstock.groups.rebalance import Rebalance, Turn
+from penstock.groups.settings import GROUPS_MAX, NAME_BYTES_MAX, STRING_BYTES_MAX, GroupSettings
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.groups import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartitions,
+)
+
+DEFAULT_RETENTION = -1
+TIMESTAMP_MAX = 2**63 - 1
+# From this version on, a commit to a group that does not exist is told so. Before, it was an old generation.
+COMMIT_KNOWS_MISSING_GROUP = 9
+
+
+class Commits:
+    def __init__(self, groups: dict[str, Group], settings: GroupSettings, rebalance: Rebalance) -> None:
+        self._groups = groups
+        self._settings = settings
+        self._rebalance = rebalance
+
+    def commit(self, request: OffsetCommitRequest, version: int, turn: Turn) -> OffsetCommitResponse:
+        group = self._groups.get(request.group_id)
+        error = self._commit_error(group, request, version)
+        if error is not ErrorCode.NONE:
+            return commit_refused(request, error)
+        if group is None:
+            # Somebody only stores offsets under this name: a consumer that assigns its partitions itself.
+            group = Group(request.group_id)
+        elif group.state in (State.STABLE, State.PREPARING):
+            self._rebalance.touch(group.members[request.member_id], turn.now_ms)
+
+        expire_timestamp = NO_TIMESTAMP
+        if request.retention_time_ms != DEFAULT_RETENTION:
+            expire_timestamp = max(0, min(turn.wall_ms + request.retention_time_ms, TIMESTAMP_MAX))
+        topics = []
+        for topic in request.topics:
+            partitions = []
+            for partition in topic.partitions:
+                error = self._partition_error(partition)
+                if error is ErrorCode.NONE:
+                    change = OffsetCommitted(
+                        request.group_id,
+                        topic.name,
+                        partition.partition_index,
+                        partition.committed_offset,
+                        partition.committed_leader_epoch,
+                        partition.committed_metadata or "",
+                        turn.wall_ms,
+                        expire_timestamp,
+                    )
+                    group.offsets.begin(change)
+                    turn.decision.changes.append(change)
+                partitions.append(
+                    OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
+                )
+            topics.append(
+                OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+            )
+        if turn.decision.changes:
+            self._groups[group.id] = group
+        return OffsetCommitResponse(topics=topics)
+
+    def _commit_error(self, group: Group | None, request: OffsetCommitRequest, version: int) -> ErrorCode:
+        generation = request.generation_id_or_member_epoch
+        if group is None:
+            if generation >= 0:
+                known = version >= COMMIT_KNOWS_MISSING_GROUP
+                return ErrorCode.GROUP_ID_NOT_FOUND if known else ErrorCode.ILLEGAL_GENERATION
+            # The empty name is allowed here, unlike in JoinGroup: clients without groups have always used it.
+            if len(request.group_id.encode()) > NAME_BYTES_MAX:
+                return ErrorCode.INVALID_GROUP_ID
+            full = len(self._groups) >= GROUPS_MAX
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE if full else ErrorCode.NONE
+        if group.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if group.state is State.EMPTY and generation < 0:
+            # An administrator, or a consumer that assigns its partitions itself.
+            return ErrorCode.NONE
+        if generation < 0 and not request.member_id and request.group_instance_id is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        error = group.member_error(request.member_id, request.group_instance_id)
+        if error is ErrorCode.NONE and generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if error is ErrorCode.NONE and group.state is State.COMPLETING:
+            # It knows the new generation but not its assignment, so it cannot commit for it.
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return error
+
+    def _partition_error(self, partition: OffsetCommitRequestPartition) -> ErrorCode:
+        metadata = partition.committed_metadata or ""
+        too_large = len(metadata) > self._settings.offset_metadata_max
+        # A character takes at most four bytes, so nearly all are let through without being encoded here.
+        if not too_large and 4 * len(metadata) > STRING_BYTES_MAX:
+            too_large = len(metadata.encode()) > STRING_BYTES_MAX
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE if too_large else ErrorCode.NONE
+
+    def fetch(self, request: OffsetFetchRequestGroup, require_stable: bool) -> OffsetFetchResponseGroup:
+        """What is committed. A group that does not exist has nothing committed, which is no error."""
+        group = self._groups.get(request.group_id)
+        if request.topics is None:
+            return OffsetFetchResponseGroup(
+                group_id=request.group_id,
+                topics=[]
+                if group is None
+                else [
+                    offset_fetched(topic, [_fetched(group, offset, require_stable) for offset in offsets])
+                    for topic, offsets in group.offsets.topics()
+                ],
+            )
+        topics = []
+        for topic in request.topics:
+            partitions = []
+            for index in topic.partition_indexes:
+                offset = None if group is None else group.offsets.get(topic.name, index)
+                if group is not None and offset is not None:
+                    partitions.append(_fetched(group, offset, require_stable))
+                elif group is not None and require_stable and group.offsets.is_pending(topic.name, index):
+                    partitions.append(no_offset(index, ErrorCode.UNSTABLE_OFFSET_COMMIT))
+                else:
+                    partitions.append(no_offset(index))
+            topics.append(offset_fetched(topic, partitions))
+        return OffsetFetchResponseGroup(group_id=request.group_id, topics=topics)
+
+    def delete(self, request: OffsetDeleteRequest, turn: Turn) -> OffsetDeleteResponse:
+        group = self._groups.get(request.group_id)
+        if group is None or group.state is State.DEAD:
+            return OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND)
+        if group.state is not State.EMPTY and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            # Members are there, and what they read we cannot know.
+            return OffsetDeleteResponse(error_code=ErrorCode.NON_EMPTY_GROUP)
+        topics = []
+        for topic in request.topics:
+            is_read = group.subscribes_to(topic.name)
+            error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if is_read else ErrorCode.NONE
+            indexes = [partition.partition_index for partition in topic.partitions]
+            if not is_read:
+                self.remove(group, [(topic.name, index) for index in indexes], turn)
+            topics.append(
+                OffsetDeleteResponseTopic(
+                    name=topic.name,
+                    partitions=[
+                        OffsetDeleteResponsePartition(partition_index=index, error_code=error)
+                        for index in indexes
+                    ],
+                )
+            )
+        return OffsetDeleteResponse(topics=topics)
+
+    def remove(self, group: Group, partitions: Iterable[tuple[str, int]], turn: Turn) -> None:
+        for topic, partition in partitions:
+            if group.offsets.holds(topic, partition):
+                change = OffsetRemoved(group.id, topic, partition)
+                group.offsets.begin(change)
+                turn.decision.changes.append(change)
+
+    def remove_topics(self, topics: frozenset[str], turn: Turn) -> None:
+        """The topics are gone; one of the same name that comes later starts without offsets."""
+        for group in self._groups.values():
+            found = [(topic, index) for topic, index in group.offsets.partitions() if topic in topics]
+            self.remove(group, found, turn)
+
+    def expired(self, group: Group, wall_ms: int) -> list[tuple[str, int]]:
+        """The partitions whose offsets nobody has needed for the time they are kept."""
+        return [
+            (offset.topic, offset.partition)
+            for offset in group.offsets.committed()
+            if not group.offsets.is_pending(offset.topic, offset.partition)
+            and self._is_expired(group, offset, wall_ms)
+        ]
+
+    def _is_expired(self, group: Group, offset: OffsetCommitted, wall_ms: int) -> bool:
+        since = _retention_start(group, offset)
+        if since is None or group.subscribes_to(offset.topic):
+            return False
+        if offset.expire_timestamp != NO_TIMESTAMP:
+            return wall_ms >= offset.expire_timestamp
+        return wall_ms - since >= self._settings.offsets_retention_ms
+
+
+def _retention_start(group: Group, offset: OffsetCommitted) -> int | None:
+    """Since when (wall time) an offset has not been needed; None when it may still be."""
+    if group.protocol_type is None:
+        return offset.commit_timestamp
+    if group.state is State.EMPTY:
+        # Old records of Kafka's do not say when the group became empty; then the commit counts.
+        return max(offset.commit_timestamp, group.state_timestamp)
+    if group.state is State.STABLE and group.subscribed_topics is not None:
+        return offset.commit_timestamp
+    return None
+
+
+def _fetched(group: Group, offset: OffsetCommitted, require_stable: bool) -> OffsetFetchResponsePartitions:
+    if require_stable and group.offsets.is_pending(offset.topic, offset.partition):
+        return no_offset(offset.partition, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+    return OffsetFetchResponsePartitions(
+        partition_index=offset.partition,
+        committed_offset=offset.offset,
+        committed_leader_epoch=offset.leader_epoch,
+        metadata=offset.metadata,
+    )

@@ -1,0 +1,372 @@
+"""The front door of one group coordinator: the core behind one partition of ``__consumer_offsets``.
+
+The shell owns one Coordinator per partition that it leads. It feeds it the partition's records
+(``changes.decode``, then ``apply``) and calls ``loaded`` once; from then on requests come in and decisions go
+out:
+
+1. ``decision = coordinator.join(...)`` (or any other request, or ``tick``);
+2. append ``decision.changes`` as one atomic batch;
+3. when that batch and *every earlier one* is committed: ``coordinator.committed(decision)``, then send
+   ``decision.response`` and ``decision.replies``. If it cannot be written: ``coordinator.failed(...)``, and
+   say ``answers.refusal`` instead.
+
+What a newcomer gets wrong is step 3 for decisions without changes: they may tell of state that an earlier
+decision changed and that is not committed yet (a follower's SyncGroup right after the leader's), so they wait
+in the same queue. ``fetch_offsets``, ``list_groups`` and ``describe_group`` are different: they return plain
+answers, made from committed state only, that may be sent at once.
+
+``now_ms`` is monotonic and drives sessions and rebalances; ``wall_ms`` is wall time and drives the expiry of
+offsets. Both have to be given where both can matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from random import Random
+from typing import Any, assert_never
+
+from penstock.decision import Decision
+from penstock.groups.answers import join_refused
+from penstock.groups.changes import (
+    Change,
+    GroupRemoved,
+    GroupStored,
+    OffsetCommitted,
+    OffsetRemoved,
+)
+from penstock.groups.commits import Commits
+from penstock.groups.group import Caller, Group, Member, State, Waiting
+from penstock.groups.membership import Joining, Membership
+from penstock.groups.rebalance import Rebalance, Turn
+from penstock.groups.settings import GroupSettings
+from penstock.groups.timers import Timer, TimerKind, Timers
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.groups import (
+    DeletableGroupResult,
+    DescribedGroup,
+    DescribedGroupMember,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListedGroup,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponseGroup,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+GROUP_TYPE = "classic"
+# Before this version of DescribeGroups, a group that does not exist is Dead.
+DESCRIBE_KNOWS_MISSING_GROUP = 6
+
+
+class Coordinator:
+    def __init__(self, settings: GroupSettings, random: Random) -> None:
+        self._settings = settings
+        self._groups: dict[str, Group] = {}
+        self._timers = Timers()
+        self._expiry = Timer(TimerKind.OFFSETS)
+        self._rebalance = Rebalance(settings, self._timers)
+        self._membership = Membership(self._groups, settings, self._timers, self._rebalance, random)
+        self._commits = Commits(self._groups, settings, self._rebalance)
+
+    # Requests of members
+
+    def join(
+        self,
+        request: JoinGroupRequest,
+        version: int,
+        caller: Caller,
+        *,
+        token: Any,
+        now_ms: int,
+        wall_ms: int,
+    ) -> Decision[Change]:
+        turn = Turn(now_ms, wall_ms)
+        joining = Joining(request, caller, Waiting(token, version))
+        turn.decision.response = self._membership.join(joining, turn)
+        return _settle(turn, token)
+
+    def sync(
+        self, request: SyncGroupRequest, version: int, *, token: Any, now_ms: int, wall_ms: int
+    ) -> Decision[Change]:
+        turn = Turn(now_ms, wall_ms)
+        turn.decision.response = self._membership.sync(request, Waiting(token, version), turn)
+        return turn.decision
+
+    def heartbeat(self, request: HeartbeatRequest, *, now_ms: int) -> Decision[Change]:
+        return Decision(response=self._membership.heartbeat(request, now_ms))
+
+    def leave(
+        self, request: LeaveGroupRequest, version: int, *, now_ms: int, wall_ms: int
+    ) -> Decision[Change]:
+        turn = Turn(now_ms, wall_ms)
+        turn.decision.response = self._membership.leave(request, version, turn)
+        return turn.decision
+
+    # Offsets
+
+    def commit(
+        self, request: OffsetCommitRequest, version: int, *, now_ms: int, wall_ms: int
+    ) -> Decision[Change]:
+        turn = Turn(now_ms, wall_ms)
+        turn.decision.response = self._commits.commit(request, version, turn)
+        return turn.decision
+
+    def fetch_offsets(
+        self, request: OffsetFetchRequestGroup, *, require_stable: bool = False
+    ) -> OffsetFetchResponseGroup:
+        """The committed offsets of one group; ``answers`` has what turns this into whole messages."""
+        return self._commits.fetch(request, require_stable)
+
+    def delete_offsets(self, request: OffsetDeleteRequest, *, now_ms: int, wall_ms: int) -> Decision[Change]:
+        turn = Turn(now_ms, wall_ms)
+        turn.decision.response = self._commits.delete(request, turn)
+        return turn.decision
+
+    def topics_deleted(self, topics: Collection[str], *, now_ms: int, wall_ms: int) -> Decision[Change]:
+        """The metadata no longer has these topics: their offsets go too."""
+        turn = Turn(now_ms, wall_ms)
+        self._commits.remove_topics(frozenset(topics), turn)
+        return turn.decision
+
+    # Administration
+
+    def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
+        """Every group that passes the filters; an empty filter passes everything, case does not matter."""
+        wanted_states = {state.strip().lower() for state in states}
+        wanted_types = {group_type.strip().lower() for group_type in types}
+        if wanted_types and GROUP_TYPE not in wanted_types:
+            return []
+        listed = []
+        for group in self._groups.values():
+            state = _committed_state(group).value
+            if not wanted_states or state.lower() in wanted_states:
+                listed.append(
+                    ListedGroup(
+                        group_id=group.id,
+                        protocol_type=group.protocol_type or "",
+                        group_state=state,
+                        group_type=GROUP_TYPE,
+                    )
+                )
+        return listed
+
+    def describe_group(self, group_id: str, version: int) -> DescribedGroup:
+        group = self._groups.get(group_id)
+        if group is None:
+            described = DescribedGroup(group_id=group_id, group_state=State.DEAD.value)
+            if version >= DESCRIBE_KNOWS_MISSING_GROUP:
+                described.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+                described.error_message = f"Group {group_id} not found."
+            return described
+        state = _committed_state(group)
+        protocol = group.protocol if state is State.STABLE else None
+        return DescribedGroup(
+            group_id=group_id,
+            group_state=state.value,
+            protocol_type=group.protocol_type or "",
+            protocol_data=protocol or "",
+            members=[_described(group, member, protocol) for member in group.members.values()],
+        )
+
+    def delete_group(self, group_id: str, *, now_ms: int, wall_ms: int) -> Decision[Change]:
+        """Remove an empty group with its offsets. The response is a DeletableGroupResult."""
+        turn = Turn(now_ms, wall_ms)
+        group = self._groups.get(group_id)
+        error = ErrorCode.NONE
+        if group is None or group.state is State.DEAD:
+            error = ErrorCode.GROUP_ID_NOT_FOUND
+        elif group.state is not State.EMPTY:
+            error = ErrorCode.NON_EMPTY_GROUP
+        else:
+            self._bury(group, turn)
+        turn.decision.response = DeletableGroupResult(group_id=group_id, error_code=error)
+        return turn.decision
+
+    # Time
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When to call ``tick`` next; look again after every call."""
+        return self._timers.next_deadline_ms
+
+    def tick(self, now_ms: int, wall_ms: int) -> Decision[Change]:
+        turn = Turn(now_ms, wall_ms)
+        for timer in self._timers.due(now_ms):
+            match timer.kind:
+                case TimerKind.SESSION:
+                    self._membership.session_ended(self._groups[timer.group_id], timer.member_id, turn)
+                case TimerKind.PENDING:
+                    self._membership.pending_ended(self._groups[timer.group_id], timer.member_id, turn)
+                case TimerKind.JOIN:
+                    self._rebalance.join_time_is_up(self._groups[timer.group_id], turn)
+                case TimerKind.SYNC:
+                    self._rebalance.sync_time_is_up(self._groups[timer.group_id], turn)
+                case TimerKind.OFFSETS:
+                    self._expire_offsets(turn)
+                case _:
+                    assert_never(timer.kind)
+        return turn.decision
+
+    # The log
+
+    def apply(self, change: Change) -> None:
+        """Replay a committed change, before ``loaded``."""
+        group = self._groups.get(change.group_id)
+        if group is None:
+            if isinstance(change, OffsetRemoved | GroupRemoved):
+                return
+            group = self._groups[change.group_id] = Group(change.group_id)
+        match change:
+            case OffsetCommitted() | OffsetRemoved():
+                group.offsets.apply(change)
+            case GroupStored():
+                group.restore(change)
+            case GroupRemoved():
+                group.forget_members()
+        self._membership.discard_if_blank(group)
+
+    def loaded(self, now_ms: int, wall_ms: int) -> None:
+        """The log has been replayed: every member has a whole session to show itself in."""
+        turn = Turn(now_ms, wall_ms)
+        for group in self._groups.values():
+            for member in group.members.values():
+                self._rebalance.touch(member, now_ms)
+            if len(group.members) > self._membership.members_max:
+                # The limit was lowered. Whoever rejoins last is turned away.
+                self._rebalance.prepare(group, turn)
+        assert not turn.decision.changes and not turn.decision.replies
+        self._timers.start(self._expiry, now_ms + self._settings.offsets_retention_check_interval_ms)
+
+    def committed(self, decision: Decision[Change]) -> None:
+        """The changes of a decision are in the log for good. Called in the order of the decisions."""
+        for change in decision.changes:
+            group = self._groups[change.group_id]
+            match change:
+                case OffsetCommitted() | OffsetRemoved():
+                    group.offsets.confirm(change)
+                case GroupStored() | GroupRemoved():
+                    group.unconfirmed -= 1
+            if group.state is State.DEAD and not group.unconfirmed and group.offsets.is_empty:
+                del self._groups[group.id]
+            else:
+                self._membership.discard_if_blank(group)
+
+    def failed(self, decision: Decision[Change], now_ms: int, wall_ms: int) -> None:
+        """The changes of a decision are not in the log and never will be. Called in order, too.
+
+        A generation that could not be stored is given up: its members rebalance, and the next one says it
+        all.
+        """
+        turn = Turn(now_ms, wall_ms)
+        for change in decision.changes:
+            group = self._groups[change.group_id]
+            match change:
+                case OffsetCommitted() | OffsetRemoved():
+                    group.offsets.revert(change)
+                case GroupStored():
+                    group.unconfirmed -= 1
+                    if group.state is State.STABLE:
+                        self._rebalance.give_up(group, turn)
+                case GroupRemoved():
+                    group.unconfirmed -= 1
+                    group.stored = True
+            if group.state is State.DEAD and not group.unconfirmed and not group.offsets.has_pending:
+                group.move_to(State.EMPTY, wall_ms)
+            self._membership.discard_if_blank(group)
+        assert not turn.decision.changes and not turn.decision.replies
+
+    def snapshot(self) -> list[Change] | None:
+        """Changes that lead from nothing to the present state; None while some of it is still unsettled."""
+        changes: list[Change] = []
+        for group in self._groups.values():
+            if (
+                group.state not in (State.STABLE, State.EMPTY)
+                or group.unconfirmed
+                or group.offsets.has_pending
+            ):
+                return None
+            if group.stored:
+                changes.append(group.to_stored())
+            changes += group.offsets.committed()
+        return changes
+
+    def resign(self) -> Decision[Change]:
+        """We no longer lead the partition: send whoever waits to the next coordinator. Then drop this one."""
+        decision: Decision[Change] = Decision()
+        for group in self._groups.values():
+            for member in group.members.values():
+                if (join := group.stop_waiting_for_join(member)) is not None:
+                    response = join_refused(ErrorCode.NOT_COORDINATOR, member.id, join.version)
+                    decision.replies.append((join.token, response))
+                if (sync := member.waiting_sync) is not None:
+                    member.waiting_sync = None
+                    refused = SyncGroupResponse(error_code=ErrorCode.NOT_COORDINATOR)
+                    decision.replies.append((sync.token, refused))
+        return decision
+
+    def check(self) -> None:
+        """Assert every invariant, in tests and simulation."""
+        for group_id, group in self._groups.items():
+            assert group.id == group_id
+            assert not group.is_blank
+            group.check()
+        self._timers.check()
+
+    def _expire_offsets(self, turn: Turn) -> None:
+        for group in list(self._groups.values()):
+            if group.state is State.DEAD:
+                continue
+            expired = self._commits.expired(group, turn.wall_ms)
+            nothing_left = len(expired) == len(group.offsets.partitions())
+            if nothing_left and group.state is State.EMPTY and not group.pending:
+                self._bury(group, turn)
+            else:
+                self._commits.remove(group, expired, turn)
+        interval_ms = self._settings.offsets_retention_check_interval_ms
+        self._timers.start(self._expiry, turn.now_ms + interval_ms)
+
+    def _bury(self, group: Group, turn: Turn) -> None:
+        """Remove an empty group. It stays, Dead, until that is committed, and cannot be joined meanwhile."""
+        for timer in group.pending.values():
+            self._timers.cancel(timer)
+        group.pending.clear()
+        self._commits.remove(group, group.offsets.partitions(), turn)
+        if group.stored:
+            group.stored = False
+            group.unconfirmed += 1
+            turn.decision.changes.append(GroupRemoved(group.id))
+        if group.is_blank:
+            del self._groups[group.id]
+        else:
+            group.move_to(State.DEAD, turn.wall_ms)
+
+
+def _settle(turn: Turn, token: Any) -> Decision[Change]:
+    """An answer that the request itself brought about is its response, not a later reply."""
+    decision = turn.decision
+    for position, (waiting_token, response) in enumerate(decision.replies):
+        if waiting_token is token:
+            decision.response = response
+            del decision.replies[position]
+            break
+    return decision
+
+
+def _committed_state(group: Group) -> State:
+    """A generation is stable for readers once its assignment is committed."""
+    return State.COMPLETING if group.state is State.STABLE and group.unconfirmed else group.state
+
+
+def _described(group: Group, member: Member, protocol: str | None) -> DescribedGroupMember:
+    return DescribedGroupMember(
+        member_id=member.id,
+        group_instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        member_metadata=b"" if protocol is None else member.protocols[protocol],
+        member_assignment=b"" if group.unconfirmed else member.assignment,
+    )

@@ -1,0 +1,1 @@
+"""Random operations against a model that is too simple to be wrong."""
