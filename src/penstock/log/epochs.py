@@ -1,0 +1,120 @@
+"""Where each leader epoch began in this log: what replicas and consumers ask to find out where they diverge.
+
+The entries are (epoch, start offset), both strictly ascending. They are kept in ``leader-epoch-checkpoint``,
+in Kafka's text form, and read from there only when first asked. The file is not made durable here but by the
+log's next flush: what a crash may lose is in the batches above the recovery point, and is found there again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+
+from penstock.environment import Files
+from penstock.log.names import EPOCHS
+
+NO_EPOCH = -1
+NO_OFFSET = -1
+
+_VERSION = "0"
+
+
+class LeaderEpochs:
+    __slots__ = ("_entries", "_files", "path", "writes")
+
+    def __init__(self, files: Files, directory: str) -> None:
+        self._files = files
+        self.path = f"{directory}/{EPOCHS}"
+        # None until first asked for.
+        self._entries: list[tuple[int, int]] | None = None
+        # How often the file was written, so that the log knows whether it must be made durable.
+        self.writes = 0
+
+    @property
+    def entries(self) -> list[tuple[int, int]]:
+        if self._entries is None:
+            self._entries = self.stored() or []
+        return self._entries
+
+    @property
+    def latest(self) -> int:
+        return self.entries[-1][0] if self.entries else NO_EPOCH
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """A leader's epoch begins here: at its election, or with the first batch of the epoch."""
+        entries = self.entries
+        if entries and entries[-1][0] == epoch:
+            return
+        # Whatever contradicts the newcomer was never committed, or is an epoch that wrote nothing.
+        kept = [entry for entry in entries if entry[0] < epoch and entry[1] < start_offset]
+        self._store([*kept, (epoch, start_offset)])
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """(the largest epoch at most ``epoch``, the offset where it ends); (-1, -1) when not known.
+
+        The rules are those of OffsetForLeaderEpoch (KIP-101, KIP-279): an epoch beyond ours is not known; one
+        before our first ends where our first begins.
+        """
+        entries = self.entries
+        if epoch == NO_EPOCH or not entries:
+            return NO_EPOCH, NO_OFFSET
+        place = bisect_right(entries, epoch, key=lambda entry: entry[0])
+        if place == len(entries):
+            return (epoch, log_end_offset) if entries[-1][0] == epoch else (NO_EPOCH, NO_OFFSET)
+        end_offset = entries[place][1]
+        return (entries[place - 1][0] if place else epoch), end_offset
+
+    def epoch_at(self, offset: int) -> int:
+        """The epoch in which the record at ``offset`` was written."""
+        place = bisect_right(self.entries, offset, key=lambda entry: entry[1])
+        return self.entries[place - 1][0] if place else NO_EPOCH
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """The log now ends here: forget the epochs that began at or behind it."""
+        kept = [entry for entry in self.entries if entry[1] < end_offset]
+        if len(kept) != len(self.entries):
+            self._store(kept)
+
+    def truncate_from_start(self, start_offset: int) -> None:
+        """The log now begins here: forget the epochs that ended before it; the one it lies in begins here."""
+        entries = self.entries
+        place = bisect_right(entries, start_offset, key=lambda entry: entry[1])
+        if place and entries[place - 1][1] < start_offset:
+            self._store([(entries[place - 1][0], start_offset), *entries[place:]])
+        elif place > 1:
+            self._store(entries[place - 1 :])
+
+    def replace(self, entries: list[tuple[int, int]]) -> None:
+        """What recovery found in the batches themselves."""
+        if entries != self.stored():
+            self._store(entries)
+        self._entries = entries
+
+    def stored(self) -> list[tuple[int, int]] | None:
+        """What the file says; None when it is missing or unreadable."""
+        if not self._files.exists(self.path):
+            return None
+        try:
+            version, count, *lines = self._files.read(self.path).decode().splitlines()
+            entries = [
+                (int(epoch), int(start)) for epoch, start in (line.split(" ") for line in lines if line)
+            ]
+        except ValueError:
+            return None
+        ascending = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(entries))
+        return entries if version == _VERSION and count == str(len(entries)) and ascending else None
+
+    def check(self, log_start_offset: int, log_end_offset: int) -> None:
+        entries = self.entries
+        for (epoch, start), (next_epoch, next_start) in pairwise(entries):
+            assert epoch < next_epoch and start < next_start, entries
+        if entries:
+            assert entries[-1][1] <= log_end_offset, (entries, log_end_offset)
+        if len(entries) > 1:
+            assert entries[1][1] > log_start_offset, (entries, log_start_offset)
+
+    def _store(self, entries: list[tuple[int, int]]) -> None:
+        lines = [_VERSION, str(len(entries)), *(f"{epoch} {start}" for epoch, start in entries)]
+        self._files.replace(self.path, ("\n".join(lines) + "\n").encode(), durable=False)
+        self._entries = entries
+        self.writes += 1

@@ -1,0 +1,531 @@
+"""One partition's log: segments on disk, and the offsets where it begins and ends.
+
+Everything here is synchronous and runs on the broker's loop, except the work returned by ``prepare_flush``.
+The files are Kafka's own (``names.py``). A log that was closed cleanly opens by looking at names only: the
+snapshot written at closing is named after the log's end. The rest is read when first needed, so that ten
+thousand idle partitions cost little.
+
+What a newcomer gets wrong: ``append`` returning means "in the page cache", not "durable". Durable is what is
+below ``recovery_point``, and that moves only through ``prepare_flush`` and ``flushed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.environment import Buffer, Clock, Environment, FileRange, Files
+from penstock.log.config import LogConfig
+from penstock.log.durability import Durability
+from penstock.log.epochs import NO_EPOCH, LeaderEpochs
+from penstock.log.lookup import TimestampedOffset, first_from, newest
+from penstock.log.names import DELETED, LOG, SNAPSHOT, offset_of, path_of
+from penstock.log.producers import ProducerStates
+from penstock.log.recovery import Recovery, recover
+from penstock.log.retention import count_expired
+from penstock.log.segment import RELATIVE_MAX, Segment, WrongIndex
+from penstock.log.segments import CorruptLog, Segments
+from penstock.log.snapshots import Snapshots, producers_at
+from penstock.protocol.records import BatchHeader, CorruptBatch, batches, patch
+
+__all__ = ["CorruptLog", "Log", "LogConfig", "OffsetOutOfRange"]
+
+# Places where reads ended, so that the consumers that read on need no search.
+_PLACES_REMEMBERED = 32
+
+
+class OffsetOutOfRange(Exception):
+    """The offset is not between the log's start and its end."""
+
+
+class Log:
+    __slots__ = (
+        "_clock",
+        "_config",
+        "_durability",
+        "_epoch",
+        "_epoch_writes",
+        "_files",
+        "_is_parent_durable",
+        "_places",
+        "_producers",
+        "_segments",
+        "_snapshots",
+        "directory",
+        "epochs",
+        "has_rolled",
+        "log_end_offset",
+        "log_start_offset",
+        "recovery",
+    )
+
+    def __init__(self, files: Files, clock: Clock, directory: str, config: LogConfig) -> None:
+        self._files = files
+        self._clock = clock
+        self._config = config
+        self.directory = directory
+
+        # Exclusive: where the next record goes.
+        self.log_end_offset = 0
+        # Never above log_end_offset. May lie inside the first segment.
+        self.log_start_offset = 0
+        # None until the first append.
+        self._segments = Segments(files, clock, directory, config)
+        # Offset -> position of the batch that holds it, or will.
+        self._places: dict[int, int] = {}
+
+        self.epochs = LeaderEpochs(files, directory)
+        # Of the last batch, when known: what ``epochs`` would say, without asking.
+        self._epoch = NO_EPOCH
+        self._snapshots = Snapshots(files, directory)
+        # None until first asked for.
+        self._producers: ProducerStates | None = None
+
+        self._durability = Durability()
+        # Of ``epochs``, when last counted as a change.
+        self._epoch_writes = 0
+        self._is_parent_durable = True
+        # A segment was completed since the last flush. The shell flushes it soon, as Kafka does on roll.
+        self.has_rolled = False
+        # What the last open found, when it had to look.
+        self.recovery: Recovery | None = None
+
+    @property
+    def config(self) -> LogConfig:
+        return self._config
+
+    @config.setter
+    def config(self, config: LogConfig) -> None:
+        self._config = self._segments.config = config
+
+    # Opening and closing
+
+    @classmethod
+    def open(
+        cls,
+        environment: Environment,
+        directory: str,
+        config: LogConfig,
+        *,
+        clean: bool,
+        recovery_point: int = 0,
+        log_start_offset: int | None = None,
+    ) -> Log:
+        """Open the log in a directory, which need not exist yet.
+
+        ``clean`` means that ``close`` was the last thing that happened to it. Otherwise everything from the
+        segment of ``recovery_point`` on is read and checked, and ``recovery`` says what was found.
+        ``log_start_offset`` is what the broker's checkpoint remembers of DeleteRecords and retention.
+        """
+        log = cls(environment.files, environment.clock, directory, config)
+        log._list_files()
+        if log._segments.items:
+            if not (clean and log._open_clean()):
+                log._recover(recovery_point)
+            log.log_start_offset = log._segments.items[0].base_offset
+        if log_start_offset is not None and log_start_offset > log.log_start_offset:
+            log._start_at(log_start_offset)
+        if log.recovery is not None:
+            # The checkpoint may be older than the removal of what lay before.
+            log.epochs.truncate_from_start(log.log_start_offset)
+        return log
+
+    def _list_files(self) -> None:
+        for name in self._files.list(self.directory):
+            if name.endswith(LOG):
+                base_offset = offset_of(name, LOG)
+                if base_offset is not None:
+                    self._segments.list_one(base_offset)
+            elif name.endswith(SNAPSHOT):
+                snapshot = offset_of(name, SNAPSHOT)
+                if snapshot is not None:
+                    self._snapshots.offsets.append(snapshot)
+            elif name.endswith(DELETED):
+                self.doomed.append(f"{self.directory}/{name}")
+
+    def _open_clean(self) -> bool:
+        """Find the end of the log by names; false when the files contradict what was said about them."""
+        active = self._segments.items[-1]
+        if self._snapshots.newest > active.base_offset:
+            self.log_end_offset = self._snapshots.newest
+        elif active.measure() == 0:
+            self.log_end_offset = active.base_offset
+        else:
+            try:
+                self.log_end_offset = active.load(self._config, self._clock.wall_ms())
+            except CorruptBatch:
+                return False
+        self._segments.closed_at = self.log_end_offset
+        self._durability.recovery_point = self.log_end_offset
+        return True
+
+    def _recover(self, recovery_point: int) -> None:
+        wall_ms = self._clock.wall_ms()
+        self.recovery, self._producers = recover(
+            self._segments, self.epochs, self._snapshots, recovery_point, wall_ms
+        )
+        self.log_end_offset = self.recovery.log_end_offset
+        self._producers.log_was_empty = self.log_end_offset == 0
+        self._epoch = self.epochs.latest
+        # The names may be as new as the bytes above the recovery point.
+        self._is_parent_durable = False
+        self._durability.recovery_point = recovery_point
+        self._durability.truncated(self.log_end_offset)
+
+    def _start_at(self, offset: int) -> None:
+        """Begin where the checkpoint says."""
+        if offset > self.log_end_offset:
+            # What was lost lies before the start anyway. Its offsets were used: they are not used again.
+            self._segments.drop_behind(-1)
+            self._snapshots.drop_above(-1)
+            self.epochs.truncate_from_end(0)
+            self._epoch = NO_EPOCH
+            self._producers = None
+            self.log_end_offset = offset
+            self._durability.recovery_point = offset
+            self._add_segment(offset)
+        self.log_start_offset = offset
+
+    def seal(self) -> None:
+        """Write what a clean open needs; ``close`` does it too.
+
+        A broker that stops seals all its logs, lets the kernel write everything back at once, and closes
+        them then: thousands of logs are not made durable one by one.
+        """
+        if not self._segments.items:
+            return
+        active = self._segments.items[-1]
+        if active.is_loaded:
+            active.seal()
+        if self._snapshots.newest != self.log_end_offset:
+            self._snapshots.write(self.log_end_offset, self.producers)
+            self._snapshots.drop_old()
+            # A clean open goes by its name.
+            self._durability.changed()
+
+    def close(self) -> None:
+        """Make everything durable, as a clean open trusts it all. The log must not be used afterwards."""
+        self.seal()
+        offset, work = self.prepare_flush()
+        work()
+        items = self._segments.items
+        if items and not items[-1].has_durable_indexes:
+            for file in items[-1].index_files():
+                file.prepare_sync()()
+        self.flushed(offset)
+        self._segments.close()
+
+    # Writing
+
+    def append(self, batch: bytearray | memoryview, header: BatchHeader, leader_epoch: int) -> int:
+        """Append one checked batch, giving it its offsets; the offset of its first record.
+
+        Raises:
+            OSError: the disk is full or failing; the log is as it was.
+        """
+        base_offset = self.log_end_offset
+        patch(batch, 0, base_offset, leader_epoch)
+        self._append(batch, header, base_offset, leader_epoch)
+        return base_offset
+
+    def append_replicated(self, data: Buffer) -> None:
+        """Append batches fetched from the leader, whose offsets and epochs are set.
+
+        Raises:
+            CorruptBatch: a batch does not continue the log. Those before it were appended.
+            OSError: as ``append``; again, the batches before it were appended.
+        """
+        view = memoryview(data)
+        for position, header in batches(view):
+            if header.base_offset < self.log_end_offset:
+                raise CorruptBatch(f"offset {header.base_offset} in a log that ends at {self.log_end_offset}")
+            batch = view[position : position + header.size]
+            self._append(batch, header, header.base_offset, header.leader_epoch)
+
+    def _append(
+        self, batch: bytearray | memoryview, header: BatchHeader, base_offset: int, leader_epoch: int
+    ) -> None:
+        items = self._segments.items
+        config = self._config
+        last_offset = base_offset + header.last_offset_delta
+        wall_ms = self._clock.wall_ms()
+        if not items:
+            self._add_segment(self.log_end_offset)
+        segment = items[-1]
+        if not segment.is_loaded:
+            self._segments.activate()
+        if segment.must_roll(header, last_offset, config, wall_ms):
+            # After a wide gap (of compacted offsets) the end of the log is too far away to count from.
+            is_far = last_offset - self.log_end_offset > RELATIVE_MAX
+            self._roll(base_offset if is_far else self.log_end_offset)
+            segment = items[-1]
+        if leader_epoch != self._epoch:
+            assert leader_epoch >= self.epochs.latest, (leader_epoch, self.epochs.entries)
+            self.epochs.assign(leader_epoch, base_offset)
+            self._epoch = leader_epoch
+        segment.append(batch, header, last_offset, config)
+        self.log_end_offset = last_offset + 1
+        producers = self._producers
+        if producers is not None:
+            producers.log_was_empty = False
+            if header.producer_id >= 0:
+                producers.update(header, base_offset, wall_ms)
+
+    def _add_segment(self, base_offset: int) -> None:
+        if not self._segments.items and not self._files.exists(self.directory):
+            self._files.make_directory(self.directory)
+            self._is_parent_durable = False
+        self._segments.add(base_offset)
+        self._segments.closed_at = None
+        self._durability.changed()
+        # A consumer waiting at the end of the segment before will read on in this one.
+        self._places.pop(base_offset, None)
+
+    def _roll(self, base_offset: int) -> None:
+        completed = self._segments.items[-1]
+        completed.seal()
+        self._snapshots.write(base_offset, self.producers)
+        try:
+            self._add_segment(base_offset)
+        except OSError:
+            self._files.remove(path_of(self.directory, base_offset, LOG))
+            raise
+        completed.unload()
+        self.has_rolled = True
+        self._snapshots.drop_old()
+
+    @property
+    def producers(self) -> ProducerStates:
+        """What idempotent producers have written."""
+        if self._producers is None:
+            wall_ms = self._clock.wall_ms()
+            self._producers = producers_at(self._segments, self._snapshots, self.log_end_offset, wall_ms)
+            self._producers.log_was_empty = self.log_end_offset == 0
+        return self._producers
+
+    # Making durable
+
+    @property
+    def recovery_point(self) -> int:
+        """Exclusive: everything below is durable. Never above ``log_end_offset``."""
+        return self._durability.recovery_point
+
+    def prepare_flush(self) -> tuple[int, Callable[[], None]]:
+        """(the offset below which all is durable once the work has run, the work, for a worker thread).
+
+        Call ``flushed`` with the offset when the work is done. When it raises, the directory must not be used
+        any more: what the kernel failed to write is no longer known (fsync tells only once).
+        """
+        durability = self._durability
+        offset = self.log_end_offset
+        work: list[Callable[[], None]] = []
+        if self.epochs.writes != self._epoch_writes:
+            self._epoch_writes = self.epochs.writes
+            durability.changed()
+        items = self._segments.items
+        if items and (offset > durability.recovery_point or durability.has_changes):
+            # As in ``recover``: also the segment that ends at the recovery point, which may have been cut.
+            for segment in items[max(0, self._segments.place_of(durability.recovery_point - 1)) :]:
+                work.append(segment.file.prepare_sync())
+                if segment is not items[-1]:
+                    # Recovery does not look at a completed segment again, so its indexes must hold.
+                    work += [file.prepare_sync() for file in segment.index_files()]
+        if durability.has_changes:
+            if self._epoch_writes:
+                work.append(self._files.open(self.epochs.path).prepare_sync())
+            work.append(self._directory_sync(self.directory))
+            if not self._is_parent_durable:
+                work.append(self._directory_sync(self.directory.rpartition("/")[0] or "/"))
+        durability.prepared(offset)
+        self.has_rolled = False
+
+        def run() -> None:
+            for step in work:
+                step()
+
+        return offset, run
+
+    def flushed(self, offset: int) -> None:
+        """The work of the ``prepare_flush`` that returned this offset is done."""
+        self._durability.flushed(offset)
+        if not self._durability.has_changes:
+            self._is_parent_durable = True
+
+    def _directory_sync(self, path: str) -> Callable[[], None]:
+        return lambda: self._files.sync_directory(path)
+
+    # Reading
+
+    def read(self, offset: int, bytes_max: int, ceiling: int, *, at_least_one: bool) -> FileRange | None:
+        """Whole batches, the first one holding ``offset``: up to ``bytes_max`` bytes, all below ``ceiling``.
+
+        None when there is nothing to read; also when the first batch is larger than ``bytes_max``, unless
+        ``at_least_one``. Never more than one segment's worth.
+
+        Raises:
+            OffsetOutOfRange: the offset is before the log's start or behind its end.
+            CorruptLog: the bytes on disk are not the batches that were written.
+        """
+        if offset >= self.log_end_offset or offset < self.log_start_offset:
+            if offset == self.log_end_offset:
+                return None
+            raise OffsetOutOfRange(offset)
+        if offset >= ceiling:
+            return None
+        try:
+            return self._read(offset, bytes_max, ceiling, at_least_one)
+        except WrongIndex as wrong:
+            self._segments.reindex(wrong.segment)
+            return self.read(offset, bytes_max, ceiling, at_least_one=at_least_one)
+        except CorruptBatch as error:
+            raise CorruptLog(str(error), self.directory) from error
+
+    def _read(self, offset: int, bytes_max: int, ceiling: int, at_least_one: bool) -> FileRange | None:
+        segments = self._segments
+        items = segments.items
+        places = self._places
+        place = len(items) - 1
+        if offset < items[place].base_offset:
+            place = segments.place_of(offset)
+        segment = items[place]
+        if not segment.is_loaded:
+            segments.load(segment)
+        position = places.get(offset, -1)
+        if position < 0:
+            position = segment.locate(offset)
+        if position == segment.size:
+            # The offset lies in a gap behind the segment's last batch.
+            place += 1
+            segment = items[place]
+            segments.load(segment)
+            position = 0
+
+        is_active = place == len(items) - 1
+        end_offset = self.log_end_offset if is_active else items[place + 1].base_offset
+        if ceiling >= end_offset:
+            end, next_offset = segment.size, end_offset
+        else:
+            end, next_offset = places.get(ceiling, -1), ceiling
+            if end < 0:
+                end = segment.locate(ceiling)
+        if end - position > bytes_max:
+            end, next_offset = segment.whole_batches(position, bytes_max, end)
+            if end == position:
+                if not at_least_one:
+                    return None
+                first = segment.header_at(position)
+                end, next_offset = position + first.size, first.next_offset
+        elif end <= position:
+            return None
+        if is_active or next_offset < end_offset:
+            if len(places) >= _PLACES_REMEMBERED and next_offset not in places:
+                del places[next(iter(places))]
+            places[next_offset] = end
+        return FileRange(segment.file, position, end - position)
+
+    def offset_for_timestamp(self, timestamp: int) -> TimestampedOffset | None:
+        """The first record with this timestamp or a later one."""
+        return first_from(self._segments, timestamp, self.log_start_offset)
+
+    def latest_timestamp(self) -> TimestampedOffset | None:
+        """The first record with the largest timestamp (ListOffsets with timestamp -3)."""
+        return newest(self._segments, self.log_start_offset)
+
+    # Shortening
+
+    @property
+    def doomed(self) -> list[str]:
+        """Paths that are no longer part of the log, for the shell to remove after a delay and forget."""
+        return self._segments.doomed
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove everything from the batch that holds ``offset`` on."""
+        if offset >= self.log_end_offset:
+            return
+        segments = self._segments
+        self._places.clear()
+        segments.drop_behind(offset)
+        if segments.items:
+            segment = segments.activate()
+            position = segments.look(segment, Segment.locate, offset)
+            if position < segment.size:
+                # The batch goes as a whole.
+                offset = min(offset, segment.header_at(position).base_offset)
+                segment.truncate(position, self._config, self._clock.wall_ms())
+        else:
+            self._add_segment(offset)
+        segments.closed_at = None
+        self.log_end_offset = offset
+        self.log_start_offset = min(self.log_start_offset, offset)
+        self._durability.truncated(offset)
+        self.epochs.truncate_from_end(offset)
+        self._epoch = self.epochs.latest
+        self._snapshots.drop_above(offset)
+        self._producers = None
+
+    def delete_before(self, offset: int) -> None:
+        """Raise the start of the log (DeleteRecords); segments wholly before it go.
+
+        Raises:
+            OffsetOutOfRange: the offset is behind the end of the log.
+        """
+        if offset > self.log_end_offset:
+            raise OffsetOutOfRange(offset)
+        if offset > self.log_start_offset:
+            self.log_start_offset = offset
+            self._drop_oldest(max(0, self._segments.place_of(offset)))
+
+    def expire(self, wall_ms: int, ceiling: int) -> int:
+        """Remove segments past ``retention.ms`` or ``retention.bytes``, none reaching beyond ``ceiling``.
+
+        Returns how many. Producers that have not written for long are forgotten too.
+        """
+        if self._producers is not None:
+            self._producers.expire(wall_ms)
+        segments = self._segments
+
+        def age_ms(segment: Segment) -> int:
+            newest_ms = segments.newest_timestamp(segment)
+            return wall_ms - (newest_ms if newest_ms >= 0 else self._files.modified_ms(segment.path))
+
+        count = count_expired(segments.items, self.log_end_offset, ceiling, self._config, age_ms)
+        if count == 0:
+            return 0
+        if count == len(segments.items):
+            segments.activate()
+            self._roll(self.log_end_offset)
+            # The name of the empty segment is all that remembers where the log ends. It must not be lost
+            # while the removal of the others is not.
+            self._files.sync_directory(self.directory)
+        self.log_start_offset = max(self.log_start_offset, segments.items[count].base_offset)
+        self._drop_oldest(count)
+        return count
+
+    def _drop_oldest(self, count: int) -> None:
+        if count:
+            self._segments.drop_oldest(count)
+            self._durability.changed()
+        self.epochs.truncate_from_start(self.log_start_offset)
+
+    # Looking
+
+    @property
+    def size_bytes(self) -> int:
+        return self._segments.size_bytes
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments.items)
+
+    def check(self) -> None:
+        """Assert what must hold between any two calls. Reads the whole log: for tests and simulation."""
+        assert 0 <= self.log_start_offset <= self.log_end_offset, (self.log_start_offset, self.log_end_offset)
+        assert 0 <= self.recovery_point <= self.log_end_offset, (self.recovery_point, self.log_end_offset)
+        segments = self._segments
+        segments.check(self.log_start_offset, self.log_end_offset)
+        for offset, position in self._places.items():
+            if offset >= self.log_start_offset:
+                found = segments.look(segments.items[segments.place_of(offset)], Segment.locate, offset)
+                assert found == position, (offset, position, found)
+        self.epochs.check(self.log_start_offset, self.log_end_offset)
+        self.producers.check_invariants(self.log_end_offset)
+        assert self._snapshots.newest <= self.log_end_offset, self._snapshots.offsets

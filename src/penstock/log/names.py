@@ -1,0 +1,62 @@
+"""The names of a partition's files, which are Kafka's own, and the one file that says whose they are.
+
+    00000000000000000000.log            record batches from offset 0 on
+    00000000000000000000.index          offset -> position, sparse
+    00000000000000000000.timeindex      timestamp -> offset, sparse
+    00000000000000001234.snapshot       what every producer had written below offset 1234
+    leader-epoch-checkpoint             where each leader epoch began
+    partition.metadata                  the topic id: it, not the directory's name, says what this is
+
+``.deleted`` behind a name: no longer part of the log, to be removed after a delay. ``.corrupt``: found behind
+a damaged batch by recovery; no longer part of the log either, but left for a person to look at.
+"""
+
+from __future__ import annotations
+
+from penstock.environment import Files
+from penstock.model import TopicId, format_id, parse_id
+
+LOG = ".log"
+INDEX = ".index"
+TIME_INDEX = ".timeindex"
+SNAPSHOT = ".snapshot"
+DELETED = ".deleted"
+CORRUPT = ".corrupt"
+EPOCHS = "leader-epoch-checkpoint"
+PARTITION_METADATA = "partition.metadata"
+
+SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX)
+_OFFSET_DIGITS = 20
+
+
+def path_of(directory: str, offset: int, suffix: str) -> str:
+    return f"{directory}/{offset:020d}{suffix}"
+
+
+def offset_of(name: str, suffix: str) -> int | None:
+    """The offset in a file's name when it ends in ``suffix``, else None."""
+    digits = name[:_OFFSET_DIGITS]
+    if name[_OFFSET_DIGITS:] != suffix or not (digits.isascii() and digits.isdigit()):
+        return None
+    return int(digits)
+
+
+def write_partition_metadata(files: Files, directory: str, topic_id: TopicId) -> None:
+    text = f"version: 0\ntopic_id: {format_id(topic_id)}"
+    # Not durable: the first flush syncs the directory, and a directory without the file is taken by its name.
+    files.replace(f"{directory}/{PARTITION_METADATA}", text.encode(), durable=False)
+
+
+def read_partition_metadata(files: Files, directory: str) -> TopicId | None:
+    """The topic id of a partition's directory; None when the file is missing or says something else."""
+    path = f"{directory}/{PARTITION_METADATA}"
+    if not files.exists(path):
+        return None
+    try:
+        lines = files.read(path).decode().splitlines()
+        fields = dict(line.split(": ", 1) for line in lines if line)
+        if fields.get("version") != "0":
+            return None
+        return TopicId(parse_id(fields["topic_id"]))
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,228 @@
+"""What each idempotent producer last wrote to this partition: so that a retried batch is stored once.
+
+A client numbers the records it sends to a partition. The last five batches of each producer id are
+remembered, as many as a client may have in flight. A batch is then
+
+    the next one                  sequence = last + 1 (0 after 2^31 - 1)   append
+    one of the last five again    same epoch, same first and last          answer as the first time
+    of an older epoch             its producer was replaced                INVALID_PRODUCER_EPOCH
+    the first of a newer epoch    sequence 0                               append
+    of an unknown producer        see ``check``                            append, mostly
+    anything else                 something before it is missing           OUT_OF_ORDER_SEQUENCE_NUMBER
+
+The state is written next to the segments when a segment is rolled and when the log is closed, in Kafka's own
+format, and is made again from the batches behind the last such snapshot. A snapshot has room for one batch
+per producer only; so the log shows a loaded state its last stretch of batches once more (``remember``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from struct import Struct
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.records import SEQUENCE_MAX, BatchHeader
+
+BATCHES_REMEMBERED = 5
+
+_SNAPSHOT_VERSION = 1
+_SNAPSHOT_HEADER = Struct(">hIi")  # version, crc of what follows it, count
+_SNAPSHOT_CRC_START = 6
+# producer id, epoch, last sequence, last offset, offset delta, timestamp, coordinator epoch, first offset of
+# the open transaction
+_SNAPSHOT_ENTRY = Struct(">qhiqiqiq")
+
+
+class Duplicate(NamedTuple):
+    """The batch is in the log already."""
+
+    base_offset: int
+    timestamp: int
+
+
+class WrittenBatch(NamedTuple):
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    timestamp: int
+
+
+class ProducerState:
+    __slots__ = ("batches", "epoch", "last_seen_ms")
+
+    def __init__(self, epoch: int, last_seen_ms: int, batches: list[WrittenBatch]) -> None:
+        self.epoch = epoch
+        # Wall time of the last append. (Kafka goes by the records' timestamps, which a client chooses.)
+        self.last_seen_ms = last_seen_ms
+        # All of ``epoch``, oldest first, never empty, at most BATCHES_REMEMBERED.
+        self.batches = batches
+
+
+class CorruptSnapshot(Exception):
+    pass
+
+
+class ProducerStates:
+    __slots__ = ("_expiration_ms", "_states", "log_was_empty")
+
+    def __init__(self, expiration_ms: int) -> None:
+        self._expiration_ms = expiration_ms
+        self._states: dict[int, ProducerState] = {}
+        # The log has never held a record.
+        self.log_was_empty = False
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def get(self, producer_id: int) -> ProducerState | None:
+        return self._states.get(producer_id)
+
+    def check(self, header: BatchHeader, wall_ms: int) -> Duplicate | ErrorCode | None:
+        """Judge a batch a client sent: None when it is to be appended.
+
+        A producer that is not known may go on at any sequence (KIP-360): its state may have expired. The
+        exception (KAFKA-15591) is a log that never held a record. There a batch other than the first has
+        overtaken the first, and accepting it would lose the first silently.
+        """
+        state = self._states.get(header.producer_id)
+        base_sequence = header.base_sequence
+        if state is None or wall_ms - state.last_seen_ms > self._expiration_ms:
+            if base_sequence != 0 and self.log_was_empty:
+                return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            return None
+        if header.producer_epoch != state.epoch:
+            if header.producer_epoch < state.epoch:
+                return ErrorCode.INVALID_PRODUCER_EPOCH
+            return None if base_sequence == 0 else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        batches = state.batches
+        if base_sequence == (batches[-1].last_sequence + 1) & SEQUENCE_MAX:
+            return None
+        last_sequence = header.last_sequence
+        for batch in batches:
+            if batch.base_sequence == base_sequence and batch.last_sequence == last_sequence:
+                return Duplicate(batch.base_offset, batch.timestamp)
+        return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    def update(self, header: BatchHeader, base_offset: int, wall_ms: int) -> None:
+        """A batch with a producer id was appended at ``base_offset``."""
+        if header.base_sequence < 0:
+            return  # a transaction marker: it has no sequence
+        batch = WrittenBatch(
+            header.base_sequence,
+            header.last_sequence,
+            base_offset,
+            base_offset + header.last_offset_delta,
+            header.max_timestamp,
+        )
+        state = self._states.get(header.producer_id)
+        if state is None or wall_ms - state.last_seen_ms > self._expiration_ms:
+            self._states[header.producer_id] = ProducerState(header.producer_epoch, wall_ms, [batch])
+            return
+        state.last_seen_ms = wall_ms
+        if header.producer_epoch != state.epoch:
+            state.epoch = header.producer_epoch
+            state.batches = [batch]
+            return
+        batches = state.batches
+        if len(batches) == BATCHES_REMEMBERED:
+            del batches[0]
+        batches.append(batch)
+
+    def remember(self, headers: Iterable[BatchHeader]) -> None:
+        """Fill up what a snapshot had no room for, from the batches (in order) below it."""
+        older: dict[int, list[WrittenBatch]] = {}
+        for header in headers:
+            state = self._states.get(header.producer_id)
+            if state is None or header.producer_epoch != state.epoch or header.base_sequence < 0:
+                continue
+            if header.last_offset < state.batches[0].base_offset:
+                older.setdefault(header.producer_id, []).append(
+                    WrittenBatch(
+                        header.base_sequence,
+                        header.last_sequence,
+                        header.base_offset,
+                        header.last_offset,
+                        header.max_timestamp,
+                    )
+                )
+        for producer_id, batches in older.items():
+            state = self._states[producer_id]
+            state.batches = [*batches, *state.batches][-BATCHES_REMEMBERED:]
+
+    def expire(self, wall_ms: int) -> int:
+        """Forget producers that have not written for long; how many."""
+        expired = [
+            producer_id
+            for producer_id, state in self._states.items()
+            if wall_ms - state.last_seen_ms > self._expiration_ms
+        ]
+        for producer_id in expired:
+            del self._states[producer_id]
+        return len(expired)
+
+    def encode(self) -> bytes:
+        """A snapshot. The timestamp in it is when we last saw the producer, which is what it is used for."""
+        body = bytearray()
+        for producer_id, state in self._states.items():
+            last = state.batches[-1]
+            body += _SNAPSHOT_ENTRY.pack(
+                producer_id,
+                state.epoch,
+                last.last_sequence,
+                last.last_offset,
+                last.last_offset - last.base_offset,
+                state.last_seen_ms,
+                -1,
+                -1,
+            )
+        count = len(self._states).to_bytes(4, "big")
+        return _SNAPSHOT_HEADER.pack(_SNAPSHOT_VERSION, crc32c(count + body), len(self._states)) + body
+
+    def load(self, snapshot: bytes, wall_ms: int) -> None:
+        """Begin from a snapshot; producers that have expired since are left out.
+
+        Raises:
+            CorruptSnapshot: it is damaged, or of a version we do not know. Nothing was loaded.
+        """
+        if len(snapshot) < _SNAPSHOT_HEADER.size:
+            raise CorruptSnapshot("cut short")
+        version, crc, count = _SNAPSHOT_HEADER.unpack_from(snapshot)
+        if version != _SNAPSHOT_VERSION:
+            raise CorruptSnapshot(f"version {version}")
+        if crc32c(memoryview(snapshot)[_SNAPSHOT_CRC_START:]) != crc:
+            raise CorruptSnapshot("the CRC does not match")
+        if len(snapshot) != _SNAPSHOT_HEADER.size + count * _SNAPSHOT_ENTRY.size:
+            raise CorruptSnapshot(f"{count} entries in {len(snapshot)} bytes")
+        states: dict[int, ProducerState] = {}
+        for (
+            producer_id,
+            epoch,
+            last_sequence,
+            last_offset,
+            delta,
+            timestamp,
+            _,
+            _,
+        ) in _SNAPSHOT_ENTRY.iter_unpack(snapshot[_SNAPSHOT_HEADER.size :]):
+            if wall_ms - timestamp > self._expiration_ms or last_sequence < 0:
+                continue
+            base_sequence = (last_sequence - delta) & SEQUENCE_MAX
+            batch = WrittenBatch(base_sequence, last_sequence, last_offset - delta, last_offset, timestamp)
+            states[producer_id] = ProducerState(epoch, timestamp, [batch])
+        self._states = states
+
+    def check_invariants(self, log_end_offset: int) -> None:
+        for producer_id, state in self._states.items():
+            assert 0 < len(state.batches) <= BATCHES_REMEMBERED, producer_id
+            assert state.batches[-1].last_offset < log_end_offset, (
+                producer_id,
+                state.batches,
+                log_end_offset,
+            )
+            for batch, following in pairwise(state.batches):
+                assert batch.last_offset < following.base_offset, (producer_id, state.batches)

@@ -1,0 +1,140 @@
+"""Finding out what of a log survived a crash.
+
+Everything below the recovery point was made durable and is taken as it is. From the segment that holds it
+every batch is read and its CRC computed. The first one that is torn, damaged, out of order or of an older
+leader epoch than the one before ends the log: the file is cut there, and later segments are set aside under
+another name. They are not destroyed, because "nothing good can come behind a bad batch" is our opinion, and
+somebody may need to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from crc32c import crc32c
+
+from penstock.environment import File
+from penstock.log.epochs import NO_EPOCH, LeaderEpochs
+from penstock.log.names import CORRUPT
+from penstock.log.producers import ProducerStates
+from penstock.log.segment import RELATIVE_MAX, Segment
+from penstock.log.segments import Segments
+from penstock.log.snapshots import Snapshots, producers_at
+from penstock.protocol.records import CRC_START, HEADER_SIZE, BatchHeader, CorruptBatch, decode_header
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What recovery did, for the broker's log."""
+
+    log_end_offset: int
+    scanned_bytes: int = 0
+    # Behind the last good batch of its segment.
+    cut_bytes: int = 0
+    # Paths of files that are no longer part of the log.
+    set_aside: list[str] = field(default_factory=list)
+
+
+def recover(
+    segments: Segments, epochs: LeaderEpochs, snapshots: Snapshots, recovery_point: int, wall_ms: int
+) -> tuple[Recovery, ProducerStates]:
+    """Bring the files of a log into agreement with its good batches; what the producers wrote in them."""
+    items = segments.items
+    # The segment that ends at the recovery point is looked at too: a truncation to there may be undone.
+    start = max(0, segments.place_of(recovery_point - 1))
+    scanned_from = items[start].base_offset
+    # A snapshot from above may be of a history that the crash undid.
+    snapshots.drop_above(scanned_from)
+    epoch_entries = _epochs_before(segments, epochs, start)
+    producers = producers_at(segments, snapshots, scanned_from, wall_ms)
+    recovery = Recovery(scanned_from)
+
+    last_epoch = NO_EPOCH
+    kept = start
+    for segment in items[start:]:
+        if kept > start:
+            if recovery.cut_bytes or segment.base_offset != recovery.log_end_offset:
+                # A batch before it is missing. (Segments of one log follow each other without a gap.)
+                break
+            snapshots.write(segment.base_offset, producers)
+        kept += 1
+        end = 0
+        good: list[tuple[int, BatchHeader]] = []
+        for position, header in good_batches(
+            segment.file, segment.measure(), segment.base_offset, last_epoch
+        ):
+            good.append((position, header))
+            end = position + header.size
+            last_epoch = header.leader_epoch
+            if not epoch_entries or last_epoch > epoch_entries[-1][0]:
+                epoch_entries.append((last_epoch, header.base_offset))
+            if header.producer_id >= 0:
+                producers.update(header, header.base_offset, wall_ms)
+        recovery.scanned_bytes += segment.size
+        if end < segment.size:
+            recovery.cut_bytes = segment.size - end
+            segment.file.truncate(end)
+            segment.size = end
+        recovery.log_end_offset = segment.rebuild(good, segments.config, wall_ms, durable=False)
+
+    for segment in items[kept:]:
+        recovery.set_aside += segment.set_aside(CORRUPT)
+        segment.close()
+    del items[kept:]
+    segments.unload_completed()
+    epochs.replace(epoch_entries)
+    snapshots.drop_above(recovery.log_end_offset)
+    snapshots.drop_old()
+    return recovery, producers
+
+
+def good_batches(file: File, size: int, base_offset: int, epoch: int) -> Iterator[tuple[int, BatchHeader]]:
+    """The batches of a segment up to the first that is not as it was written."""
+    position = 0
+    next_offset = base_offset
+    chunk = b""
+    chunk_start = 0
+    while size - position >= HEADER_SIZE:
+        at = position - chunk_start
+        if at + HEADER_SIZE > len(chunk):
+            chunk, chunk_start, at = file.read_at(position, _CHUNK_BYTES), position, 0
+        try:
+            header = decode_header(chunk, at)
+        except CorruptBatch:
+            return
+        if (
+            header.size > size - position
+            or header.base_offset < next_offset
+            or header.leader_epoch < epoch
+            or header.last_offset_delta < 0
+            or header.last_offset - base_offset > RELATIVE_MAX
+        ):
+            return
+        if at + header.size > len(chunk):
+            chunk, chunk_start, at = file.read_at(position, max(_CHUNK_BYTES, header.size)), position, 0
+        if crc32c(memoryview(chunk)[at + CRC_START : at + header.size]) != header.crc:
+            return
+        yield position, header
+        next_offset = header.next_offset
+        epoch = header.leader_epoch
+        position += header.size
+
+
+def _epochs_before(segments: Segments, epochs: LeaderEpochs, start: int) -> list[tuple[int, int]]:
+    """The epochs that began before segment ``start``, from the checkpoint or the batches themselves."""
+    stored = epochs.stored()
+    if stored is not None or start == 0:
+        return [entry for entry in stored or () if entry[1] < segments.items[start].base_offset]
+    entries: list[tuple[int, int]] = []
+    for segment in segments.items[:start]:
+        for header in segments.look(segment, _headers):
+            if not entries or header.leader_epoch > entries[-1][0]:
+                entries.append((header.leader_epoch, header.base_offset))
+    return entries
+
+
+def _headers(segment: Segment) -> list[BatchHeader]:
+    return [header for _, header in segment.headers()]

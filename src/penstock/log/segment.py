@@ -1,0 +1,422 @@
+"""One segment: a run of the log's batches in a file of their own, with its two indexes.
+
+A segment is opened in steps, because a broker has many and uses few: at first only its base offset is known;
+``measure`` asks for its size; ``load`` opens the indexes, making them again when they are missing or make no
+sense, and finds what appending needs. Only the last segment of a log, the active one, is ever appended to; it
+remembers where its latest batches lie, so that consumers at the tail cost no reads.
+
+What a newcomer gets wrong: "the position of an offset" is that of the first batch whose *last* offset is not
+below it. The offset may lie inside the batch, or in a gap before it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from penstock.environment import File, Files
+from penstock.log.config import LogConfig
+from penstock.log.index import OffsetIndex, TimeIndex
+from penstock.log.names import INDEX, LOG, SEGMENT_SUFFIXES, TIME_INDEX, path_of
+from penstock.protocol.records import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, CorruptBatch, decode_header
+
+# Relative offsets and positions are int32 in the indexes.
+RELATIVE_MAX = 2**31 - 1
+# Headers are read through a window: more than one index interval, so that a lookup costs one read.
+_WINDOW_BYTES = 8192
+# A read this full is not worth looking for one batch more.
+_GOOD_SHARE = 7 / 8
+# The active segment remembers between half of this and this many batches, at eight bytes each.
+_TAIL_BATCHES = 256
+
+
+class WrongIndex(Exception):
+    """An index points to what is not there: it must be made again."""
+
+    def __init__(self, segment: Segment) -> None:
+        super().__init__(segment.path)
+        self.segment = segment
+
+
+class Segment:
+    __slots__ = (
+        "_bytes_since_entry",
+        "_directory",
+        "_file",
+        "_files",
+        "_indexed_timestamp",
+        "_offset_of_max",
+        "_tail_last",
+        "_tail_positions",
+        "base_offset",
+        "created_ms",
+        "first_timestamp",
+        "is_loaded",
+        "max_timestamp",
+        "offsets",
+        "size",
+        "times",
+    )
+
+    # From here on only in a loaded segment.
+    offsets: OffsetIndex
+    times: TimeIndex
+    # Of the last entry in ``times``.
+    _indexed_timestamp: int
+    # Relative, of the last record of the batch that brought ``max_timestamp``.
+    _offset_of_max: int
+    # The largest timestamp of the first batch: by it a segment's age is counted,
+    first_timestamp: int
+    # or by this wall time, where the records have no timestamps.
+    created_ms: int
+    # Including the batch of the last index entry.
+    _bytes_since_entry: int
+    # Relative last offset and position of the latest batches.
+    _tail_last: array[int]
+    _tail_positions: array[int]
+
+    def __init__(self, files: Files, directory: str, base_offset: int) -> None:
+        self._files = files
+        self._directory = directory
+        self.base_offset = base_offset
+        # Of the log file in bytes; -1 until measured.
+        self.size = -1
+        # Of all batches; NO_TIMESTAMP when they have none, and until loaded. Survives ``unload``.
+        self.max_timestamp = NO_TIMESTAMP
+        self._file: File | None = None
+        self.is_loaded = False
+
+    # Opening
+
+    @classmethod
+    def create(cls, files: Files, directory: str, base_offset: int, wall_ms: int) -> Segment:
+        """A new, empty segment. Of its three files only the log is there at once."""
+        segment = cls(files, directory, base_offset)
+        if segment.file.size:
+            # Left over from a history that a crash took.
+            segment.file.truncate(0)
+        segment.size = 0
+        segment._reset(wall_ms)
+        segment.is_loaded = True
+        return segment
+
+    @property
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._files.open(self.path)
+        return self._file
+
+    @property
+    def path(self) -> str:
+        return path_of(self._directory, self.base_offset, LOG)
+
+    def measure(self) -> int:
+        if self.size < 0:
+            self.size = self._files.size(self.path)
+        return self.size
+
+    def load(self, config: LogConfig, wall_ms: int) -> int:
+        """Make ready for reading and appending; the offset behind the last batch.
+
+        Raises:
+            CorruptBatch: the file does not end with a whole batch.
+        """
+        self.measure()
+        self._reset(wall_ms)
+        offsets, times = self.offsets, self.times
+        if offsets.open() and times.open() and offsets.is_sane(self.size) and times.is_sane():
+            try:
+                return self._load_from_last_entry()
+            except WrongIndex:
+                pass
+        return self.rebuild(self.headers(), config, wall_ms, durable=True)
+
+    def _load_from_last_entry(self) -> int:
+        newest = self.times.last()
+        if newest is not None:
+            self.max_timestamp, self._offset_of_max = newest
+            self._indexed_timestamp = self.max_timestamp
+        if self.size:
+            self.first_timestamp = decode_header(self.file.read_at(0, HEADER_SIZE)).max_timestamp
+        next_offset = self.base_offset
+        for position, header in self._headers_from(self.offsets.last()):
+            self._note(position, header.size, header.last_offset - self.base_offset, header.max_timestamp)
+            next_offset = header.next_offset
+        self.is_loaded = True
+        return next_offset
+
+    def rebuild(
+        self, headers: Iterable[tuple[int, BatchHeader]], config: LogConfig, wall_ms: int, *, durable: bool
+    ) -> int:
+        """Make both indexes again from the batches; the offset behind the last one."""
+        self._reset(wall_ms)
+        interval_bytes = config.index_interval_bytes
+        next_offset = self.base_offset
+        for position, header in headers:
+            if position == 0:
+                self.first_timestamp = header.max_timestamp
+            relative = header.last_offset - self.base_offset
+            self._note(position, header.size, relative, header.max_timestamp)
+            if self._bytes_since_entry - header.size > interval_bytes:
+                self._bytes_since_entry = header.size
+                self.offsets.restore(relative, position)
+                self._restore_time()
+            next_offset = header.next_offset
+        self._restore_time()
+        self.offsets.rewrite(durable=durable)
+        self.times.rewrite(durable=durable)
+        self.is_loaded = True
+        return next_offset
+
+    def _reset(self, wall_ms: int) -> None:
+        self.offsets = OffsetIndex(self._files, path_of(self._directory, self.base_offset, INDEX))
+        self.times = TimeIndex(self._files, path_of(self._directory, self.base_offset, TIME_INDEX))
+        self.max_timestamp = NO_TIMESTAMP
+        self._offset_of_max = 0
+        self._indexed_timestamp = NO_TIMESTAMP
+        self.first_timestamp = NO_TIMESTAMP
+        self.created_ms = wall_ms
+        self._bytes_since_entry = 0
+        self._tail_last = array("i")
+        self._tail_positions = array("i")
+
+    # Appending
+
+    def must_roll(self, header: BatchHeader, last_offset: int, config: LogConfig, wall_ms: int) -> bool:
+        """Whether a batch belongs into a new segment. The rules are Kafka's."""
+        size = self.size
+        relative = last_offset - self.base_offset
+        if size == 0:
+            return relative > RELATIVE_MAX
+        if self.first_timestamp >= 0 <= header.max_timestamp:
+            age_ms = header.max_timestamp - self.first_timestamp
+        else:
+            age_ms = wall_ms - self.created_ms
+        index_bytes = config.segment_index_bytes
+        return (
+            size + header.size > config.segment_bytes
+            or age_ms > config.segment_ms
+            or relative > RELATIVE_MAX
+            or size + header.size > RELATIVE_MAX
+            or self.offsets.is_full(index_bytes)
+            or self.times.is_full(index_bytes)
+        )
+
+    def append(
+        self, batch: bytearray | memoryview, header: BatchHeader, last_offset: int, config: LogConfig
+    ) -> None:
+        """Write a batch at the end. Raises OSError with nothing changed."""
+        position = self.size
+        self.file.append((batch,))
+        size = header.size
+        self.size = position + size
+        if position == 0:
+            self.first_timestamp = header.max_timestamp
+        relative = last_offset - self.base_offset
+        self._note(position, size, relative, header.max_timestamp)
+        if self._bytes_since_entry - size > config.index_interval_bytes:
+            self._bytes_since_entry = size
+            self.offsets.add(relative, position)
+            self._add_time()
+
+    def seal(self) -> None:
+        """Bring both index files up to date: before a successor is made, and when the log is closed."""
+        self._add_time()
+        self.offsets.write()
+        self.times.write()
+
+    def truncate(self, position: int, config: LogConfig, wall_ms: int) -> int:
+        """Cut at a batch's beginning; the offset behind what is left."""
+        self.file.truncate(position)
+        self.size = position
+        # Cut and not rebuilt: a segment may be large, and what is lost is at its end.
+        self.offsets.cut(1, position)
+        entry = self.offsets.last()
+        end = 0
+        for _, header in self.headers(entry[1] if entry else 0):
+            end = header.next_offset - self.base_offset
+        self.times.cut(1, end)
+        self.offsets.write()
+        self.times.write()
+        next_offset = self.load(config, wall_ms)
+        self.offsets.is_durable = self.times.is_durable = False
+        return next_offset
+
+    def _note(self, position: int, size: int, relative: int, max_timestamp: int) -> None:
+        tail = self._tail_last
+        if len(tail) >= _TAIL_BATCHES:
+            del tail[: _TAIL_BATCHES // 2]
+            del self._tail_positions[: _TAIL_BATCHES // 2]
+        tail.append(relative)
+        self._tail_positions.append(position)
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+            self._offset_of_max = relative
+        self._bytes_since_entry += size
+
+    def _add_time(self) -> None:
+        if self.max_timestamp > self._indexed_timestamp:
+            self._indexed_timestamp = self.max_timestamp
+            self.times.add(self.max_timestamp, self._offset_of_max)
+
+    def _restore_time(self) -> None:
+        if self.max_timestamp > self._indexed_timestamp:
+            self._indexed_timestamp = self.max_timestamp
+            self.times.restore(self.max_timestamp, self._offset_of_max)
+
+    # Reading
+
+    def headers(self, position: int = 0, end: int | None = None) -> Iterator[tuple[int, BatchHeader]]:
+        """The batches from a batch's beginning on.
+
+        Raises:
+            CorruptBatch: there is none where one should begin, or the last one is cut short.
+        """
+        file = self.file
+        end = self.size if end is None else end
+        window = b""
+        window_start = position
+        while position < end:
+            at = position - window_start
+            if at + HEADER_SIZE > len(window):
+                window = file.read_at(position, min(_WINDOW_BYTES, end - position))
+                window_start = position
+                at = 0
+            header = decode_header(window, at)
+            if header.size > end - position:
+                raise CorruptBatch(f"the batch at {position} of {self.path} is cut short")
+            yield position, header
+            position += header.size
+
+    def _headers_from(self, entry: tuple[int, int] | None) -> Iterator[tuple[int, BatchHeader]]:
+        """The batches from an entry of ``offsets`` on, or from the beginning. Raises also WrongIndex."""
+        if entry is None:
+            return self.headers()
+        relative, position = entry
+        try:
+            header = decode_header(self.file.read_at(position, HEADER_SIZE))
+        except CorruptBatch as error:
+            raise WrongIndex(self) from error
+        if header.last_offset != self.base_offset + relative:
+            raise WrongIndex(self)
+        return self.headers(position)
+
+    def locate(self, offset: int) -> int:
+        """The position of the first batch that ends at ``offset`` or behind; the file's end if none does.
+
+        Raises:
+            WrongIndex, CorruptBatch: see ``Log``, which makes the index again, or gives up the log.
+        """
+        relative = offset - self.base_offset
+        tail = self._tail_positions
+        if tail:
+            place = bisect_left(self._tail_last, relative)
+            if place or tail[0] == 0:
+                return tail[place] if place < len(tail) else self.size
+        for position, header in self._headers_from(self.offsets.floor(0, relative)):
+            if header.last_offset >= offset:
+                return position
+        return self.size
+
+    def whole_batches(self, position: int, bytes_max: int, end: int) -> tuple[int, int]:
+        """Where to end a read of at most ``bytes_max`` bytes before ``end``, and the offset to go on from.
+
+        The place returned is a batch's beginning, ``position`` itself when not even one batch fits. It may be
+        a little before the last possible one, because that one is found only by reading headers.
+        """
+        limit = min(position + bytes_max, end)
+        tail = self._tail_positions
+        if tail and tail[0] <= limit:
+            place = bisect_right(tail, limit) - 1
+            if place and tail[place] > position:
+                return tail[place], self.base_offset + self._tail_last[place - 1] + 1
+        entry = self.offsets.floor(1, limit)
+        if entry is None or entry[1] <= position:
+            found = self.headers(position)
+            cut = position
+        else:
+            found = self._headers_from(entry)
+            cut = entry[1]
+        next_offset = -1
+        for at, header in found:
+            next_offset = header.base_offset
+            if at + header.size > limit or at - position > bytes_max * _GOOD_SHARE:
+                break
+            cut = at + header.size
+            next_offset = header.next_offset
+        return cut, next_offset
+
+    def header_at(self, position: int) -> BatchHeader:
+        return decode_header(self.file.read_at(position, HEADER_SIZE))
+
+    def batches_from(self, timestamp: int, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+        """The batches that may hold a record at ``offset`` or behind with this timestamp or a later one."""
+        newest_before = self.times.floor(0, timestamp)
+        if newest_before is not None:
+            offset = max(offset, self.base_offset + newest_before[1])
+        for position, header in self._headers_from(self.offsets.floor(0, offset - self.base_offset)):
+            if header.max_timestamp >= timestamp and header.last_offset >= offset:
+                yield position, header
+
+    # Leaving
+
+    @property
+    def has_durable_indexes(self) -> bool:
+        """Whether the indexes are on disk as they were when last made durable."""
+        return not self.is_loaded or (self.offsets.is_durable and self.times.is_durable)
+
+    def index_files(self) -> list[File]:
+        """The index files, opened anew: for making them durable."""
+        paths = (path_of(self._directory, self.base_offset, suffix) for suffix in (INDEX, TIME_INDEX))
+        return [self._files.open(path) for path in paths]
+
+    def set_aside(self, suffix: str) -> list[str]:
+        """Rename the files out of the log; the new paths. A read of them that is under way goes on."""
+        paths = []
+        for kind in SEGMENT_SUFFIXES:
+            path = path_of(self._directory, self.base_offset, kind)
+            if self._files.exists(path):
+                target = path + suffix
+                while self._files.exists(target):
+                    target += suffix
+                self._files.rename(path, target)
+                paths.append(target)
+                if kind == LOG and self._file is not None:
+                    self._file.moved(target)
+        return paths
+
+    def unload(self) -> None:
+        """Forget all but the sizes and the largest timestamp: this is not the active segment."""
+        if self.is_loaded:
+            self.is_loaded = False
+            self.offsets.close()
+            self.times.close()
+            del self.offsets, self.times, self._tail_last, self._tail_positions
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self.unload()
+
+    def check(self) -> int:
+        """Assert what must hold of a loaded segment; the offset behind the last batch."""
+        assert self.size == self.file.size, (self.path, self.size, self.file.size)
+        places = {}
+        next_offset = self.base_offset
+        max_timestamp = NO_TIMESTAMP
+        for position, header in self.headers():
+            assert header.base_offset >= next_offset, (self.path, position, header, next_offset)
+            places[position] = header.last_offset - self.base_offset
+            max_timestamp = max(max_timestamp, header.max_timestamp)
+            next_offset = header.next_offset
+        entries = list(self.offsets)
+        assert entries == sorted(set(entries)), (self.path, entries)
+        assert all(places[position] == relative for relative, position in entries), (self.path, entries)
+        times = list(self.times)
+        assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(times)), (self.path, times)
+        assert max_timestamp == self.max_timestamp, (self.path, max_timestamp, self.max_timestamp)
+        for relative, position in zip(self._tail_last, self._tail_positions):
+            assert places[position] == relative, (self.path, relative, position)
+        return next_offset

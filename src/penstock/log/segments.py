@@ -1,0 +1,179 @@
+"""The segments of one log, oldest first, and which of them are loaded.
+
+All but the active one are loaded on demand, and few stay so. Whoever looks something up in a segment does it
+through ``look``, which loads it, and makes its indexes again when the search finds them to be wrong.
+"""
+
+from __future__ import annotations
+
+import errno
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from penstock.environment import Clock, Files
+from penstock.log.config import LogConfig
+from penstock.log.names import DELETED
+from penstock.log.segment import Segment, WrongIndex
+from penstock.protocol.records import NO_TIMESTAMP, BatchHeader, CorruptBatch
+
+Result = TypeVar("Result")
+
+# Besides the active one.
+_LOADED_MAX = 4
+
+
+class CorruptLog(OSError):
+    """Bytes that should be whole are not: the disk cannot be trusted."""
+
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__(errno.EIO, message, path)
+
+
+class Segments:
+    __slots__ = ("_clock", "_directory", "_files", "_loaded", "closed_at", "config", "doomed", "items")
+
+    def __init__(self, files: Files, clock: Clock, directory: str, config: LogConfig) -> None:
+        self._files = files
+        self._clock = clock
+        self._directory = directory
+        self.config = config
+        # The last one is the active one.
+        self.items: list[Segment] = []
+        # Those besides the active one that are loaded, oldest load first.
+        self._loaded: list[Segment] = []
+        # Where a log that was opened by its names alone must end: checked when the active segment is loaded.
+        self.closed_at: int | None = None
+        # Paths of files that are no longer part of the log.
+        self.doomed: list[str] = []
+
+    # The list
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.measure() for segment in self.items)
+
+    def place_of(self, offset: int) -> int:
+        """Which segment begins at ``offset`` or last before it; -1 when all begin behind it."""
+        return bisect_right(self.items, offset, key=_base_offset) - 1
+
+    def list_one(self, base_offset: int) -> None:
+        """A segment found on disk. They are found in order."""
+        self.items.append(Segment(self._files, self._directory, base_offset))
+
+    def add(self, base_offset: int) -> None:
+        """Make a new active segment."""
+        self.items.append(Segment.create(self._files, self._directory, base_offset, self._clock.wall_ms()))
+
+    def drop_oldest(self, count: int) -> None:
+        for segment in self.items[:count]:
+            self._doom(segment)
+        del self.items[:count]
+
+    def drop_behind(self, offset: int) -> None:
+        """Drop the segments that begin behind an offset, newest first."""
+        while self.items and self.items[-1].base_offset > offset:
+            self._doom(self.items.pop())
+            self.closed_at = None
+
+    def _doom(self, segment: Segment) -> None:
+        self.doomed += segment.set_aside(DELETED)
+        segment.unload()
+        if segment in self._loaded:
+            self._loaded.remove(segment)
+
+    # Loading
+
+    def load(self, segment: Segment) -> None:
+        """Raises CorruptLog when the segment does not consist of whole batches."""
+        if segment.is_loaded:
+            return
+        try:
+            end_offset = segment.load(self.config, self._clock.wall_ms())
+        except CorruptBatch as error:
+            raise CorruptLog(str(error), segment.path) from error
+        if segment is self.items[-1]:
+            if self.closed_at not in (None, end_offset):
+                segment.unload()
+                message = f"closed at offset {self.closed_at}, but the data ends at {end_offset}"
+                raise CorruptLog(message, segment.path)
+            return
+        self._loaded.append(segment)
+        if len(self._loaded) > _LOADED_MAX:
+            self._loaded.pop(0).unload()
+
+    def activate(self) -> Segment:
+        """The last segment, loaded. One that was not the last before is kept loaded from now on."""
+        segment = self.items[-1]
+        if segment in self._loaded:
+            self._loaded.remove(segment)
+        self.load(segment)
+        return segment
+
+    def unload_completed(self) -> None:
+        """Unload all but the active one."""
+        for segment in self.items[:-1]:
+            segment.unload()
+        self._loaded.clear()
+
+    def look(self, segment: Segment, look: Callable[..., Result], *arguments: int) -> Result:
+        """Ask a segment something."""
+        self.load(segment)
+        try:
+            return look(segment, *arguments)
+        except WrongIndex:
+            self.reindex(segment)
+            return look(segment, *arguments)
+        except CorruptBatch as error:
+            raise CorruptLog(str(error), segment.path) from error
+
+    def reindex(self, segment: Segment) -> None:
+        segment.rebuild(segment.headers(), self.config, self._clock.wall_ms(), durable=True)
+
+    # Looking
+
+    def newest_timestamp(self, segment: Segment) -> int:
+        if segment.max_timestamp == NO_TIMESTAMP:
+            self.load(segment)
+        return segment.max_timestamp
+
+    def headers_between(self, start_offset: int, end_offset: int) -> Iterator[BatchHeader]:
+        if start_offset >= end_offset:
+            return
+        for segment in self.items[max(0, self.place_of(start_offset)) :]:
+            if segment.base_offset >= end_offset:
+                return
+            position = self.look(segment, Segment.locate, start_offset)
+            for _, header in segment.headers(position):
+                if header.base_offset >= end_offset:
+                    return
+                yield header
+
+    def headers_before(self, offset: int, size_bytes: int) -> Iterator[BatchHeader]:
+        """About the last ``size_bytes`` of batches below an offset, all of one segment."""
+        place = self.place_of(offset - 1)
+        if place >= 0:
+            segment = self.items[place]
+            end = self.look(segment, Segment.locate, offset)
+            entry = segment.offsets.floor(1, max(0, end - size_bytes))
+            for _, header in segment.headers(entry[1] if entry else 0, end):
+                yield header
+
+    def close(self) -> None:
+        for segment in self.items:
+            segment.close()
+
+    def check(self, log_start_offset: int, log_end_offset: int) -> None:
+        bases = [segment.base_offset for segment in self.items]
+        assert bases == sorted(set(bases)), bases
+        assert not bases or bases[0] <= log_start_offset, (bases, log_start_offset)
+        for segment, next_base in zip(self.items, [*bases[1:], log_end_offset]):
+            self.load(segment)
+            end_offset = segment.check()
+            assert end_offset <= next_base, (segment.path, end_offset, next_base)
+        assert all(segment.is_loaded and segment is not self.items[-1] for segment in self._loaded)
+        assert len(self._loaded) <= _LOADED_MAX
+
+
+def _base_offset(segment: Segment) -> int:
+    return segment.base_offset

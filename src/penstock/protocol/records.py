@@ -1,0 +1,395 @@
+"""Record batches, magic 2: the unit in which records are sent, stored and sent on.
+
+    offset size field               offset size field
+         0    8 base offset             27    8 base timestamp
+         8    4 length after this       35    8 max timestamp
+        12    4 leader epoch            43    8 producer id (-1: none)
+        16    1 magic = 2               51    2 producer epoch
+        17    4 crc                     53    4 base sequence
+        21    2 attributes              57    4 count of records
+        23    4 last offset delta       61    - records, compressed or not
+
+The broker treats what follows the header as opaque. The CRC-32C covers byte 21 to the end, so base offset and
+leader epoch, which only the broker knows, are patched in place for free; everything else costs a new CRC.
+What a newcomer gets wrong: a header is what a client *says*. ``check_produced`` verifies what the log relies
+on; the records inside are looked at by nobody but the consumer (and ``decode_records``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from struct import Struct
+from typing import NamedTuple, TypeAlias
+
+from crc32c import crc32c
+
+from penstock.environment import Buffer
+from penstock.protocol.compression import Codec, CompressionError, TooLarge, compress, decompress
+from penstock.protocol.errors import ErrorCode
+
+HEADER_SIZE = 61
+MAGIC = 2
+
+NO_TIMESTAMP = -1
+NO_PRODUCER_ID = -1
+NO_SEQUENCE = -1
+# Sequences count up to this and then start again at 0.
+SEQUENCE_MAX = 2**31 - 1
+
+_HEADER = Struct(">qiibIhiqqqhii")
+assert _HEADER.size == HEADER_SIZE
+_PREFIX_SIZE = 12  # base offset and length: the length counts what follows it
+CRC_START = 21  # the first byte that the CRC covers
+
+_BASE_OFFSET = Struct(">q")
+_LEADER_EPOCH = Struct(">i")
+_MAGIC_AT = 16
+_CRC = Struct(">I")
+_CRC_AT = 17
+_ATTRIBUTES = Struct(">h")
+_MAX_TIMESTAMP_AT = 35
+
+CODEC_MASK = 0x07
+LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+
+Header: TypeAlias = tuple[str, bytes | None]
+
+
+class CorruptBatch(Exception):
+    """The bytes are not a record batch, or not the one that was written."""
+
+
+class BatchHeader(NamedTuple):
+    base_offset: int
+    # Of the whole batch, header included.
+    size: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody misses
+
+    @property
+    def codec(self) -> int:
+        """A codec id; an unknown one is the reader's trouble, so this is not a ``Codec``."""
+        return self.attributes & CODEC_MASK
+
+    @property
+    def is_log_append_time(self) -> bool:
+        return self.attributes & LOG_APPEND_TIME != 0
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.attributes & TRANSACTIONAL != 0
+
+    @property
+    def is_control(self) -> bool:
+        return self.attributes & CONTROL != 0
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def last_sequence(self) -> int:
+        if self.base_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return (self.base_sequence + self.last_offset_delta) & SEQUENCE_MAX
+
+
+class Record(NamedTuple):
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header] = ()
+
+
+# What a caller gives to ``encode_batch``: timestamp, key, value, headers.
+RecordFields: TypeAlias = tuple[int, bytes | None, bytes | None, Sequence[Header]]
+
+
+def decode_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """Read the header of the batch at ``position``, whose records need not be in the buffer.
+
+    Raises:
+        CorruptBatch: too few bytes for a header, or a length or magic that no batch has.
+    """
+    if len(buffer) - position < HEADER_SIZE:
+        raise CorruptBatch(f"{len(buffer) - position} bytes are too few for a batch header")
+    fields = _HEADER.unpack_from(buffer, position)
+    if fields[3] != MAGIC:
+        raise CorruptBatch(f"magic {fields[3]}")
+    if fields[1] < HEADER_SIZE - _PREFIX_SIZE:
+        raise CorruptBatch(f"batch length {fields[1]}")
+    return BatchHeader(fields[0], fields[1] + _PREFIX_SIZE, *fields[2:])
+
+
+def crc_matches(buffer: Buffer, position: int, header: BatchHeader) -> bool:
+    """Whether the whole batch at ``position``, all of it in the buffer, is as its sender wrote it."""
+    with memoryview(buffer) as view, view[position + CRC_START : position + header.size] as covered:
+        return len(covered) == header.size - CRC_START and crc32c(covered) == header.crc
+
+
+def patch(buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None:
+    """Write the two fields that are the broker's to choose. The CRC does not cover them."""
+    _BASE_OFFSET.pack_into(buffer, position, base_offset)
+    _LEADER_EPOCH.pack_into(buffer, position + 12, leader_epoch)
+
+
+def set_log_append_time(
+    buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp: int
+) -> BatchHeader:
+    """Stamp the batch with the broker's time (``message.timestamp.type=LogAppendTime``); its new header.
+
+    The records keep their own timestamps: the attribute tells readers to use the batch's instead.
+    """
+    attributes = header.attributes | LOG_APPEND_TIME
+    _ATTRIBUTES.pack_into(buffer, position + CRC_START, attributes)
+    _BASE_OFFSET.pack_into(buffer, position + _MAX_TIMESTAMP_AT, timestamp)
+    with memoryview(buffer) as view, view[position + CRC_START : position + header.size] as covered:
+        crc = crc32c(covered)
+    _CRC.pack_into(buffer, position + _CRC_AT, crc)
+    return header._replace(attributes=attributes, max_timestamp=timestamp, crc=crc)
+
+
+def batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
+    """The position and header of every whole batch; a partial one at the end is left out.
+
+    Raises:
+        CorruptBatch: what stands where a batch should begin is none.
+    """
+    position = 0
+    end = len(buffer)
+    while end - position >= HEADER_SIZE:
+        header = decode_header(buffer, position)
+        if header.size > end - position:
+            return
+        yield position, header
+        position += header.size
+
+
+def check_produced(
+    batch: memoryview, *, max_message_bytes: int, allow_zstd: bool = True
+) -> BatchHeader | ErrorCode:
+    """Check what a client sent for one partition: its header when it may be appended, else the error.
+
+    Exactly one batch of magic 2, whole, not too large, undamaged, and saying nothing that only a broker may
+    say. ``allow_zstd`` is false for Produce before version 7 (KIP-110).
+    """
+    size = len(batch)
+    if size < HEADER_SIZE:
+        if size > _MAGIC_AT and batch[_MAGIC_AT] < MAGIC:
+            return ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+        return ErrorCode.CORRUPT_MESSAGE if size else ErrorCode.INVALID_RECORD
+    fields = _HEADER.unpack_from(batch)
+    base_offset, length, _, magic, crc, attributes, last_offset_delta, _, _, producer_id, _, _, count = fields
+    if magic != MAGIC:
+        return ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT if 0 <= magic < MAGIC else ErrorCode.CORRUPT_MESSAGE
+    if length + _PREFIX_SIZE != size:
+        if length < HEADER_SIZE - _PREFIX_SIZE or length + _PREFIX_SIZE > size:
+            return ErrorCode.CORRUPT_MESSAGE
+        # A second batch, or rubbish behind the first.
+        return ErrorCode.INVALID_RECORD
+    if size > max_message_bytes:
+        return ErrorCode.MESSAGE_TOO_LARGE
+    if crc32c(batch[CRC_START:]) != crc:
+        return ErrorCode.CORRUPT_MESSAGE
+    # Kafka too refuses another base offset: the field is the broker's.
+    if count <= 0 or last_offset_delta != count - 1 or base_offset != 0 or attributes & CONTROL:
+        return ErrorCode.INVALID_RECORD
+    codec = attributes & CODEC_MASK
+    if codec >= Codec.ZSTD and (codec > Codec.ZSTD or not allow_zstd):
+        return ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    if producer_id >= 0:
+        # Idempotence without an epoch or a sequence means nothing.
+        if fields[10] < 0 or fields[11] < 0:
+            return ErrorCode.INVALID_RECORD
+    elif producer_id != NO_PRODUCER_ID or attributes & TRANSACTIONAL:
+        return ErrorCode.INVALID_RECORD
+    return BatchHeader(base_offset, size, *fields[2:])
+
+
+def encode_batch(
+    records: Iterable[Record | RecordFields],
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+    codec: Codec = Codec.NONE,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = -1,
+    base_sequence: int = NO_SEQUENCE,
+    control: bool = False,
+    transactional: bool = False,
+) -> bytearray:
+    """Write one batch. A ``Record``'s own offset is not used: offsets count up from ``base_offset``."""
+    body = bytearray()
+    base_timestamp = max_timestamp = NO_TIMESTAMP
+    count = 0
+    for record in records:
+        fields: RecordFields = record[-4:]
+        timestamp = fields[0]
+        if count == 0:
+            base_timestamp = timestamp
+        max_timestamp = max(max_timestamp, timestamp)
+        _encode_record(body, timestamp - base_timestamp, count, fields)
+        count += 1
+    if count == 0:
+        raise ValueError("a batch holds at least one record")
+    payload = body if codec == Codec.NONE else compress(codec, body)
+    attributes = codec | (TRANSACTIONAL if transactional else 0) | (CONTROL if control else 0)
+    batch = bytearray(HEADER_SIZE)
+    batch += payload
+    _HEADER.pack_into(
+        batch,
+        0,
+        base_offset,
+        len(batch) - _PREFIX_SIZE,
+        leader_epoch,
+        MAGIC,
+        0,
+        attributes,
+        count - 1,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
+    )
+    with memoryview(batch) as view, view[CRC_START:] as covered:
+        crc = crc32c(covered)
+    _CRC.pack_into(batch, _CRC_AT, crc)
+    return batch
+
+
+def decode_records(buffer: Buffer, position: int = 0, *, bytes_max: int) -> list[Record]:
+    """The records of the batch at ``position``, none of them larger than ``bytes_max`` together.
+
+    Raises:
+        TooLarge: the records are larger than that once decompressed.
+        CorruptBatch: the batch is damaged. The CRC is not checked here.
+    """
+    header = decode_header(buffer, position)
+    with memoryview(buffer) as view, view[position + HEADER_SIZE : position + header.size] as payload:
+        if len(payload) != header.size - HEADER_SIZE:
+            raise CorruptBatch("the batch is cut short")
+        if header.codec > Codec.ZSTD:
+            raise CorruptBatch(f"codec {header.codec}")
+        codec = Codec(header.codec)
+        try:
+            body = decompress(codec, payload, bytes_max)
+        except TooLarge:
+            raise
+        except CompressionError as error:
+            raise CorruptBatch(str(error)) from error
+    # A record takes at least seven bytes: this stops a lying count before anything is built.
+    if not 0 <= header.count <= len(body) // 7:
+        raise CorruptBatch(f"{header.count} records in {len(body)} bytes")
+    records = []
+    at = 0
+    try:
+        for _ in range(header.count):
+            record, at = _decode_record(body, at, header)
+            records.append(record)
+    except (IndexError, UnicodeDecodeError) as error:
+        raise CorruptBatch("a record reaches beyond its batch") from error
+    if at != len(body):
+        raise CorruptBatch(f"{len(body) - at} bytes behind the last record")
+    return records
+
+
+def _encode_record(body: bytearray, timestamp_delta: int, offset_delta: int, fields: RecordFields) -> None:
+    _, key, value, headers = fields
+    record = bytearray(1)  # attributes, of which none is defined
+    _append_varint(record, timestamp_delta)
+    _append_varint(record, offset_delta)
+    _append_bytes(record, key)
+    _append_bytes(record, value)
+    _append_varint(record, len(headers))
+    for name, content in headers:
+        _append_bytes(record, name.encode())
+        _append_bytes(record, content)
+    _append_varint(body, len(record))
+    body += record
+
+
+def _append_bytes(output: bytearray, data: bytes | None) -> None:
+    if data is None:
+        output.append(1)  # -1
+    else:
+        _append_varint(output, len(data))
+        output += data
+
+
+def _append_varint(output: bytearray, value: int) -> None:
+    encoded = (value << 1) ^ (value >> 63)
+    while encoded > 0x7F:
+        output.append(encoded & 0x7F | 0x80)
+        encoded >>= 7
+    output.append(encoded)
+
+
+def _decode_record(body: bytes, at: int, header: BatchHeader) -> tuple[Record, int]:
+    size, at = _decode_varint(body, at)
+    end = at + size
+    if size < 0 or end > len(body):
+        raise CorruptBatch(f"a record of {size} bytes")
+    at += 1
+    timestamp_delta, at = _decode_varint(body, at)
+    offset_delta, at = _decode_varint(body, at)
+    key, at = _decode_bytes(body, at, end)
+    value, at = _decode_bytes(body, at, end)
+    count, at = _decode_varint(body, at)
+    # A header takes at least two bytes.
+    if not 0 <= count <= (end - at) // 2:
+        raise CorruptBatch(f"{count} headers in {end - at} bytes")
+    headers: list[Header] = []
+    for _ in range(count):
+        name, at = _decode_bytes(body, at, end)
+        content, at = _decode_bytes(body, at, end)
+        if name is None:
+            raise CorruptBatch("a header without a name")
+        headers.append((name.decode(), content))
+    if at != end:
+        raise CorruptBatch("a record's size does not match its content")
+    timestamp = header.max_timestamp if header.is_log_append_time else header.base_timestamp + timestamp_delta
+    return Record(header.base_offset + offset_delta, timestamp, key, value, headers), end
+
+
+def _decode_bytes(body: bytes, at: int, end: int) -> tuple[bytes | None, int]:
+    size, at = _decode_varint(body, at)
+    if size < 0:
+        if size != -1:
+            raise CorruptBatch(f"a field of {size} bytes")
+        return None, at
+    if size > end - at:
+        raise CorruptBatch(f"a field of {size} bytes where {end - at} are left")
+    return body[at : at + size], at + size
+
+
+def _decode_varint(body: bytes, at: int) -> tuple[int, int]:
+    byte = body[at]
+    at += 1
+    value = byte & 0x7F
+    shift = 7
+    while byte > 0x7F:
+        if shift > 63:
+            raise CorruptBatch("a varint of more than ten bytes")
+        byte = body[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    return (value >> 1) ^ -(value & 1), at

@@ -1,0 +1,169 @@
+"""Apache Kafka's own dump tool reads our files and finds nothing to complain about."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.environment import Environment
+from penstock.log.config import LogConfig
+from penstock.log.log import Log
+from penstock.machine import MachineClock, MachineFiles
+from penstock.protocol.compression import Codec
+from penstock.protocol.records import BatchHeader, check_produced, encode_batch
+from tests.java import KAFKA_VERSION, classpath
+
+NOW = 1_700_000_000_000
+BATCHES = 600
+RECORDS_PER_BATCH = 3
+CONFIG = LogConfig(segment_bytes=30_000, index_interval_bytes=500, segment_ms=1_000_000_000)
+
+Dump = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def dump() -> Dump:
+    """Run the tool on files; what it printed, on both streams."""
+    jars = classpath(
+        f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}"
+    )
+
+    def run(files: list[Path], *options: str) -> str:
+        assert files
+        command = ["java", "-Xshare:auto", "-cp", jars, "org.apache.kafka.tools.DumpLogSegments"]
+        command += ["--files", ",".join(map(str, files)), *options]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=True
+        )
+        return "\n".join(line for line in done.stdout.splitlines() if not line.startswith("SLF4J"))
+
+    return run
+
+
+def environment() -> Environment:
+    nowhere: object = None
+    return Environment(
+        clock=MachineClock(),
+        files=MachineFiles(),
+        network=nowhere,  # type: ignore[arg-type]
+        random=random.Random(0),
+        spawn=nowhere,  # type: ignore[arg-type]
+    )
+
+
+def filled(directory: Path) -> Log:
+    """Several segments, all codecs, three producers, timestamps that jump back, two epochs."""
+    chance = random.Random(5)
+    log = Log.open(environment(), str(directory), CONFIG, clean=True)
+    for number in range(BATCHES):
+        timestamp = NOW + number * 10 - chance.choice([0, 0, 0, 500])
+        fields = [
+            (timestamp + delta, b"key-%d" % number, b"value-%d " % delta * 4, [("h", b"x"), ("n", None)])
+            for delta in range(RECORDS_PER_BATCH)
+        ]
+        sequence = number // 3 * RECORDS_PER_BATCH
+        codec = Codec(number % len(Codec))
+        batch = encode_batch(
+            fields, codec=codec, producer_id=number % 3, producer_epoch=1, base_sequence=sequence
+        )
+        header = check_produced(memoryview(batch), max_message_bytes=1 << 20)
+        assert isinstance(header, BatchHeader)
+        assert log.producers.check(header, MachineClock().wall_ms()) is None
+        log.append(batch, header, number // 400)
+    return log
+
+
+def closed(directory: Path) -> None:
+    filled(directory).close()
+
+
+def recovered(directory: Path) -> None:
+    log = filled(directory)
+    active = sorted(directory.glob("*.log"))[-1]
+    with active.open("ab") as file:
+        file.write(b"a batch that was torn")
+    again = Log.open(environment(), str(directory), CONFIG, clean=False, recovery_point=100)
+    assert again.log_end_offset == log.log_end_offset
+    again.close()
+
+
+def truncated(directory: Path) -> None:
+    log = filled(directory)
+    log.truncate_to(BATCHES * RECORDS_PER_BATCH - 200)
+    log.close()
+
+
+@pytest.fixture(scope="module", params=[closed, recovered, truncated], ids=lambda made: made.__name__)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param.__name__) / "topic-0"
+    request.param(path)
+    assert len(list(path.glob("*.log"))) > 2
+    return path
+
+
+def test_every_record_is_read_and_valid(dump: Dump, directory: Path) -> None:
+    segments = sorted(directory.glob("*.log"))
+    output = dump(segments, "--deep-iteration", "--print-data-log")
+    end = int(sorted(directory.glob("*.snapshot"))[-1].stem)
+    assert [int(offset) for offset in re.findall(r"^\| offset: (\d+)", output, re.MULTILINE)] == list(
+        range(end)
+    )
+    batches = re.findall(r"^baseOffset: .* compresscodec: (\w+) .* isvalid: (\w+)$", output, re.MULTILINE)
+    assert len(batches) == end // RECORDS_PER_BATCH
+    assert {codec for codec, _ in batches} == {codec.name.lower() for codec in Codec}
+    assert {valid for _, valid in batches} == {"true"}
+    assert "payload: value-2 value-2" in output
+    # The tool calls every segment but that of offset 0 non-consecutive, because it counts from -1.
+    gaps = re.findall(r"^ +(-?\d+) is followed by (\d+)$", output, re.MULTILINE)
+    assert sorted(gaps) == sorted(("-1", str(int(path.stem))) for path in segments[1:])
+    assert_no_complaint(output)
+
+
+def test_indexes_agree_with_the_log(dump: Dump, directory: Path) -> None:
+    output = dump(sorted(directory.glob("*index")))
+    assert len(re.findall(r"^offset: \d+ position: \d+$", output, re.MULTILINE)) > 20
+    assert len(re.findall(r"^timestamp: \d+ offset: \d+$", output, re.MULTILINE)) > 20
+    assert_no_complaint(output)
+    assert_no_complaint(dump(sorted(directory.glob("*index")), "--verify-index-only"))
+
+
+def test_indexes_pass_the_check_of_a_starting_broker(dump: Dump, directory: Path) -> None:
+    indexes = sorted(directory.glob("*index"))
+    output = dump(indexes, "--index-sanity-check")
+    assert output.count("passed sanity check") == len(indexes)
+    assert_no_complaint(output)
+
+
+def test_producer_snapshots_are_read(dump: Dump, directory: Path) -> None:
+    snapshots = sorted(directory.glob("*.snapshot"))
+    output = dump(snapshots)
+    assert output.count("Dumping") == len(snapshots)
+    end = int(snapshots[-1].stem)
+    newest = re.findall(
+        r"^producerId: (\d) producerEpoch: 1 .*firstSequence: (\d+) lastSequence: (\d+) lastOffset: (\d+)",
+        output[output.index(snapshots[-1].name) :],
+        re.MULTILINE,
+    )
+    assert {producer_id for producer_id, *_ in newest} == {"0", "1", "2"}
+    for _, first_sequence, last_sequence, last_offset in newest:
+        assert int(last_sequence) - int(first_sequence) == RECORDS_PER_BATCH - 1
+        assert end - 9 <= int(last_offset) < end
+    assert_no_complaint(output)
+
+
+def assert_no_complaint(output: str) -> None:
+    for complaint in (
+        "Mismatch",
+        "mismatch",
+        "Exception",
+        "out of order",
+        "not found",
+        "Ignoring",
+        "isvalid: false",
+    ):
+        assert complaint not in output, output[max(0, output.index(complaint) - 300) :][:1000]

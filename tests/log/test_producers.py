@@ -1,0 +1,269 @@
+"""Idempotence: which batch is new, which is a retry, and which does not belong."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.log.config import LogConfig
+from penstock.log.producers import CorruptSnapshot, Duplicate, ProducerStates
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.records import SEQUENCE_MAX, BatchHeader
+from tests.log.making import DIRECTORY, NOW, append, made_batch, made_files, names, opened
+from tests.support_files import FakeFiles
+
+EXPIRATION_MS = 1000
+
+
+def made_header(sequence: int, *, count: int = 1, epoch: int = 0, producer_id: int = 7) -> BatchHeader:
+    return made_batch(*[NOW] * count, producer=(producer_id, epoch, sequence))[1]
+
+
+class Writer:
+    """Appends what passes, as a log would."""
+
+    def __init__(self) -> None:
+        self.states = ProducerStates(EXPIRATION_MS)
+        self.offset = 100
+        self.wall_ms = NOW
+
+    def write(
+        self, sequence: int, *, count: int = 1, epoch: int = 0, producer_id: int = 7
+    ) -> int | Duplicate | ErrorCode:
+        header = made_header(sequence, count=count, epoch=epoch, producer_id=producer_id)
+        verdict = self.states.check(header, self.wall_ms)
+        if verdict is not None:
+            return verdict
+        self.states.update(header, self.offset, self.wall_ms)
+        self.offset += count
+        self.states.check_invariants(self.offset)
+        return self.offset - count
+
+
+@pytest.fixture
+def writer() -> Writer:
+    return Writer()
+
+
+def test_batches_in_sequence_are_appended(writer: Writer) -> None:
+    assert [writer.write(0, count=3), writer.write(3), writer.write(4, count=2)] == [100, 103, 104]
+
+
+def test_a_retry_is_answered_with_its_first_offset(writer: Writer) -> None:
+    for sequence in range(5):
+        writer.write(sequence)
+    for sequence in range(5):
+        assert writer.write(sequence) == Duplicate(100 + sequence, NOW)
+    assert writer.write(5) == 105
+
+
+def test_only_the_last_five_batches_are_remembered(writer: Writer) -> None:
+    for sequence in range(6):
+        writer.write(sequence)
+    assert writer.write(0) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert writer.write(1) == Duplicate(101, NOW)
+
+
+def test_a_retry_with_other_records_is_no_retry(writer: Writer) -> None:
+    writer.write(0, count=3)
+    writer.write(3)
+    assert writer.write(0, count=2) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert writer.write(1, count=2) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_a_missing_batch_is_noticed(writer: Writer) -> None:
+    writer.write(0)
+    assert writer.write(2) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert writer.write(1) == 101
+
+
+def test_sequences_wrap(writer: Writer) -> None:
+    writer.write(SEQUENCE_MAX - 1)
+    assert writer.write(SEQUENCE_MAX) == 101
+    assert writer.write(0) == 102
+    assert writer.write(SEQUENCE_MAX) == Duplicate(101, NOW)
+
+
+def test_sequences_wrap_inside_a_batch(writer: Writer) -> None:
+    writer.write(SEQUENCE_MAX - 1, count=4)
+    assert writer.write(SEQUENCE_MAX - 1, count=4) == Duplicate(100, NOW)
+    assert writer.write(2) == 104
+
+
+def test_an_older_epoch_is_fenced(writer: Writer) -> None:
+    writer.write(0, epoch=3)
+    assert writer.write(1, epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert writer.write(0, epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_a_new_epoch_begins_at_sequence_zero(writer: Writer) -> None:
+    writer.write(0)
+    writer.write(1)
+    assert writer.write(2, epoch=1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert writer.write(0, epoch=1) == 102
+    assert writer.write(0, epoch=1) == Duplicate(102, NOW)
+    assert writer.write(1, epoch=0) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_producers_do_not_see_each_other(writer: Writer) -> None:
+    assert writer.write(0, producer_id=1) == 100
+    assert writer.write(0, producer_id=2) == 101
+    assert writer.write(1, producer_id=1) == 102
+
+
+def test_an_unknown_producer_may_go_on_at_any_sequence(writer: Writer) -> None:
+    assert writer.write(17) == 100
+
+
+def test_the_first_batch_of_a_log_must_be_the_first_of_its_producer(writer: Writer) -> None:
+    writer.states.log_was_empty = True
+    assert writer.write(17) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert writer.write(0) == 100
+
+
+def test_a_producer_expires_by_the_clock(writer: Writer) -> None:
+    writer.write(0)
+    writer.wall_ms += EXPIRATION_MS
+    assert writer.write(5) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert writer.states.expire(writer.wall_ms) == 0
+    writer.wall_ms += 1
+    assert writer.write(5) == 101, "expired, though nobody has swept yet"
+    writer.write(0, producer_id=8)
+    writer.wall_ms += EXPIRATION_MS + 1
+    assert writer.states.expire(writer.wall_ms) == 2
+    assert len(writer.states) == 0
+
+
+def test_a_batch_without_a_sequence_leaves_the_state_alone(writer: Writer) -> None:
+    writer.write(0)
+    marker = made_header(0)._replace(base_sequence=-1)
+    writer.states.update(marker, writer.offset, NOW)
+    assert writer.write(1) == 101
+
+
+def test_a_new_state_after_expiry_replaces_the_old_one(writer: Writer) -> None:
+    writer.write(0, epoch=2)
+    writer.wall_ms += EXPIRATION_MS + 1
+    assert writer.write(9, epoch=2) == 101
+    assert writer.write(0, epoch=2) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert writer.write(10, epoch=2) == 102
+
+
+# Snapshots
+
+
+def loaded(snapshot: bytes, wall_ms: int = NOW) -> ProducerStates:
+    states = ProducerStates(EXPIRATION_MS)
+    states.load(snapshot, wall_ms)
+    return states
+
+
+def test_a_snapshot_remembers_the_last_batch_of_each_producer(writer: Writer) -> None:
+    writer.write(0, count=2)
+    writer.write(2, count=3)
+    writer.write(SEQUENCE_MAX, count=2, producer_id=8, epoch=4)
+    again = loaded(writer.states.encode())
+    assert len(again) == 2
+    assert again.check(made_header(2, count=3), NOW) == Duplicate(102, NOW)
+    assert again.check(made_header(5), NOW) is None
+    assert again.check(made_header(SEQUENCE_MAX, count=2, producer_id=8, epoch=4), NOW) == Duplicate(105, NOW)
+    assert again.check(made_header(1, producer_id=8, epoch=4), NOW) is None
+
+
+def test_expired_producers_are_not_loaded(writer: Writer) -> None:
+    writer.write(0)
+    assert len(loaded(writer.states.encode(), NOW + EXPIRATION_MS)) == 1
+    assert len(loaded(writer.states.encode(), NOW + EXPIRATION_MS + 1)) == 0
+
+
+def test_every_damaged_byte_of_a_snapshot_is_noticed(writer: Writer) -> None:
+    writer.write(0)
+    snapshot = bytearray(writer.states.encode())
+    for position in range(len(snapshot)):
+        snapshot[position] ^= 0x10
+        with pytest.raises(CorruptSnapshot):
+            loaded(bytes(snapshot))
+        snapshot[position] ^= 0x10
+    for size in range(len(snapshot)):
+        with pytest.raises(CorruptSnapshot):
+            loaded(bytes(snapshot[:size]))
+
+
+def test_an_empty_snapshot_is_a_snapshot() -> None:
+    assert len(loaded(ProducerStates(EXPIRATION_MS).encode())) == 0
+
+
+# Together with the log
+
+
+@pytest.fixture
+def files() -> FakeFiles:
+    return made_files()
+
+
+def retried(files: FakeFiles, sequence: int, *, clean: bool) -> Duplicate | ErrorCode | None:
+    return opened(files, clean=clean).producers.check(made_header(sequence), files.clock.wall)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_all_five_batches_survive_a_restart(files: FakeFiles, clean: bool) -> None:
+    log = opened(files)
+    for sequence in range(8):
+        append(log, producer=(7, 0, sequence))
+        append(log)
+    if clean:
+        log.close()
+    for sequence in range(3, 8):
+        assert retried(files, sequence, clean=clean) == Duplicate(sequence * 2, NOW)
+    assert retried(files, 8, clean=clean) is None
+    assert retried(files, 2, clean=clean) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_without_its_snapshots_the_state_is_made_from_the_batches(files: FakeFiles, damage: str) -> None:
+    log = opened(files, LogConfig(segment_bytes=200))
+    for sequence in range(20):
+        append(log, producer=(7, 0, sequence))
+    log.close()
+    for name in names(files, ".snapshot"):
+        path = f"{DIRECTORY}/{name}"
+        if damage == "gone":
+            files.remove(path)
+        else:
+            files.replace(path, files.read(path)[:-1])
+    assert retried(files, 16, clean=True) == Duplicate(16, NOW)
+    assert retried(files, 20, clean=True) is None
+    assert retried(files, 21, clean=True) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_snapshots_are_written_at_each_roll_and_few_are_kept(files: FakeFiles) -> None:
+    log = opened(files, LogConfig(segment_bytes=200))
+    for sequence in range(20):
+        append(log, producer=(7, 0, sequence))
+    bases = [name.removesuffix(".log") for name in names(files, ".log")]
+    assert [name.removesuffix(".snapshot") for name in names(files, ".snapshot")] == bases[-3:]
+    log.close()
+    assert names(files, ".snapshot")[-1] == f"{20:020d}.snapshot"
+    assert len(names(files, ".snapshot")) == 3
+
+
+def test_a_producer_outlives_its_deleted_records(files: FakeFiles) -> None:
+    log = opened(files, LogConfig(segment_bytes=200))
+    for sequence in range(6):
+        append(log, producer=(7, 0, sequence))
+    append(log)
+    append(log)
+    log.delete_before(7)
+    assert log.producers.check(made_header(6), files.clock.wall) is None
+    assert log.producers.check(made_header(9), files.clock.wall) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    log.close()
+    assert retried(files, 5, clean=True) == Duplicate(5, NOW)
+
+
+def test_a_log_emptied_by_deletion_is_not_one_that_was_never_written(files: FakeFiles) -> None:
+    log = opened(files)
+    assert log.producers.check(made_header(3), NOW) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    append(log)
+    log.delete_before(1)
+    assert log.producers.check(made_header(3), NOW) is None
+    log.close()
+    assert retried(files, 3, clean=True) is None
