@@ -130,6 +130,17 @@ def test_a_flushed_topic_acknowledges_after_the_disk() -> None:
     assert values_of(reader.call(fetch_request("ledger", 0, max_wait_ms=0), 12)) == [b"entry"]
 
 
+def test_one_replica_is_not_enough_where_two_are_asked_for() -> None:
+    world = World()
+    client = world.client()
+    create(client, "ledger", min_insync_replicas="2")
+    refused = client.call(produce_request(world, "ledger", b"entry"), 9)
+    assert refused.responses[0].partition_responses[0].error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+    request = produce_request(world, "ledger", b"entry")
+    request.acks = 1
+    assert client.call(request, 9).responses[0].partition_responses[0].error_code == ErrorCode.NONE
+
+
 def test_a_member_that_falls_silent_is_removed_after_its_session() -> None:
     world = World({"group.initial.rebalance.delay.ms": "0"})
     client = world.client()
@@ -159,7 +170,8 @@ def test_old_segments_go_and_the_rest_stays() -> None:
     client = world.client()
     client.call(produce_request(world, "short", b"new"), 9)
     world.run_for(61_000)
-    assert (hosted := world.broker.partitions.get("short", 0)) is not None
+    hosted = world.broker.partitions.get("short", 0)
+    assert hosted is not None
     hosted.log.check()
     wanted = ListOffsetsPartition(partition_index=0, timestamp=EARLIEST)
     request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name="short", partitions=[wanted])])

@@ -1,0 +1,258 @@
+"""The settings of a broker and of its topics as typed values: where Kafka's names become attributes.
+
+``BrokerConfig.load`` reads what ``--set`` and the configuration file say, refuses what cannot be, and warns
+of what has no meaning. ``BrokerConfig.topic_config`` says what counts for a topic, settings changed while
+running included. Topics that set the same share one TopicConfig, so ten thousand cost no more than one.
+
+What a newcomer gets wrong: ``static`` holds only what somebody set, as text; the defaults are in
+``metadata/broker_settings.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from penstock.groups.settings import GroupSettings
+from penstock.log.config import LogConfig
+from penstock.metadata import broker_settings
+from penstock.metadata.configs import Layers, broker_value, layers_of, topic_value
+from penstock.metadata.image import Image
+from penstock.metadata.settings import LONG_MAX, InvalidSetting, Status, check, format_value
+from penstock.metadata.topic_settings import SYNONYMS, TOPIC
+
+_MINUTE_MS = 60 * 1000
+
+# Effective configs kept. More only when as many topics have settings that no other topic has.
+_TOPIC_CONFIGS_MAX = 20_000
+
+
+class ConfigError(Exception):
+    """The settings cannot be used; the message is one line that says which, why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    log: LogConfig
+    max_message_bytes: int
+    is_log_append_time: bool
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
+    min_insync_replicas: int
+    flush_messages: int
+    flush_ms: int
+    file_delete_delay_ms: int
+    is_delete: bool
+    is_compact: bool
+    # Whether a write counts only once it is on disk.
+    is_flushed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """Attributes are settings with dots for underscores, except the last ones."""
+
+    auto_create_topics_enable: bool
+    delete_topic_enable: bool
+    num_partitions: int
+    default_replication_factor: int
+    log_retention_check_interval_ms: int
+    log_flush_offset_checkpoint_interval_ms: int
+    max_connections: int
+    max_connections_per_ip: int
+    # LONG_MAX: never.
+    connections_max_idle_ms: int
+    socket_request_max_bytes: int
+    # LONG_MAX: no limit.
+    queued_max_request_bytes: int
+    fetch_max_bytes: int
+    max_incremental_fetch_session_cache_slots: int
+    max_request_partition_size_limit: int
+    offsets_topic_num_partitions: int
+    offsets_topic_replication_factor: int
+    offsets_topic_segment_bytes: int
+
+    groups: GroupSettings
+    # What was set, as text, by Kafka's names.
+    static: Mapping[str, str]
+    _topics: _TopicConfigs = field(repr=False, compare=False)
+
+    @classmethod
+    def load(
+        cls,
+        overrides: Mapping[str, str],
+        file: str | None = None,
+        *,
+        options: Mapping[str, str] | None = None,
+    ) -> tuple[BrokerConfig, list[str]]:
+        """The configuration and warnings about it. Raises ConfigError.
+
+        ``overrides`` win over the file. ``options`` are the settings that have an option of their own on the
+        command line (``node.id``, ``log.dirs``, ...), so that clients can be told of them.
+        """
+        given = {**(_read(file) if file is not None else {}), **overrides}
+        warnings = [warning for name, text in sorted(given.items()) for warning in _checked(name, text)]
+        static = {**given, **(options or {})}
+        config = cls(**_values(static), groups=_groups(static), static=static, _topics=_TopicConfigs(static))
+        _check_together(config, static)
+        return config, warnings
+
+    def topic_config(self, image: Image, broker: int, topic: str) -> TopicConfig:
+        """What counts for a topic on a broker. The same object as long as nothing changes."""
+        return self._topics.get(image, broker, topic)
+
+
+class _TopicConfigs:
+    """Effective configs by what the topics themselves set, for the broker settings of one image."""
+
+    def __init__(self, static: Mapping[str, str]) -> None:
+        self._static = static
+        self._layers = Layers({}, {}, static)
+        self._known: dict[frozenset[tuple[str, str]], TopicConfig] = {}
+
+    def get(self, image: Image, broker: int, topic: str) -> TopicConfig:
+        layers = layers_of(image, broker, self._static)
+        if layers != self._layers or len(self._known) >= _TOPIC_CONFIGS_MAX:
+            self._layers = layers
+            self._known = {}
+        overrides = image.topic_config(topic)
+        key = frozenset(overrides.items())
+        config = self._known.get(key)
+        if config is None:
+            config = self._known[key] = _topic_config(overrides, layers)
+        return config
+
+
+def _topic_config(overrides: Mapping[str, str], layers: Layers) -> TopicConfig:
+    def value(name: str) -> Any:
+        return topic_value(name, overrides, layers)
+
+    cleanup_policy = value("cleanup.policy")
+    flush_messages = value("flush.messages")
+    return TopicConfig(
+        log=LogConfig(
+            segment_bytes=value("segment.bytes"),
+            segment_ms=value("segment.ms"),
+            segment_index_bytes=value("segment.index.bytes"),
+            index_interval_bytes=value("index.interval.bytes"),
+            # What is not deleted is kept, whatever its age and size.
+            retention_ms=value("retention.ms") if "delete" in cleanup_policy else -1,
+            retention_bytes=value("retention.bytes") if "delete" in cleanup_policy else -1,
+            producer_expiration_ms=broker_value("producer.id.expiration.ms", layers),
+        ),
+        max_message_bytes=value("max.message.bytes"),
+        is_log_append_time=value("message.timestamp.type") == "LogAppendTime",
+        timestamp_before_max_ms=value("message.timestamp.before.max.ms"),
+        timestamp_after_max_ms=value("message.timestamp.after.max.ms"),
+        min_insync_replicas=value("min.insync.replicas"),
+        flush_messages=flush_messages,
+        flush_ms=value("flush.ms"),
+        file_delete_delay_ms=value("file.delete.delay.ms"),
+        is_delete="delete" in cleanup_policy,
+        is_compact="compact" in cleanup_policy,
+        is_flushed=flush_messages == 1,
+    )
+
+
+def _values(static: Mapping[str, str]) -> dict[str, Any]:
+    layers = Layers({}, {}, static)
+    values = {}
+    for attribute in fields(BrokerConfig):
+        name = attribute.name.replace("_", ".")
+        if name in broker_settings.BROKER:
+            values[attribute.name] = broker_value(name, layers)
+    for name in ("connections_max_idle_ms", "queued_max_request_bytes"):
+        if values[name] <= 0:
+            values[name] = LONG_MAX
+    return values
+
+
+def _groups(static: Mapping[str, str]) -> GroupSettings:
+    layers = Layers({}, {}, static)
+    return GroupSettings(
+        session_timeout_ms_min=broker_value("group.min.session.timeout.ms", layers),
+        session_timeout_ms_max=broker_value("group.max.session.timeout.ms", layers),
+        initial_rebalance_delay_ms=broker_value("group.initial.rebalance.delay.ms", layers),
+        members_max=broker_value("group.max.size", layers),
+        offset_metadata_max=broker_value("offset.metadata.max.bytes", layers),
+        offsets_retention_ms=broker_value("offsets.retention.minutes", layers) * _MINUTE_MS,
+        offsets_retention_check_interval_ms=broker_value("offsets.retention.check.interval.ms", layers),
+    )
+
+
+def _checked(name: str, text: str) -> Iterator[str]:
+    """Warnings about one setting. Raises ConfigError when it cannot be set."""
+    option = broker_settings.OPTIONS.get(name)
+    if option is not None:
+        raise ConfigError(f"{name} is set with the option {option}")
+    setting = broker_settings.find(name)
+    if setting is None:
+        raise ConfigError(_unknown(name))
+    try:
+        check(setting, text)
+    except InvalidSetting as error:
+        raise ConfigError(str(error)) from None
+    if setting.status is Status.WITHOUT_MEANING:
+        yield f"{name} has no effect: {setting.reason}"
+
+
+def _unknown(name: str) -> str:
+    if name in TOPIC:
+        synonyms = SYNONYMS.get(name)
+        if synonyms is None:
+            return f"{name} is a setting of topics, not of brokers"
+        return f"{name} is a setting of topics; the broker's default for it is {synonyms[0].name}"
+    from difflib import get_close_matches  # noqa: PLC0415 - only for the one who mistyped
+
+    close = get_close_matches(name, broker_settings.BROKER, n=1, cutoff=0.75)
+    return f"there is no setting named {name}" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def _check_together(config: BrokerConfig, static: Mapping[str, str]) -> None:
+    """Refuse settings that contradict each other, or what a single node is."""
+    groups = config.groups
+    if groups.session_timeout_ms_min > groups.session_timeout_ms_max:
+        raise ConfigError(
+            f"group.min.session.timeout.ms ({groups.session_timeout_ms_min}) exceeds"
+            f" group.max.session.timeout.ms ({groups.session_timeout_ms_max})"
+        )
+    if config.queued_max_request_bytes < config.socket_request_max_bytes:
+        raise ConfigError(
+            f"queued.max.request.bytes ({config.queued_max_request_bytes}) must hold a request of"
+            f" socket.request.max.bytes ({config.socket_request_max_bytes})"
+        )
+    for name in ("default.replication.factor", "offsets.topic.replication.factor"):
+        if name in static and broker_value(name, Layers({}, {}, static)) > 1:
+            raise ConfigError(f"{name}={static[name].strip()}: a single node can hold one replica")
+
+
+def _read(path: str) -> dict[str, str]:
+    """The settings in a TOML file, by their full names. Raises ConfigError."""
+    import tomllib  # noqa: PLC0415 - only for those who have a file
+
+    try:
+        with open(path, "rb") as file:
+            content = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        # "max.connections" and "max.connections.per.ip" cannot both be dotted keys, of which one is a table.
+        raise ConfigError(f'{path}: {error}. Names may need quotes, as in "max.connections" = 100') from None
+    return dict(_flattened(path, "", content))
+
+
+def _flattened(path: str, prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        name = prefix + key
+        match value:
+            case dict():
+                yield from _flattened(path, f"{name}.", value)
+            case list() if all(isinstance(element, str) for element in value):
+                yield name, ",".join(value)
+            case bool() | int() | float() | str():
+                yield name, format_value(value)
+            case _:
+                raise ConfigError(
+                    f"{path}: {name} must be a text, a number, true or false, or a list of texts"
+                )

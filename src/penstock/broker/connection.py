@@ -1,0 +1,444 @@
+"""One client connection: bytes in, requests to their handlers, answers out in request order.
+
+The connection owns no task and no future. It reads when the stream is readable, hands each whole frame to its
+route, and sends everything that is ready in one gathered call per turn. A request that cannot be answered at
+once leaves its ``Call`` in line; whoever completes it calls ``Call.answer``, and the answers behind it wait
+their turn, because clients take a changed order for a broken broker.
+
+Back-pressure is one rule: while too much is waiting to be sent, or too many requests are waiting to be
+answered, the connection neither parses nor reads. So a slow reader costs a bounded amount of memory and
+nobody else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.environment import Buffer, FileRange, Stream
+from penstock.protocol.errors import DecodeError
+from penstock.protocol.framing import Framer
+
+if TYPE_CHECKING:
+    from penstock.broker.server import Server
+
+# Requests of one connection that may wait for their answer; Kafka allows one, its clients send five.
+WAITING_CALLS_MAX = 64
+# Bytes held in memory for a peer that does not read them.
+UNSENT_BYTES_MAX = 4 * 1024 * 1024
+# After this many requests of one peer, it is the next one's turn.
+FRAMES_PER_TURN = 128
+# A smaller piece of a file is read and gathered with its neighbours: one call instead of three.
+GATHERED_RANGE_BYTES = 64 * 1024
+# One turn of sendfile; then the other connections are looked at.
+SENT_FILE_BYTES_PER_TURN = 4 * 1024 * 1024
+BUFFERS_PER_SEND = 256
+
+_header = struct.Struct(">hhih")
+_frame_start = struct.Struct(">ii").pack
+_flexible_frame_start = struct.Struct(">iib").pack
+
+# What a handler returns when the answer comes later through Call.answer.
+WAITING: Final = object()
+# What a handler returns when the client expects none (acks=0).
+NO_RESPONSE: Final = object()
+# What a handler returns when the peer deserves no further word.
+CLOSE: Final = object()
+
+
+class Encoded:
+    """An answer already in bytes (a cached one), to be sent as it is."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: list[Buffer | FileRange]) -> None:
+        self.parts = parts
+
+
+class Route:
+    """How one version of one API is decoded, handled and encoded."""
+
+    __slots__ = ("decode", "encode", "flexible_request", "flexible_response", "handle", "version")
+
+    def __init__(
+        self,
+        version: int,
+        decode: Callable[[memoryview, int], tuple[Any, int]],
+        encode: Callable[[Any], list[Buffer | FileRange]],
+        handle: Callable[[Any, Any, Call], Any],
+        flexible_request: bool,
+        flexible_response: bool,
+    ) -> None:
+        self.version = version
+        self.decode = decode
+        self.encode = encode
+        self.handle = handle
+        self.flexible_request = flexible_request
+        self.flexible_response = flexible_response
+
+
+class Call:
+    """One request on its way to an answer; also the token under which a core remembers who asked."""
+
+    __slots__ = ("client_id", "connection", "correlation_id", "on_abandoned", "parts", "route", "version")
+
+    def __init__(self, connection: Connection, route: Route, correlation_id: int, client_id: str) -> None:
+        self.connection = connection
+        self.route = route
+        self.version = route.version
+        self.correlation_id = correlation_id
+        self.client_id = client_id
+        # The answer in bytes once it is there; empty when the client expects none.
+        self.parts: list[Buffer | FileRange] | None = None
+        # Called when the peer has gone before the answer was there.
+        self.on_abandoned: Callable[[], None] | None = None
+
+    @property
+    def host(self) -> str:
+        return self.connection.peer
+
+    def answer(self, response: Any) -> None:
+        """Complete a request whose handler returned WAITING."""
+        assert self.parts is None, "a request is answered once"
+        connection = self.connection
+        if connection.is_closed:
+            self.parts = []
+            return
+        if response is CLOSE:
+            connection.close()
+            return
+        self.parts = [] if response is NO_RESPONSE else frame_response(self, response)
+        connection.advance()
+
+
+class Connection:
+    __slots__ = (
+        "_client_id",
+        "_client_id_bytes",
+        "_framer",
+        "_is_reading",
+        "_is_warming",
+        "_is_writing",
+        "_server",
+        "_stream",
+        "_unsent",
+        "_unsent_bytes",
+        "_waiting",
+        "_warmed",
+        "frame_started_ms",
+        "is_closed",
+        "last_active_ms",
+        "peer",
+    )
+
+    def __init__(self, stream: Stream, server: Server) -> None:
+        self._stream = stream
+        self._server = server
+        self.peer = stream.peer
+        self.is_closed = False
+        self.last_active_ms = server.environment.clock.now_ms()
+        # Input.
+        self._framer = Framer(server.buffers, server.frame_bytes_max)
+        self._is_reading = False
+        # When the frame that is still incomplete began; -1 while there is none.
+        self.frame_started_ms = -1
+        self._client_id_bytes = b""
+        self._client_id = ""
+        # Requests whose answers are not ready, oldest first, with the ready ones behind them.
+        self._waiting: deque[Call] = deque()
+        # Output.
+        self._unsent: deque[Buffer | FileRange] = deque()
+        self._unsent_bytes = 0
+        self._is_writing = False
+        self._is_warming = False
+        # The range a thread has just read: it is sent without asking again whether it is in memory.
+        self._warmed: FileRange | None = None
+        self._read(True)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is the peer's turn: nobody is working on an answer."""
+        return not self._waiting
+
+    def advance(self) -> None:
+        """Send the answers that have become ready, and go on reading if that made room."""
+        waiting = self._waiting
+        while waiting and waiting[0].parts is not None:
+            self._queue(waiting.popleft().parts)
+        self._flush()
+        if not self._is_reading and not self.is_closed and not self._is_overloaded():
+            self._server.environment.spawn.soon(self._process)
+
+    def resume(self) -> None:
+        """The buffer pool has something to lend again."""
+        if not self.is_closed:
+            self._process()
+
+    def close(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._stream.close()
+        self._framer.close()
+        for call in self._waiting:
+            if call.parts is None and call.on_abandoned is not None:
+                call.on_abandoned()
+        self._waiting.clear()
+        self._unsent.clear()
+        self._server.closed(self)
+
+    # Input
+
+    def _read(self, wanted: bool) -> None:
+        if wanted != self._is_reading:
+            self._is_reading = wanted
+            self._stream.on_readable(self._readable if wanted else None)
+
+    def _is_overloaded(self) -> bool:
+        return self._unsent_bytes > UNSENT_BYTES_MAX or len(self._waiting) >= WAITING_CALLS_MAX
+
+    def _readable(self) -> None:
+        space = self._framer.space()
+        if space is None:
+            self._read(False)
+            self._server.wait_for_buffer(self)
+            return
+        count = self._stream.recv_into(space)
+        if count is None:
+            self._framer.settle()
+            return
+        if count == 0:
+            self.close()
+            return
+        self._framer.received(count)
+        self._process()
+
+    def _process(self) -> None:
+        """Handle the whole frames at hand, then send; stop early when it is someone else's turn."""
+        if self.is_closed:
+            return
+        framer = self._framer
+        server = self._server
+        self.last_active_ms = now_ms = server.environment.clock.now_ms()
+        more = True
+        try:
+            for _ in range(FRAMES_PER_TURN):
+                if self._is_overloaded():
+                    break
+                frame = framer.next_frame()
+                if frame is None:
+                    more = False
+                    break
+                self._handle(frame)
+                if self.is_closed:
+                    return
+        except DecodeError as error:
+            server.refused(self, str(error))
+            self.close()
+            return
+        if not more:
+            framer.settle()
+        if more or not framer.has_partial_frame:
+            self.frame_started_ms = -1
+        elif self.frame_started_ms < 0:
+            self.frame_started_ms = now_ms
+        self._flush()
+        if self.is_closed:
+            return
+        if not more:
+            self._read(True)
+            return
+        self._read(False)
+        if not self._is_overloaded():
+            server.environment.spawn.soon(self._process)
+
+    def _handle(self, frame: memoryview) -> None:
+        key, version, correlation_id, client_id_size = _header.unpack_from(frame)
+        position = 10
+        if client_id_size > 0:
+            position += client_id_size
+            raw = bytes(frame[10:position])
+            if len(raw) != client_id_size:
+                raise DecodeError("a client id longer than its frame")
+            if raw != self._client_id_bytes:
+                self._client_id = raw.decode("utf-8", "replace")
+                self._client_id_bytes = raw
+        server = self._server
+        route = server.route(key, version)
+        if route is None:
+            server.refused(self, f"API {key} version {version} is not served")
+            self.close()
+            return
+        if route.flexible_request:
+            position = _skip_tags(frame, position)
+        request, _ = route.decode(frame, position)
+        call = Call(self, route, correlation_id, self._client_id if client_id_size > 0 else "")
+        response = server.handle(call, request)
+        if response is WAITING:
+            if call.parts is None:
+                self._waiting.append(call)
+                return
+        elif response is CLOSE:
+            self.close()
+            return
+        elif response is NO_RESPONSE:
+            call.parts = []
+        else:
+            call.parts = frame_response(call, response)
+        if self._waiting:
+            self._waiting.append(call)
+        else:
+            self._queue(call.parts)
+
+    # Output
+
+    def _queue(self, parts: list[Buffer | FileRange] | None) -> None:
+        assert parts is not None
+        for part in parts:
+            if type(part) is not FileRange:
+                self._unsent_bytes += len(part)
+            self._unsent.append(part)
+
+    def _flush(self) -> None:
+        if self._is_warming or self.is_closed:
+            return
+        try:
+            sent_all = self._send()
+        except OSError as error:
+            self._server.refused(self, f"cannot send: {error}")
+            self.close()
+            return
+        if self._is_writing == sent_all:
+            self._is_writing = not sent_all
+            self._stream.on_writable(None if sent_all else self._writable)
+
+    def _writable(self) -> None:
+        self.last_active_ms = self._server.environment.clock.now_ms()
+        self.advance()
+
+    def _send(self) -> bool:
+        """Send what the stream takes; whether nothing is left that it must still take."""
+        unsent = self._unsent
+        budget = SENT_FILE_BYTES_PER_TURN
+        while unsent:
+            first = unsent[0]
+            if type(first) is FileRange and first.size > GATHERED_RANGE_BYTES:
+                if budget <= 0:
+                    return False
+                size = min(first.size, budget)
+                if first is not self._warmed and not first.file.is_warm(first.position, size):
+                    self._warm(first, size)
+                    return True
+                sent = self._stream.send_file(first.file, first.position, size)
+                budget -= sent
+                if sent == first.size:
+                    unsent.popleft()
+                elif sent:
+                    unsent[0] = FileRange(first.file, first.position + sent, first.size - sent)
+                if sent < size:
+                    return False
+                continue
+            buffers = self._gather()
+            if buffers is None:
+                return True
+            sent = self._stream.send(buffers)
+            self._unsent_bytes -= sent
+            for buffer in buffers:
+                if sent < len(buffer):
+                    unsent[0] = memoryview(buffer)[sent:]
+                    return False
+                sent -= len(buffer)
+                unsent.popleft()
+        return True
+
+    def _gather(self) -> list[Buffer] | None:
+        """The buffers at the front, small file ranges read in; None when one has to be warmed first."""
+        unsent = self._unsent
+        buffers: list[Buffer] = []
+        for place, part in enumerate(unsent):
+            if type(part) is not FileRange:
+                buffers.append(part)  # type: ignore[arg-type]
+            elif part.size > GATHERED_RANGE_BYTES:
+                break
+            else:
+                data = part.file.read_now(part.position, part.size)
+                if data is None:
+                    if part is self._warmed:
+                        data = part.file.read_at(part.position, part.size)
+                    elif buffers:
+                        break
+                    else:
+                        self._warm(part, part.size)
+                        return None
+                if len(data) != part.size:
+                    raise OSError(f"{part.file.path} is shorter than the range to send")
+                unsent[place] = data
+                self._unsent_bytes += len(data)
+                buffers.append(data)
+            if len(buffers) >= BUFFERS_PER_SEND:
+                break
+        return buffers
+
+    def _warm(self, part: FileRange, size: int) -> None:
+        """Let a thread bring a cold range into memory: the loop never waits for a disk."""
+        self._is_warming = True
+
+        def warmed(_: None, error: Exception | None) -> None:
+            self._is_warming = False
+            self._warmed = part
+            if error is not None:
+                self._server.refused(self, f"cannot read: {error}")
+                self.close()
+            else:
+                self.advance()
+
+        self._server.environment.spawn.in_thread(part.file.prepare_warming(part.position, size), warmed)
+
+
+def frame_response(call: Call, response: Any) -> list[Buffer | FileRange]:
+    """The answer as it goes on the wire: length, correlation id, and the body's parts uncopied."""
+    parts: list[Buffer | FileRange] = (
+        list(response.parts) if type(response) is Encoded else call.route.encode(response)
+    )
+    size = 4
+    for part in parts:
+        size += part.size if type(part) is FileRange else len(part)
+    if call.route.flexible_response:
+        start = _flexible_frame_start(size + 1, call.correlation_id, 0)
+    else:
+        start = _frame_start(size, call.correlation_id)
+    first = parts[0] if parts else b""
+    if type(first) is bytes:
+        parts[:1] = [start + first]
+    else:
+        parts.insert(0, start)
+    return parts
+
+
+def _skip_tags(frame: memoryview, position: int) -> int:
+    """Step over the tagged fields of a request header; clients send none, so one zero byte is the rule."""
+    if position < len(frame) and frame[position] == 0:
+        return position + 1
+    count, position = _uvarint(frame, position)
+    for _ in range(min(count, len(frame))):
+        _, position = _uvarint(frame, position)
+        size, position = _uvarint(frame, position)
+        position += size
+        if position > len(frame):
+            raise DecodeError("a tagged field longer than its frame")
+    return position
+
+
+def _uvarint(frame: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 35, 7):
+        if position >= len(frame):
+            raise DecodeError("a header that ends in a number")
+        byte = frame[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise DecodeError("a number of more than five bytes")

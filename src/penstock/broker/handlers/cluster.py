@@ -1,0 +1,83 @@
+"""ApiVersions (0-4) and DescribeCluster (0-2): what this broker is and what it speaks.
+
+ApiVersions is the one request that is answered whatever its version: a client that is ahead of us gets the v0
+form with our range and tries again. Produce is advertised from version 0 although 3 is the oldest served,
+because librdkafka before 2.11 takes a higher minimum for "cannot compress" (KAFKA-18659).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker.connection import Call, Encoded
+from penstock.protocol.apis import APIS
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.cluster import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+API_VERSIONS_KEY = 18
+SOFTWARE_SINCE_VERSION = 3
+ENDPOINT_BROKERS = 1
+# Every operation on the cluster that exists: there is no authorizer yet, so all are allowed.
+CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
+NOT_ASKED_FOR = -(2**31)
+
+# KIP-511: what clients may call themselves.
+_software = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?").fullmatch
+
+
+def api_versions(broker: Broker, request: ApiVersionsRequest, call: Call) -> Any:
+    if call.version >= SOFTWARE_SINCE_VERSION and not (
+        _software(request.client_software_name) and _software(request.client_software_version)
+    ):
+        return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+    cached = broker.encoded_api_versions.get(call.version)
+    if cached is None:
+        cached = Encoded(call.route.encode(ApiVersionsResponse(api_keys=_served())))
+        broker.encoded_api_versions[call.version] = cached
+    return cached
+
+
+def unsupported_api_versions(broker: Broker, request: object, call: Call) -> ApiVersionsResponse:
+    """A version we do not know, answered in version 0 with our own range as the only entry."""
+    return ApiVersionsResponse(
+        error_code=ErrorCode.UNSUPPORTED_VERSION,
+        api_keys=[api for api in _served() if api.api_key == API_VERSIONS_KEY],
+    )
+
+
+def _served() -> list[ApiVersion]:
+    return [
+        ApiVersion(api_key=api.key, min_version=api.advertised_min, max_version=api.version_max)
+        for api in APIS.values()
+    ]
+
+
+def describe_cluster(broker: Broker, request: DescribeClusterRequest, call: Call) -> DescribeClusterResponse:
+    if request.endpoint_type != ENDPOINT_BROKERS:
+        return DescribeClusterResponse(
+            error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
+            error_message="this listener serves brokers only; ask for endpoint type 1",
+            endpoint_type=request.endpoint_type,
+        )
+    return DescribeClusterResponse(
+        cluster_id=broker.cluster_id,
+        controller_id=broker.node_id,
+        brokers=[
+            DescribeClusterBroker(broker_id=member.id, host=member.host, port=member.port, rack=member.rack)
+            for member in broker.brokers()
+        ],
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED_FOR
+        ),
+    )

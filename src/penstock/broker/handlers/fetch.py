@@ -1,0 +1,272 @@
+"""Fetch (4-18), with long poll and fetch sessions (KIP-227).
+
+A fetch collects what its partitions have, within its byte limits; if that is less than ``min_bytes`` it
+watches them and tries again when one changes, until ``max_wait_ms`` is over. The ceiling is the high
+watermark, also for read_committed while there are no transactions. What is collected are ranges of files: no
+record is read here.
+
+Departures from Kafka: a partition's last batch may be cut off, which every client expects (KIP-74); replica
+fetches are refused on this listener, whoever claims to be a broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker.connection import CLOSE, WAITING, Call
+from penstock.broker.sessions import SESSIONLESS_EPOCH, FetchPartition, FetchSession
+from penstock.log.log import OffsetOutOfRange
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.fetch import (
+    EpochEndOffset,
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+    from penstock.broker.partitions import HostedPartition
+
+SESSIONS_SINCE_VERSION = 7
+TOPIC_IDS_SINCE_VERSION = 13
+READ_COMMITTED = 1
+
+NONE = ErrorCode.NONE
+
+
+def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
+    version = call.version
+    replica = request.replica_state.replica_id if request.replica_state is not None else request.replica_id
+    if replica >= 0:
+        if version < SESSIONS_SINCE_VERSION:
+            return CLOSE
+        return FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    asked = _asked_partitions(broker, request, version)
+    session: FetchSession | None = None
+    if version >= SESSIONS_SINCE_VERSION:
+        sessions = broker.fetch_sessions
+        if request.session_epoch > 0 or (request.session_id and request.session_epoch == SESSIONLESS_EPOCH):
+            if request.session_epoch == SESSIONLESS_EPOCH:
+                sessions.close(request.session_id)
+            else:
+                found = sessions.resume(request.session_id, request.session_epoch)
+                if not isinstance(found, FetchSession):
+                    return FetchResponse(error_code=found)
+                session = found
+                session.update(asked, _forgotten_partitions(broker, request, version))
+        elif request.session_epoch == 0:
+            sessions.close(request.session_id)
+            session = sessions.create(asked)
+    pending = PendingFetch(broker, call, request, session, asked)
+    response = pending.try_now()
+    if response is not None:
+        return response
+    pending.wait(max(0, request.max_wait_ms))
+    return WAITING
+
+
+class PendingFetch:
+    """A fetch on its way to enough bytes; a watcher of its partitions while it waits."""
+
+    __slots__ = (
+        "_bytes_max",
+        "_bytes_min",
+        "_call",
+        "_is_scheduled",
+        "_partitions",
+        "_read_committed",
+        "_session",
+        "_spawn",
+        "_timer",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        call: Call,
+        request: FetchRequest,
+        session: FetchSession | None,
+        asked: list[FetchPartition],
+    ) -> None:
+        self._call = call
+        self._session = session
+        self._spawn = broker.environment.spawn
+        self._partitions = asked
+        # With nothing to wait for, or no time to wait, whatever is there is the answer.
+        self._bytes_min = request.min_bytes if request.max_wait_ms > 0 else 0
+        self._bytes_max = max(0, min(request.max_bytes, broker.config.fetch_max_bytes))
+        self._read_committed = request.isolation_level == READ_COMMITTED
+        self._timer: Any = None
+        self._is_scheduled = False
+
+    def try_now(self) -> FetchResponse | None:
+        """The response if there is enough for one now."""
+        session = self._session
+        candidates = self._partitions if session is None else session.candidates()
+        found: list[tuple[FetchPartition, PartitionData]] = []
+        total = 0
+        has_error = False
+        for partition in candidates:
+            data, size = self._collect(partition, self._bytes_max - total, total == 0)
+            total += size
+            has_error = has_error or bool(data.error_code) or data.diverging_epoch is not None
+            if session is None or session.has_news(partition, data):
+                found.append((partition, data))
+        if total < self._bytes_min and not has_error and (session is not None or found):
+            return None
+        return self._respond(found)
+
+    def wait(self, max_wait_ms: int) -> None:
+        self._timer = self._spawn.later(max_wait_ms, self._time_is_up)
+        self._call.on_abandoned = self._stop
+        if self._session is not None:
+            self._session.waiting = self
+        else:
+            for partition in self._partitions:
+                if partition.hosted is not None:
+                    partition.hosted.watch(self)
+
+    def changed(self, hosted: HostedPartition) -> None:
+        """Try again at the end of this turn, when everything that arrived with it is there."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._spawn.soon(self._try_again)
+
+    def _try_again(self) -> None:
+        self._is_scheduled = False
+        if self._timer is None:
+            return
+        response = self.try_now()
+        if response is not None:
+            self._stop()
+            self._call.answer(response)
+
+    def _time_is_up(self) -> None:
+        if self._timer is None:
+            return
+        self._bytes_min = 0
+        response = self.try_now()
+        self._stop()
+        self._call.answer(response)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._session is not None:
+            if self._session.waiting is self:
+                self._session.waiting = None
+        else:
+            for partition in self._partitions:
+                if partition.hosted is not None:
+                    partition.hosted.unwatch(self)
+
+    def _collect(
+        self, partition: FetchPartition, bytes_left: int, at_least_one: bool
+    ) -> tuple[PartitionData, int]:
+        """What one partition has to offer, and how many bytes that is."""
+        data = PartitionData(
+            partition_index=partition.index,
+            high_watermark=-1,
+            last_stable_offset=-1,
+            log_start_offset=-1,
+            preferred_read_replica=-1,
+            aborted_transactions=[] if self._read_committed else None,
+            records=b"",
+        )
+        hosted = partition.hosted
+        if hosted is None or hosted.is_deleted:
+            data.error_code = partition.unknown
+            return data, 0
+        epoch = partition.current_leader_epoch
+        if epoch >= 0 and epoch != hosted.leader_epoch:
+            data.error_code = (
+                ErrorCode.FENCED_LEADER_EPOCH
+                if epoch < hosted.leader_epoch
+                else ErrorCode.UNKNOWN_LEADER_EPOCH
+            )
+            return data, 0
+        try:
+            log = hosted.log
+            data.log_start_offset = log.log_start_offset
+            data.high_watermark = data.last_stable_offset = hosted.high_watermark
+            if partition.last_fetched_epoch >= 0:
+                known_epoch, end_offset = log.epochs.end_offset_for(
+                    partition.last_fetched_epoch, log.log_end_offset
+                )
+                if end_offset < 0:
+                    raise OffsetOutOfRange(partition.fetch_offset)
+                if known_epoch < partition.last_fetched_epoch or end_offset < partition.fetch_offset:
+                    data.diverging_epoch = EpochEndOffset(epoch=known_epoch, end_offset=end_offset)
+                    return data, 0
+            found = hosted.read(
+                partition.fetch_offset, min(bytes_left, partition.bytes_max), at_least_one=at_least_one
+            )
+        except OffsetOutOfRange:
+            data.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+            return data, 0
+        except OSError:
+            data.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+            return data, 0
+        if found is None:
+            return data, 0
+        data.records = found
+        return data, found.size
+
+    def _respond(self, found: list[tuple[FetchPartition, PartitionData]]) -> FetchResponse:
+        session = self._session
+        by_topic: dict[tuple[str, bytes], FetchableTopicResponse] = {}
+        for partition, data in found:
+            topic = by_topic.get((partition.topic, partition.topic_id))
+            if topic is None:
+                topic = FetchableTopicResponse(
+                    topic=partition.topic, topic_id=partition.topic_id, partitions=[]
+                )
+                by_topic[partition.topic, partition.topic_id] = topic
+            topic.partitions.append(data)
+        if session is not None:
+            session.answered(found)
+        return FetchResponse(
+            session_id=0 if session is None else session.id, responses=list(by_topic.values())
+        )
+
+
+def _asked_partitions(broker: Broker, request: FetchRequest, version: int) -> list[FetchPartition]:
+    asked = []
+    for topic in request.topics:
+        name, unknown = _name(broker, topic, version)
+        for wanted in topic.partitions:
+            asked.append(
+                FetchPartition(
+                    name,
+                    topic.topic_id,
+                    wanted.partition,
+                    broker.partitions.get(name, wanted.partition),
+                    unknown,
+                    wanted.fetch_offset,
+                    wanted.partition_max_bytes,
+                    wanted.current_leader_epoch,
+                    wanted.last_fetched_epoch,
+                )
+            )
+    return asked
+
+
+def _forgotten_partitions(
+    broker: Broker, request: FetchRequest, version: int
+) -> Iterable[tuple[str, bytes, int]]:
+    for topic in request.forgotten_topics_data:
+        name, _ = _name(broker, topic, version)
+        for index in topic.partitions:
+            yield name, topic.topic_id, index
+
+
+def _name(broker: Broker, topic: Any, version: int) -> tuple[str, ErrorCode]:
+    """The topic's name however it was asked for, and what to answer if it has no such partition."""
+    if version < TOPIC_IDS_SINCE_VERSION:
+        return topic.topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    name = broker.topic_name(topic.topic_id)
+    return name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID

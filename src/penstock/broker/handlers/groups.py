@@ -1,0 +1,311 @@
+"""The group APIs: FindCoordinator (0-6), JoinGroup (0-9), SyncGroup (0-5), Heartbeat (0-4), LeaveGroup (0-5),
+OffsetCommit (2-10), OffsetFetch (1-10), ListGroups (0-5), DescribeGroups (0-6), DeleteGroups (0-2) and
+OffsetDelete (0).
+
+The rules of groups are in ``penstock.groups``; here requests find their coordinator, topic ids become names
+and names ids again, and commits to topics that do not exist are sorted out. The first FindCoordinator
+creates the offsets topic and waits for it. Transactional ids have no coordinator yet and are told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker.connection import WAITING, Call
+from penstock.broker.coordinators import GroupPartition
+from penstock.decision import Decision
+from penstock.groups.answers import no_offset, offset_fetch_groups, offset_fetch_response, refusal
+from penstock.groups.changes import Change
+from penstock.groups.group import Caller
+from penstock.groups.settings import CLIENT_ID_LENGTH_MAX
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.groups import (
+    Coordinator,
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribedGroup,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    OffsetCommitRequest,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponseTopics,
+    SyncGroupRequest,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+GROUP_KEY = 0
+TRANSACTION_KEY = 1
+BATCHED_FIND_SINCE_VERSION = 4
+TOPIC_IDS_SINCE_VERSION = 10
+# Every operation on a group that exists: there is no authorizer yet, so all are allowed.
+GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8))
+TOPIC_EXISTS = ErrorCode.TOPIC_ALREADY_EXISTS
+# What a member may say about itself, all its protocols together. It is kept in memory while the member is in
+# the group, and written with every generation. (In Kafka the offsets topic's max.message.bytes ends it.)
+SUBSCRIPTION_BYTES_MAX = 1024 * 1024
+NO_TRANSACTIONS = "transactional ids are not supported yet; use an idempotent producer without one"
+
+
+def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call) -> Any:
+    batched = call.version >= BATCHED_FIND_SINCE_VERSION
+    keys = request.coordinator_keys if batched else [request.key]
+
+    def answer(error: int, message: str | None = None) -> FindCoordinatorResponse:
+        member = None if error else broker.image.brokers.get(broker.node_id)
+        if member is None and not error:
+            error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        node_id, host, port = (-1, "", -1) if member is None else (member.id, member.host, member.port)
+        if batched:
+            found = [
+                Coordinator(
+                    key=key, node_id=node_id, host=host, port=port, error_code=error, error_message=message
+                )
+                for key in keys
+            ]
+            return FindCoordinatorResponse(coordinators=found)
+        return FindCoordinatorResponse(
+            error_code=error, error_message=message, node_id=node_id, host=host, port=port
+        )
+
+    if request.key_type == TRANSACTION_KEY:
+        return answer(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS)
+    if request.key_type != GROUP_KEY:
+        return answer(ErrorCode.INVALID_REQUEST, f"coordinators of type {request.key_type} do not exist here")
+    # A request that came at the same moment may have created the topic first.
+    broker.coordinators.ready(
+        lambda error: call.answer(answer(ErrorCode.NONE if error == TOPIC_EXISTS else error))
+    )
+    return WAITING
+
+
+def join_group(broker: Broker, request: JoinGroupRequest, call: Call) -> Any:
+    if sum(len(protocol.metadata) for protocol in request.protocols) > SUBSCRIPTION_BYTES_MAX:
+        return refusal(request, call.version, ErrorCode.MESSAGE_TOO_LARGE)
+    # It goes into Kafka's record of the group, whose strings hold less than a request's header may.
+    caller = Caller(call.client_id[:CLIENT_ID_LENGTH_MAX], f"/{call.host}")
+    return _decide(
+        broker,
+        call,
+        request,
+        lambda partition, now_ms, wall_ms: partition.coordinator.join(
+            request, call.version, caller=caller, token=call, now_ms=now_ms, wall_ms=wall_ms
+        ),
+    )
+
+
+def sync_group(broker: Broker, request: SyncGroupRequest, call: Call) -> Any:
+    return _decide(
+        broker,
+        call,
+        request,
+        lambda partition, now_ms, wall_ms: partition.coordinator.sync(
+            request, call.version, token=call, now_ms=now_ms, wall_ms=wall_ms
+        ),
+    )
+
+
+def heartbeat(broker: Broker, request: HeartbeatRequest, call: Call) -> Any:
+    return _decide(
+        broker,
+        call,
+        request,
+        lambda partition, now_ms, _: partition.coordinator.heartbeat(request, now_ms=now_ms),
+    )
+
+
+def leave_group(broker: Broker, request: LeaveGroupRequest, call: Call) -> Any:
+    return _decide(
+        broker,
+        call,
+        request,
+        lambda partition, now_ms, wall_ms: partition.coordinator.leave(
+            request, call.version, now_ms=now_ms, wall_ms=wall_ms
+        ),
+    )
+
+
+def offset_delete(broker: Broker, request: OffsetDeleteRequest, call: Call) -> Any:
+    return _decide(
+        broker,
+        call,
+        request,
+        lambda partition, now_ms, wall_ms: partition.coordinator.delete_offsets(
+            request, now_ms=now_ms, wall_ms=wall_ms
+        ),
+    )
+
+
+def offset_commit(broker: Broker, request: OffsetCommitRequest, call: Call) -> Any:
+    if call.version >= TOPIC_IDS_SINCE_VERSION:
+        for topic in request.topics:
+            topic.name = broker.topic_name(topic.topic_id)
+    refused = _refuse_unknown_partitions(broker, request, call.version)
+    if refused and not request.topics:
+        return OffsetCommitResponse(topics=refused)
+
+    def commit(partition: GroupPartition, now_ms: int, wall_ms: int) -> Decision[Change]:
+        decision = partition.coordinator.commit(request, call.version, now_ms=now_ms, wall_ms=wall_ms)
+        response = decision.response
+        for topic in response.topics:
+            known = broker.image.topics.get(topic.name)
+            if known is not None:
+                topic.topic_id = known.id
+        response.topics += refused
+        return decision
+
+    return _decide(broker, call, request, commit)
+
+
+def _refuse_unknown_partitions(
+    broker: Broker, request: OffsetCommitRequest, version: int
+) -> list[OffsetCommitResponseTopic]:
+    """Take what does not exist out of a commit; the answers for it."""
+    refused = []
+    kept: list[OffsetCommitRequestTopic] = []
+    for topic in request.topics:
+        hosted = broker.partitions.of_topic(topic.name)
+        unknown = [item for item in topic.partitions if not 0 <= item.partition_index < len(hosted)]
+        if unknown:
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if version >= TOPIC_IDS_SINCE_VERSION and not topic.name:
+                error = ErrorCode.UNKNOWN_TOPIC_ID
+            refused.append(
+                OffsetCommitResponseTopic(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        OffsetCommitResponsePartition(partition_index=item.partition_index, error_code=error)
+                        for item in unknown
+                    ],
+                )
+            )
+            topic.partitions = [item for item in topic.partitions if 0 <= item.partition_index < len(hosted)]
+        if topic.partitions or not unknown:
+            kept.append(topic)
+    request.topics = kept
+    return refused
+
+
+def offset_fetch(broker: Broker, request: OffsetFetchRequest, call: Call) -> OffsetFetchResponse:
+    by_id = call.version >= TOPIC_IDS_SINCE_VERSION
+    answers = []
+    seen: set[str] = set()
+    for group in offset_fetch_groups(request, call.version):
+        partition = broker.coordinators.of(group.group_id)
+        if group.group_id in seen:
+            # A repeated name may not repeat all of its offsets.
+            answers.append(
+                OffsetFetchResponseGroup(group_id=group.group_id, error_code=ErrorCode.INVALID_REQUEST)
+            )
+            continue
+        seen.add(group.group_id)
+        if partition is None:
+            answers.append(
+                OffsetFetchResponseGroup(group_id=group.group_id, error_code=ErrorCode.NOT_COORDINATOR)
+            )
+        elif by_id:
+            answers.append(_fetch_by_id(broker, partition, group, request.require_stable))
+        else:
+            answers.append(partition.coordinator.fetch_offsets(group, require_stable=request.require_stable))
+    return offset_fetch_response(request, call.version, answers)
+
+
+def _fetch_by_id(
+    broker: Broker, partition: GroupPartition, group: OffsetFetchRequestGroup, require_stable: bool
+) -> OffsetFetchResponseGroup:
+    unknown = []
+    if group.topics is not None:
+        for topic in group.topics:
+            topic.name = broker.topic_name(topic.topic_id)
+        unknown = [topic for topic in group.topics if not topic.name]
+        group.topics = [topic for topic in group.topics if topic.name]
+    answer = partition.coordinator.fetch_offsets(group, require_stable=require_stable)
+    topics = broker.image.topics
+    # A topic that was deleted meanwhile has no id to be named by.
+    answer.topics = [topic for topic in answer.topics if topic.name in topics]
+    for fetched in answer.topics:
+        fetched.topic_id = topics[fetched.name].id
+    for topic in unknown:
+        partitions = [no_offset(index, ErrorCode.UNKNOWN_TOPIC_ID) for index in topic.partition_indexes]
+        answer.topics.append(OffsetFetchResponseTopics(topic_id=topic.topic_id, partitions=partitions))
+    return answer
+
+
+def list_groups(broker: Broker, request: ListGroupsRequest, call: Call) -> ListGroupsResponse:
+    groups = []
+    for partition in broker.coordinators:
+        groups += partition.coordinator.list_groups(request.states_filter, request.types_filter)
+    return ListGroupsResponse(groups=groups)
+
+
+def describe_groups(broker: Broker, request: DescribeGroupsRequest, call: Call) -> DescribeGroupsResponse:
+    groups = []
+    # Once each: a repeated name may not repeat all of its members.
+    for group_id in dict.fromkeys(request.groups):
+        partition = broker.coordinators.of(group_id)
+        if partition is None:
+            groups.append(DescribedGroup(group_id=group_id, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE))
+            continue
+        described = partition.coordinator.describe_group(group_id, call.version)
+        if request.include_authorized_operations and not described.error_code:
+            described.authorized_operations = GROUP_OPERATIONS
+        groups.append(described)
+    return DescribeGroupsResponse(groups=groups)
+
+
+def delete_groups(broker: Broker, request: DeleteGroupsRequest, call: Call) -> Any:
+    """Each group by its own coordinator; answered when the last of them has committed."""
+    names = list(dict.fromkeys(request.groups_names))
+    results: dict[str, DeletableGroupResult] = {}
+    clock = broker.environment.clock
+
+    def settled(result: DeletableGroupResult) -> None:
+        results[result.group_id] = result
+        if len(results) == len(names):
+            call.answer(DeleteGroupsResponse(results=[results[name] for name in names]))
+
+    if not names:
+        return DeleteGroupsResponse(results=[])
+    for name in names:
+        partition = broker.coordinators.of(name)
+        if partition is None:
+            settled(DeletableGroupResult(group_id=name, error_code=ErrorCode.GROUP_ID_NOT_FOUND))
+            continue
+        decision = partition.coordinator.delete_group(name, now_ms=clock.now_ms(), wall_ms=clock.wall_ms())
+        unavailable = DeletableGroupResult(group_id=name, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        partition.execute(decision, settled, unavailable)
+    return WAITING
+
+
+Decide = Callable[[GroupPartition, int, int], Decision[Change]]
+
+
+def _decide(broker: Broker, call: Call, request: Any, decide: Decide) -> Any:
+    partition = broker.coordinators.of(request.group_id)
+    if partition is None:
+        # Whoever asks without FindCoordinator is sent there; that creates the offsets topic.
+        return refusal(request, call.version, ErrorCode.NOT_COORDINATOR)
+    clock = broker.environment.clock
+    decision = decide(partition, clock.now_ms(), clock.wall_ms())
+    unavailable = refusal(request, call.version, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    partition.execute(decision, call.answer, unavailable)
+    return WAITING

@@ -1,0 +1,158 @@
+"""ListOffsets (1-11), OffsetForLeaderEpoch (2-4) and DeleteRecords (0-2): where things are in a partition.
+
+ListOffsets by timestamp is exact: the one place where the broker looks inside a batch. There is no remote
+tier, so "earliest local" is the earliest and "latest tiered" is none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.broker.connection import Call
+from penstock.log.log import OffsetOutOfRange
+from penstock.metadata.topics import is_internal
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.offsets import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+    EpochEndOffset,
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderTopicResult,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+    from penstock.broker.partitions import HostedPartition
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+# DeleteRecords: everything that readers can see.
+ALL = -1
+
+
+def list_offsets(broker: Broker, request: ListOffsetsRequest, call: Call) -> ListOffsetsResponse:
+    seen: set[tuple[str, int]] = set()
+    repeated: set[tuple[str, int]] = set()
+    for topic in request.topics:
+        for wanted in topic.partitions:
+            name = (topic.name, wanted.partition_index)
+            (repeated if name in seen else seen).add(name)
+    topics = []
+    for topic in request.topics:
+        results = []
+        for wanted in topic.partitions:
+            result = ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
+            results.append(result)
+            if (topic.name, wanted.partition_index) in repeated:
+                result.error_code = ErrorCode.INVALID_REQUEST
+                continue
+            hosted = broker.partitions.get(topic.name, wanted.partition_index)
+            result.error_code = _leadership(hosted, wanted.current_leader_epoch)
+            if hosted is not None and not result.error_code:
+                try:
+                    _find(hosted, wanted, result)
+                except OSError:
+                    result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+        topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=results))
+    return ListOffsetsResponse(topics=topics)
+
+
+def _find(
+    hosted: HostedPartition, wanted: ListOffsetsPartition, result: ListOffsetsPartitionResponse
+) -> None:
+    log = hosted.log
+    match wanted.timestamp:
+        case -1:  # latest
+            result.offset = hosted.high_watermark
+            result.leader_epoch = hosted.leader_epoch
+        case -2 | -4:  # earliest, earliest local
+            result.offset = log.log_start_offset
+            result.leader_epoch = log.epochs.epoch_at(log.log_start_offset)
+        case -5 | -6:  # latest tiered, earliest pending upload: there is no tier
+            result.leader_epoch = -1
+        case timestamp:
+            if timestamp == MAX_TIMESTAMP:
+                found = log.latest_timestamp()
+            elif timestamp < 0:
+                result.error_code = ErrorCode.UNSUPPORTED_VERSION
+                return
+            else:
+                found = log.offset_for_timestamp(timestamp)
+            if found is not None and found[0] < hosted.high_watermark:
+                result.offset, result.timestamp, result.leader_epoch = found
+
+
+def offset_for_leader_epoch(
+    broker: Broker, request: OffsetForLeaderEpochRequest, call: Call
+) -> OffsetForLeaderEpochResponse:
+    topics = []
+    for topic in request.topics:
+        results = []
+        for wanted in topic.partitions:
+            result = EpochEndOffset(partition=wanted.partition)
+            results.append(result)
+            hosted = broker.partitions.get(topic.topic, wanted.partition)
+            result.error_code = _leadership(hosted, wanted.current_leader_epoch)
+            if hosted is None or result.error_code:
+                continue
+            try:
+                log = hosted.log
+                result.leader_epoch, result.end_offset = log.epochs.end_offset_for(
+                    wanted.leader_epoch, log.log_end_offset
+                )
+            except OSError:
+                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+        topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=results))
+    return OffsetForLeaderEpochResponse(topics=topics)
+
+
+def delete_records(broker: Broker, request: DeleteRecordsRequest, call: Call) -> DeleteRecordsResponse:
+    topics = []
+    for topic in request.topics:
+        results = []
+        for wanted in topic.partitions:
+            result = DeleteRecordsPartitionResult(partition_index=wanted.partition_index, low_watermark=-1)
+            results.append(result)
+            hosted = broker.partitions.get(topic.name, wanted.partition_index)
+            if hosted is None:
+                result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif is_internal(topic.name) or not hosted.config.is_delete:
+                result.error_code = ErrorCode.POLICY_VIOLATION
+            else:
+                try:
+                    _ = hosted.log
+                    offset = hosted.high_watermark if wanted.offset == ALL else wanted.offset
+                    if not 0 <= offset <= hosted.high_watermark:
+                        result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+                    else:
+                        result.low_watermark = hosted.delete_before(offset)
+                        broker.housekeeping.checkpoint_soon()
+                except OffsetOutOfRange:
+                    result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+                except OSError:
+                    result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+        topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
+    return DeleteRecordsResponse(topics=topics)
+
+
+def _leadership(hosted: HostedPartition | None, current_leader_epoch: int) -> ErrorCode:
+    """Whether the client's idea of who leads the partition is ours (KIP-320)."""
+    if hosted is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if current_leader_epoch < 0 or current_leader_epoch == hosted.leader_epoch:
+        return ErrorCode.NONE
+    if current_leader_epoch < hosted.leader_epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    return ErrorCode.UNKNOWN_LEADER_EPOCH

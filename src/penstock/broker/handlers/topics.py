@@ -1,0 +1,217 @@
+"""Metadata (0-13), DescribeTopicPartitions (0), CreateTopics (2-7), DeleteTopics (1-6), CreatePartitions
+(0-3).
+
+Reads are answered from the committed image, the full list from bytes cached until the image changes. Changes
+go to the controller and are answered when they are committed.
+
+Departure from Kafka: a Metadata request that creates a topic waits for it and answers with its leader,
+instead of UNKNOWN_TOPIC_OR_PARTITION and a retry.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker.connection import WAITING, Call, Encoded
+from penstock.metadata.image import Image, TopicImage
+from penstock.metadata.topics import is_internal, name_error
+from penstock.model import NO_TOPIC_ID, TopicId
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.topics import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    Cursor,
+    DeleteTopicsRequest,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+AUTO_CREATION_FLAG_SINCE_VERSION = 4
+# Every operation on a topic that exists, and on the cluster: there is no authorizer yet, so all are allowed.
+TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
+CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
+NOT_ASKED_FOR = -(2**31)
+
+
+def metadata(broker: Broker, request: MetadataRequest, call: Call) -> Any:
+    topics = request.topics
+    if topics is None or (call.version == 0 and not topics):
+        return _all_topics(broker, request, call)
+    may_create = broker.config.auto_create_topics_enable and (
+        call.version < AUTO_CREATION_FLAG_SINCE_VERSION or request.allow_auto_topic_creation
+    )
+    if may_create:
+        missing = [topic.name for topic in topics if topic.name and topic.name not in broker.image.topics]
+        creatable = [name for name in dict.fromkeys(missing) if name_error(name) is None]
+        if creatable:
+            broker.create_topics(
+                creatable, lambda errors: call.answer(_named_topics(broker, request, topics, errors))
+            )
+            return WAITING
+    return _named_topics(broker, request, topics, {})
+
+
+def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Encoded:
+    key = (
+        call.version,
+        request.include_topic_authorized_operations,
+        request.include_cluster_authorized_operations,
+    )
+    cached = broker.encoded_metadata.get(key)
+    if cached is None:
+        response = _response(broker, request)
+        response.topics = [_topic(topic, request) for topic in broker.image.topics.values()]
+        cached = broker.encoded_metadata[key] = Encoded(call.route.encode(response))
+    return cached
+
+
+def _named_topics(
+    broker: Broker, request: MetadataRequest, asked: list[MetadataRequestTopic], errors: dict[str, int]
+) -> MetadataResponse:
+    response = _response(broker, request)
+    image = broker.image
+    seen = set()
+    for wanted in asked:
+        by_id = wanted.name is None or (not wanted.name and wanted.topic_id != NO_TOPIC_ID)
+        key = wanted.topic_id if by_id else wanted.name
+        if key in seen:
+            continue
+        seen.add(key)
+        topic = (
+            image.topics_by_id.get(TopicId(wanted.topic_id)) if by_id else image.topics.get(wanted.name or "")
+        )
+        if topic is not None:
+            response.topics.append(_topic(topic, request))
+            continue
+        error: int
+        if by_id:
+            error = ErrorCode.UNKNOWN_TOPIC_ID
+        elif name_error(wanted.name or "") is not None:
+            error = ErrorCode.INVALID_TOPIC_EXCEPTION
+        else:
+            error = errors.get(wanted.name or "", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        # Only from version 12 on may the name be null, and only there is a topic asked for by its id.
+        response.topics.append(
+            MetadataResponseTopic(error_code=error, name=wanted.name, topic_id=wanted.topic_id)
+        )
+    return response
+
+
+def _response(broker: Broker, request: MetadataRequest) -> MetadataResponse:
+    return MetadataResponse(
+        brokers=[
+            MetadataResponseBroker(node_id=member.id, host=member.host, port=member.port, rack=member.rack)
+            for member in broker.brokers()
+        ],
+        cluster_id=broker.cluster_id,
+        controller_id=broker.node_id,
+        topics=[],
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED_FOR
+        ),
+    )
+
+
+def _topic(topic: TopicImage, request: MetadataRequest) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=is_internal(topic.name),
+        partitions=[
+            MetadataResponsePartition(
+                partition_index=partition.index,
+                leader_id=partition.leader,
+                leader_epoch=partition.leader_epoch,
+                replica_nodes=list(partition.replicas),
+                isr_nodes=list(partition.isr),
+                offline_replicas=[],
+            )
+            for partition in topic.partitions
+        ],
+        topic_authorized_operations=(
+            TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED_FOR
+        ),
+    )
+
+
+def describe_topic_partitions(
+    broker: Broker, request: DescribeTopicPartitionsRequest, call: Call
+) -> DescribeTopicPartitionsResponse:
+    """In order of the topics' names, at most so many partitions at a time; the cursor says where to go on."""
+    image = broker.image
+    names = sorted({topic.name for topic in request.topics} or image.topics)
+    first_partition = 0
+    if request.cursor is not None:
+        start = request.cursor.topic_name
+        names = [name for name in names if name >= start]
+        if names and names[0] == start:
+            first_partition = max(0, request.cursor.partition_index)
+    room = max(1, min(request.response_partition_limit, broker.config.max_request_partition_size_limit))
+    response = DescribeTopicPartitionsResponse(topics=[], next_cursor=None)
+    for name in names:
+        if room <= 0:
+            response.next_cursor = Cursor(topic_name=name, partition_index=0)
+            break
+        described, count, rest = _describe_topic(image, name, first_partition, room)
+        response.topics.append(described)
+        room -= count
+        if rest is not None:
+            response.next_cursor = Cursor(topic_name=name, partition_index=rest)
+            break
+        first_partition = 0
+    return response
+
+
+def _describe_topic(
+    image: Image, name: str, first_partition: int, room: int
+) -> tuple[DescribeTopicPartitionsResponseTopic, int, int | None]:
+    topic = image.topics.get(name)
+    if topic is None:
+        known = name_error(name) is None
+        error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if known else ErrorCode.INVALID_TOPIC_EXCEPTION
+        return DescribeTopicPartitionsResponseTopic(error_code=error, name=name), 1, None
+    shown = topic.partitions[first_partition : first_partition + room]
+    described = DescribeTopicPartitionsResponseTopic(
+        name=name,
+        topic_id=topic.id,
+        is_internal=is_internal(topic.name),
+        partitions=[
+            DescribeTopicPartitionsResponsePartition(
+                partition_index=partition.index,
+                leader_id=partition.leader,
+                leader_epoch=partition.leader_epoch,
+                replica_nodes=list(partition.replicas),
+                isr_nodes=list(partition.isr),
+                # Empty, not null: Kafka's own admin client cannot read null here.
+                eligible_leader_replicas=[],
+                last_known_elr=[],
+            )
+            for partition in shown
+        ],
+        topic_authorized_operations=TOPIC_OPERATIONS,
+    )
+    rest = first_partition + len(shown)
+    return described, len(shown), rest if rest < len(topic.partitions) else None
+
+
+def create_topics(broker: Broker, request: CreateTopicsRequest, call: Call) -> Any:
+    return broker.decide(request, call)
+
+
+def delete_topics(broker: Broker, request: DeleteTopicsRequest, call: Call) -> Any:
+    return broker.decide(request, call)
+
+
+def create_partitions(broker: Broker, request: CreatePartitionsRequest, call: Call) -> Any:
+    return broker.decide(request, call)

@@ -1,0 +1,103 @@
+"""What has to be done now and then: flush by time, checkpoint, expire old segments, forget old producers.
+
+Each chore is a timer of its own. Those that visit every partition do it a slice at a time, so that the loop
+stays free between slices however many partitions there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+from penstock.broker.config import BrokerConfig
+from penstock.broker.logs import Logger
+from penstock.broker.partitions import HostedPartition, Partitions
+from penstock.broker.storage import Storage
+from penstock.environment import Environment
+
+FLUSH_CHECK_INTERVAL_MS = 1_000
+PRODUCER_EXPIRY_INTERVAL_MS = 600_000
+PARTITIONS_PER_SLICE = 100
+# DeleteRecords is written down soon, but a burst of them only once.
+CHECKPOINT_SOON_MS = 1_000
+
+
+class Housekeeping:
+    def __init__(
+        self,
+        environment: Environment,
+        config: BrokerConfig,
+        storage: Storage,
+        partitions: Partitions,
+        logger: Logger,
+    ) -> None:
+        self._environment = environment
+        self._storage = storage
+        self._partitions = partitions
+        self._logger = logger
+        self._checkpoint_is_due = False
+        self._is_checkpointing = False
+        self._every(FLUSH_CHECK_INTERVAL_MS, self._flush_by_time)
+        self._every(config.log_flush_offset_checkpoint_interval_ms, self.checkpoint)
+        self._every(config.log_retention_check_interval_ms, lambda: self._visit(self._expire))
+        self._every(PRODUCER_EXPIRY_INTERVAL_MS, lambda: self._visit(self._forget_producers))
+
+    def checkpoint(self) -> None:
+        self._checkpoint_is_due = False
+        if self._is_checkpointing:
+            self.checkpoint_soon()
+            return
+        self._is_checkpointing = True
+
+        def done(_: None, error: Exception | None) -> None:
+            self._is_checkpointing = False
+            if error is not None:
+                # Only a hint for the next start; a full disk must not stop the broker.
+                self._logger.error("cannot write the checkpoints", error=str(error))
+
+        self._environment.spawn.in_thread(self._storage.prepare_checkpoint(self._partitions), done)
+
+    def checkpoint_soon(self) -> None:
+        if not self._checkpoint_is_due:
+            self._checkpoint_is_due = True
+            self._environment.spawn.later(CHECKPOINT_SOON_MS, self.checkpoint)
+
+    def _every(self, interval_ms: int, chore: Callable[[], None]) -> None:
+        def again() -> None:
+            chore()
+            self._environment.spawn.later(interval_ms, again)
+
+        self._environment.spawn.later(interval_ms, again)
+
+    def _flush_by_time(self) -> None:
+        now_ms = self._environment.clock.now_ms()
+        for hosted in list(self._storage.unflushed):
+            if now_ms - hosted.unflushed_since_ms >= hosted.config.flush_ms:
+                hosted.flush()
+
+    def _visit(self, chore: Callable[[HostedPartition], None]) -> None:
+        """Do something for every partition that has anything on disk, a slice per turn."""
+        everyone = iter(list(self._partitions))
+
+        def next_slice() -> None:
+            slice_ = list(islice(everyone, PARTITIONS_PER_SLICE))
+            for hosted in slice_:
+                if hosted.is_deleted or not (hosted.is_open or self._storage.holds(hosted)):
+                    continue
+                try:
+                    chore(hosted)
+                except OSError as error:
+                    self._logger.error("upkeep failed", partition=repr(hosted), error=str(error))
+            if slice_:
+                self._environment.spawn.soon(next_slice)
+
+        next_slice()
+
+    def _expire(self, hosted: HostedPartition) -> None:
+        count = hosted.expire(self._environment.clock.wall_ms())
+        if count:
+            self._logger.info("expired segments", partition=f"{hosted.topic}-{hosted.index}", count=count)
+
+    def _forget_producers(self, hosted: HostedPartition) -> None:
+        if hosted.is_open:
+            hosted.log.producers.expire(self._environment.clock.wall_ms())

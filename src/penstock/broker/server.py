@@ -1,0 +1,245 @@
+"""The listening side of a node: connections, their limits, and the life of the process from start to stop."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Any
+
+from penstock.broker.broker import Broker
+from penstock.broker.config import BrokerConfig, ConfigError
+from penstock.broker.connection import CLOSE, Call, Connection, Route
+from penstock.broker.logs import Logger
+from penstock.broker.options import ServeError, ServeOptions
+from penstock.broker.routes import make_route
+from penstock.environment import Environment, Listener, Stream
+from penstock.protocol.errors import DecodeError
+from penstock.protocol.framing import BufferPool
+
+SWEEP_INTERVAL_MS = 5_000
+# A frame must arrive within this time: a byte now and then is not a client.
+FRAME_TIMEOUT_MS = 60_000
+# Refusals are logged, but a peer that is refused all the time may not fill the disk with it.
+REFUSALS_LOGGED_PER_SWEEP = 20
+
+
+class Server:
+    """Accepts connections for one broker and keeps them within bounds."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        broker: Broker,
+        config: BrokerConfig,
+        logger: Logger,
+        *,
+        connections_max: int | None = None,
+    ) -> None:
+        self.environment = environment
+        self._broker = broker
+        self._config = config
+        self._logger = logger
+        # What was configured, or what the system can give.
+        self._connections_max = min(config.max_connections, connections_max or config.max_connections)
+        self.frame_bytes_max = config.socket_request_max_bytes
+        self.buffers = BufferPool(config.queued_max_request_bytes)
+        # Unsupported (API, version) pairs are not kept: a peer could make up 2**32 of them.
+        self._routes: dict[int, Route] = {}
+        self._connections: dict[Connection, None] = {}
+        self._per_host: dict[str, int] = {}
+        self._waiting_for_buffer: dict[Connection, None] = {}
+        self._listener: Listener | None = None
+        self._refusals = 0
+
+    def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Serve from now on; the address really bound."""
+        self._listener = self.environment.network.listen(host, port, self._accept)
+        self._sweep()
+        return self._listener.address
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.close()
+
+    def _accept(self, stream: Stream) -> None:
+        host = stream.peer
+        if (
+            len(self._connections) >= self._connections_max
+            or self._per_host.get(host, 0) >= self._config.max_connections_per_ip
+        ):
+            self._note("refused a connection", peer=host, reason="too many connections")
+            stream.close()
+            return
+        self._per_host[host] = self._per_host.get(host, 0) + 1
+        self._connections[Connection(stream, self)] = None
+
+    # For the connections
+
+    def route(self, key: int, version: int) -> Route | None:
+        route = self._routes.get(key << 16 | version & 0xFFFF)
+        if route is None:
+            route = make_route(key, version)
+            if route is not None and route.version == version:
+                self._routes[key << 16 | version & 0xFFFF] = route
+        return route
+
+    def handle(self, call: Call, request: Any) -> Any:
+        try:
+            return call.route.handle(self._broker, request, call)
+        except AssertionError:
+            raise  # a broken invariant: going on could harm what is stored
+        except DecodeError:
+            raise
+        except Exception:
+            self._logger.exception("a request failed", request=type(request).__name__, peer=call.host)
+            return CLOSE
+
+    def refused(self, connection: Connection, reason: str) -> None:
+        self._note("closed a connection", peer=connection.peer, reason=reason)
+
+    def _note(self, event: str, **values: str) -> None:
+        self._refusals += 1
+        if self._refusals <= REFUSALS_LOGGED_PER_SWEEP:
+            self._logger.warning(event, **values)
+
+    def closed(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        self._waiting_for_buffer.pop(connection, None)
+        left = self._per_host.get(connection.peer, 1) - 1
+        if left > 0:
+            self._per_host[connection.peer] = left
+        else:
+            self._per_host.pop(connection.peer, None)
+
+    def wait_for_buffer(self, connection: Connection) -> None:
+        if not self._waiting_for_buffer:
+            self.environment.spawn.later(10, self._lend)
+        self._waiting_for_buffer[connection] = None
+
+    def _lend(self) -> None:
+        waiting, self._waiting_for_buffer = self._waiting_for_buffer, {}
+        for connection in waiting:
+            connection.resume()
+
+    def _sweep(self) -> None:
+        """Close the connections of peers that have fallen silent, or never finish what they begin."""
+        now_ms = self.environment.clock.now_ms()
+        if self._refusals > REFUSALS_LOGGED_PER_SWEEP:
+            self._logger.warning("more refusals than were logged", count=self._refusals)
+        self._refusals = 0
+        idle_before_ms = now_ms - self._config.connections_max_idle_ms
+        for connection in list(self._connections):
+            if connection.last_active_ms < idle_before_ms and connection.is_silent:
+                connection.close()
+            elif 0 <= connection.frame_started_ms < now_ms - FRAME_TIMEOUT_MS:
+                self.refused(connection, "a request that did not arrive in time")
+                connection.close()
+        self.environment.spawn.later(SWEEP_INTERVAL_MS, self._sweep)
+
+
+def run(options: ServeOptions) -> int:
+    """Run a node until it is told to stop. Raises ServeError with one line when it cannot start or go on."""
+    try:
+        config, warnings = BrokerConfig.load(
+            options.settings, options.config_file, options=_as_settings(options)
+        )
+    except ConfigError as error:
+        raise ServeError(str(error)) from None
+    logger = Logger(node=options.node_id)
+    for warning in warnings:
+        logger.warning(warning)
+
+    loop = _event_loop()
+    from penstock.machine import machine_environment  # noqa: PLC0415 - with the loop
+
+    environment = machine_environment(loop)
+    failure: list[str] = []
+
+    def fail(reason: str) -> None:
+        failure.append(reason)
+        loop.stop()
+
+    def crash(_: Any, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        logger.error("stopping after an error of our own", error=repr(error), message=context.get("message"))
+        if error is not None:
+            import traceback  # noqa: PLC0415 - rarely needed
+
+            traceback.print_exception(error, file=sys.stderr)
+        fail("an internal error; see the lines above")
+
+    loop.set_exception_handler(crash)
+    try:
+        broker = Broker(environment, options, config, logger, on_failure=fail)
+    except OSError as error:
+        raise ServeError(f"cannot use the data directory {options.data_dirs[0]}: {error}") from error
+    server = Server(environment, broker, config, logger, connections_max=_connections_max())
+    try:
+        host, port = server.listen(*options.listen)
+    except OSError as error:
+        broker.close()
+        wanted = f"{options.listen[0]}:{options.listen[1]}"
+        raise ServeError(f"cannot listen on {wanted}: {error.strerror}; choose another --listen") from None
+    broker.announce(*(options.advertise or (host, port)))
+
+    def ready() -> None:
+        # On the running loop: a signal that comes before it runs would be lost on uvloop.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, loop.stop)
+        shown = f"[{host}]" if ":" in host else host
+        print(f"penstock node {options.node_id} ready kafka={shown}:{port} http=off", flush=True)  # noqa: T201
+
+    loop.call_soon(ready)
+    loop.run_forever()
+    server.close()
+    if failure:
+        # What is on the disk is not what we believe: no marker, the next start looks for itself.
+        raise ServeError(failure[0])
+    try:
+        broker.close()
+    except OSError as error:
+        raise ServeError(f"could not stop cleanly, the next start will check the logs: {error}") from error
+    return 0
+
+
+def _connections_max() -> int | None:
+    """Half of the descriptors that the system allows, or all that the logs leave if that is more.
+
+    Without it a flood of connections would take the descriptors that the next append or fsync needs.
+    """
+    import resource  # noqa: PLC0415 - Unix only
+
+    from penstock.machine import OPEN_FILES_MAX, RESERVED_DESCRIPTORS  # noqa: PLC0415 - with the loop
+
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return None
+    return max(1, allowed // 2, allowed - OPEN_FILES_MAX - RESERVED_DESCRIPTORS)
+
+
+def _as_settings(options: ServeOptions) -> dict[str, str]:
+    """The options under the names that Kafka's settings give them, for clients that ask."""
+    host, port = options.listen
+    settings = {
+        "node.id": str(options.node_id),
+        "log.dirs": ",".join(options.data_dirs),
+        "listeners": f"PLAINTEXT://{host}:{port}",
+    }
+    if options.advertise is not None:
+        settings["advertised.listeners"] = f"PLAINTEXT://{options.advertise[0]}:{options.advertise[1]}"
+    if options.rack is not None:
+        settings["broker.rack"] = options.rack
+    return settings
+
+
+def _event_loop() -> Any:
+    try:
+        import uvloop  # noqa: PLC0415 - optional on some systems
+
+        return uvloop.new_event_loop()
+    except ImportError:
+        import asyncio  # noqa: PLC0415
+
+        return asyncio.new_event_loop()

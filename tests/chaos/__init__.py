@@ -1,0 +1,1 @@
+"""Killing, starving and damaging real broker processes, and checking what they had promised."""

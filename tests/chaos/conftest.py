@@ -1,0 +1,39 @@
+"""How long the faults go on, and the seed of the moments at which they strike.
+
+PENSTOCK_CHAOS_SECONDS is the time that the longest test spends on faults (the others take shares of it),
+PENSTOCK_CHAOS_SEED repeats the choices of a run. Real processes are not deterministic: the same seed gives the
+same moments and the same damage, not the same interleaving.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Generator
+
+import pytest
+
+SECONDS = "PENSTOCK_CHAOS_SECONDS"
+SEED = "PENSTOCK_CHAOS_SEED"
+SECONDS_DEFAULT = 40.0
+
+
+@pytest.fixture(scope="session")
+def chaos_seconds() -> float:
+    return float(os.environ.get(SECONDS) or SECONDS_DEFAULT)
+
+
+@pytest.fixture
+def seed() -> int:
+    return int(os.environ.get(SEED) or random.SystemRandom().randrange(2**32))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    seed = getattr(item, "funcargs", {}).get("seed")
+    if report.failed and seed is not None:
+        report.sections.append(("chaos", f"repeat with {SEED}={seed} {SECONDS}={os.environ.get(SECONDS, '')}"))
+    return report

@@ -1,0 +1,142 @@
+"""Power loss under load: with every message flushed, dropping all that no fsync covered costs nothing.
+
+``lossy.py`` says how it is known what was covered, ``power.py`` what is dropped. The last test turns the
+flushing off and expects records to be lost: otherwise the others would prove nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import lossy
+from tests.chaos.brokers import ROLLING, ChaosBroker, completed_segments
+from tests.chaos.clients import CODECS, Client, Committer, GroupReader, Writer, read_everything
+from tests.chaos.ledger import Ledger, Place
+from tests.chaos.power import Disk, PowerLoss
+from tests.chaos.test_crash import create_topics, produce, stop_all
+from tests.support import wait_until
+
+pytestmark = pytest.mark.chaos
+
+LOADED = [Place("loaded", partition) for partition in range(3)]
+MARKED = [Place("marked", partition) for partition in range(16)]
+RECORDS_PER_SECOND = 300
+SHARE_OF_TIME = 0.3
+
+
+@contextmanager
+def witnessed(settings: Mapping[str, str]) -> Iterator[tuple[ChaosBroker, PowerLoss]]:
+    """A broker whose fsyncs are written down."""
+    with tempfile.TemporaryDirectory(prefix="penstock-power-") as scratch:
+        data_dir = Path(scratch, "data")
+        power = PowerLoss(data_dir, Path(scratch, "witness"))
+        entry = ["-P", lossy.__file__, str(power.journal), str(power.attic)]
+        with ChaosBroker(settings, data_dir=data_dir, entry=entry) as broker:
+            yield broker, power
+
+
+@pytest.mark.parametrize(
+    "flushing",
+    [{"log.flush.interval.messages": "1"}, {"penstock.durability": "flushed"}],
+    ids=["flush every message", "flushed"],
+)
+def test_what_was_acknowledged_survives_power_loss_when_flushed(
+    chaos_seconds: float, seed: int, flushing: dict[str, str]
+) -> None:
+    choose = random.Random(seed)
+    ledger = Ledger()
+    seconds = chaos_seconds * SHARE_OF_TIME
+    losses = lost_bytes = lost_names = 0
+    with witnessed({**ROLLING, **flushing}) as (broker, power):
+        create_topics(broker.bootstrap, LOADED + MARKED)
+        writers = [
+            Writer(
+                number,
+                broker.bootstrap,
+                ledger,
+                LOADED,
+                choose.randrange(2**32),
+                codec=codec,
+                rate=RECORDS_PER_SECOND,
+            )
+            for number, codec in enumerate(CODECS)
+        ]
+        reader = GroupReader(broker.bootstrap, ledger, ["loaded"], "readers")
+        committer = Committer(broker.bootstrap, ledger, MARKED, "committers")
+        clients: list[Client] = [*writers, reader, committer]
+        for client in clients:
+            client.start()
+        try:
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline and not ledger.violations:
+                time.sleep(choose.uniform(0.05, 1.2))
+                if choose.random() < 0.2:
+                    broker.stop()
+                else:
+                    broker.kill()
+                while choose.random() < 0.2:
+                    broker.start_and_kill(choose.uniform(0.1, 0.5))
+                if choose.random() < 0.8:
+                    damage = power.strike(choose.choice(list(Disk)), choose)
+                    losses += 1
+                    lost_bytes += damage.lost_bytes
+                    lost_names += damage.lost_names
+                broker.start()
+                ledger.restarted()
+            acknowledged = ledger.acknowledged_count
+            wait_until(lambda: ledger.acknowledged_count > acknowledged, 30, "writes go on after the power loss")
+        finally:
+            stop_all(clients, ledger)
+        rolls = completed_segments(broker.data_dir)
+        # Once more, with nobody writing: everything that is there was acknowledged, and flushed.
+        broker.kill()
+        power.strike(Disk.STRICT, choose)
+        broker.start()
+        ledger.check(read_everything(broker.bootstrap, LOADED))
+        broker.assert_no_traceback()
+
+    print(
+        f"\nseed {seed}: {losses} power losses, {broker.kills} kills, {lost_bytes} bytes and {lost_names} names"
+        f" dropped, {ledger.acknowledged_count} records acknowledged, {ledger.seen_count} seen on the way,"
+        f" {rolls} rolls, {reader.commits}+{committer.commits} commits, {committer.looks} looks"
+    )
+    assert losses >= seconds / 5
+    assert lost_bytes > 0 and lost_names > 0
+    assert ledger.acknowledged_count >= 100 * seconds
+    assert ledger.seen_count >= 50 * seconds
+    assert rolls >= seconds
+    assert committer.commits >= 5 * seconds and committer.looks >= seconds / 8
+
+
+def test_a_created_topic_survives_a_power_loss_at_once(seed: int) -> None:
+    with witnessed({}) as (broker, power):
+        create_topics(broker.bootstrap, LOADED)
+        broker.kill()
+        power.strike(Disk.STRICT, random.Random(seed))
+        broker.start()
+        readings = read_everything(broker.bootstrap, LOADED)
+        assert [reading.records for reading in readings.values()] == [[], [], []]
+
+
+def test_without_flushing_a_power_loss_does_lose_acknowledged_records(seed: int) -> None:
+    ledger = Ledger()
+    place = LOADED[0]
+    with witnessed({}) as (broker, power):
+        create_topics(broker.bootstrap, LOADED)
+        produce(broker.bootstrap, ledger, place, range(500))
+        broker.kill()
+        damage = power.strike(Disk.STRICT, random.Random(seed))
+        broker.start()
+        readings = read_everything(broker.bootstrap, LOADED)
+        assert damage.lost_bytes > 0
+        assert ledger.acknowledged_count == 500
+        assert ledger.lost(readings) == 500
+        with pytest.raises(AssertionError, match="lost"):
+            ledger.check(readings)
