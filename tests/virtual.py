@@ -51,7 +51,9 @@ class VirtualSpawn:
         heapq.heappush(self._timers, (self._clock.now_ms() + delay_ms, next(self._count), timer))
         return timer
 
-    def in_thread(self, work: Callable[[], Any], done: Callable[[Any, Exception | None], None]) -> None:
+    def in_thread(
+        self, work: Callable[[], Any], done: Callable[[Any, Exception | None], None], *, lane: str
+    ) -> None:
         def finish() -> None:
             try:
                 result = work()

@@ -173,9 +173,16 @@ class Spawn(Protocol):
     def later(self, delay_ms: float, callback: Callable[[], None]) -> Timer: ...
 
     def in_thread(
-        self, work: Callable[[], Result], done: Callable[[Result | None, Exception | None], None]
+        self,
+        work: Callable[[], Result],
+        done: Callable[[Result | None, Exception | None], None],
+        *,
+        lane: str,
     ) -> None:
-        """Run ``work`` away from the loop, then ``done(result, error)`` on it."""
+        """Run ``work`` away from the loop, then ``done(result, error)`` on it.
+
+        Work of one lane does not hold up that of another: ``metadata``, ``flush``, ``read`` or ``upkeep``.
+        """
         ...
 
 

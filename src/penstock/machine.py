@@ -18,6 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from penstock.environment import Buffer, Environment, File, Result, Stream
 
@@ -32,8 +33,8 @@ WARM_PROBE_BYTES = 128 * 1024
 WRITEBACK_BYTES = 8 * 1024 * 1024
 SYNC_FILE_RANGE_WRITE = 2
 ACCEPTS_PER_TURN = 64
-# fsync and cold reads wait on the disk, not on a core.
-DISK_THREADS = 4
+# These wait on the disk, not on a core.
+LANE_THREADS = {"metadata": 1, "flush": 4, "read": 4, "upkeep": 1}
 READ_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 
 
@@ -46,13 +47,14 @@ class MachineClock:
 
 
 class MachineFile:
-    __slots__ = ("_descriptor", "_files", "_path", "_size", "_written_back")
+    __slots__ = ("_descriptor", "_files", "_is_broken", "_path", "_size", "_written_back")
 
     def __init__(self, files: MachineFiles, path: str) -> None:
         self._files = files
         self._path = path
         self._descriptor = -1
         self._size = -1
+        self._is_broken = False
         # The kernel was asked to write everything below to the disk.
         self._written_back = 0
 
@@ -79,6 +81,8 @@ class MachineFile:
         return self._size >= 0
 
     def append(self, buffers: Sequence[Buffer]) -> None:
+        if self._is_broken:
+            raise OSError(errno.EIO, "a failed write could not be undone", self._path)
         descriptor = self.descriptor()
         size_before = self.size
         expected = sum(map(len, buffers))
@@ -89,14 +93,21 @@ class MachineFile:
                 while written < expected:
                     written += os.write(descriptor, memoryview(rest)[written:])
         except OSError:
-            os.ftruncate(descriptor, size_before)
+            try:
+                os.ftruncate(descriptor, size_before)
+            except OSError:
+                # Half a batch is at the end and will not go: nothing may ever be written behind it.
+                self._is_broken = True
             raise
         self._size = size_before + expected
         if self._size - self._written_back >= WRITEBACK_BYTES:
             # Of a file that was there before, only what this process wrote.
             begin = max(self._written_back, self._size - 2 * WRITEBACK_BYTES)
-            self._files.write_back(os.dup(descriptor), begin, self._size - begin)
             self._written_back = self._size
+            with suppress(
+                OSError, RuntimeError
+            ):  # out of descriptors or threads: the kernel will do it alone
+                self._files.write_back(os.dup(descriptor), begin, self._size - begin)
 
     def read_at(self, position: int, size: int) -> bytes:
         return os.pread(self.descriptor(), size, position)
@@ -429,7 +440,7 @@ class MachineNetwork:
 class MachineSpawn:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._threads: ThreadPoolExecutor | None = None
+        self._lanes: dict[str, ThreadPoolExecutor] = {}
 
     def soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon(callback)
@@ -438,10 +449,15 @@ class MachineSpawn:
         return self._loop.call_later(delay_ms / 1000, callback)
 
     def in_thread(
-        self, work: Callable[[], Result], done: Callable[[Result | None, Exception | None], None]
+        self,
+        work: Callable[[], Result],
+        done: Callable[[Result | None, Exception | None], None],
+        *,
+        lane: str,
     ) -> None:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(DISK_THREADS, "disk")
+        threads = self._lanes.get(lane)
+        if threads is None:
+            threads = self._lanes[lane] = ThreadPoolExecutor(LANE_THREADS[lane], lane)
 
         def run() -> None:
             result: Result | None = None
@@ -452,11 +468,7 @@ class MachineSpawn:
                 error = raised
             self._loop.call_soon_threadsafe(done, result, error)
 
-        self._threads.submit(run)
-
-    def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown()
+        threads.submit(run)
 
 
 def machine_environment(loop: asyncio.AbstractEventLoop) -> Environment:

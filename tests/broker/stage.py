@@ -64,7 +64,9 @@ class ManualSpawn:
         self._timers.append(timer)
         return timer
 
-    def in_thread(self, work: Callable[[], Any], done: Callable[[Any, Exception | None], None]) -> None:
+    def in_thread(
+        self, work: Callable[[], Any], done: Callable[[Any, Exception | None], None], *, lane: str
+    ) -> None:
         self.held.append((work, done))
         if not self.holds_threads:
             self.release()
@@ -107,10 +109,18 @@ class ScriptedStream:
         self._writable: Callable[[], None] | None = None
 
     def arrive(self, data: bytes) -> None:
-        """One read's worth of bytes."""
-        self._incoming = data
-        if self._readable is not None:
+        """Bytes that can be read now, all at once or as far as there is a buffer for them."""
+        self._incoming += data
+        self.pump()
+
+    def pump(self) -> None:
+        """As a loop does: tell again that there is something to read as long as there is."""
+        left = -1
+        while self._readable is not None and len(self._incoming) != left:
+            left = len(self._incoming)
             self._readable()
+            if not self._incoming:
+                return
 
     @property
     def is_read(self) -> bool:
@@ -158,6 +168,7 @@ class Stage:
         self.refused: list[str] = []
         self.failures: list[str] = []
         self._connect: Callable[[Any], None] = lambda _: None
+        self._streams: list[ScriptedStream] = []
         self.environment = Environment(
             clock=self.clock,
             files=MachineFiles(),
@@ -168,6 +179,7 @@ class Stage:
         logger: Any = SimpleNamespace(
             info=lambda event, **values: None,
             error=lambda event, **values: None,
+            exception=lambda event, **values: None,
             warning=lambda event, **values: self.refused.append(str(values.get("reason", event))),
         )
         broker: Any = SimpleNamespace(encoded_api_versions={})
@@ -185,6 +197,7 @@ class Stage:
 
     def connect(self, peer: str = "10.0.0.1") -> ScriptedStream:
         stream = ScriptedStream(peer)
+        self._streams.append(stream)
         self._connect(stream)
         return stream
 
@@ -194,6 +207,8 @@ class Stage:
         while self.clock.ms < end_ms:
             self.clock.ms = min(end_ms, self.clock.ms + int(step_s * 1000))
             self.spawn.run()
+            for stream in self._streams:
+                stream.pump()
 
 
 class Peer:

@@ -14,7 +14,7 @@ import pytest
 from penstock.broker.connection import UNSENT_BYTES_MAX, WAITING, Call
 from penstock.protocol.apis import API_VERSIONS, APIS
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages.cluster import ApiVersionsRequest, ApiVersionsResponse
+from penstock.protocol.messages.cluster import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from penstock.protocol.messages.topics import MetadataRequest
 from tests.broker.conftest import Node
 from tests.broker.memory import MEGABYTE, forget_peak, peak_bytes, resident_bytes
@@ -24,6 +24,7 @@ from tests.broker.phrases import (
     fetch_request,
     handshake,
     only,
+    produce,
     produce_request,
     put,
     values,
@@ -232,6 +233,34 @@ def test_a_connection_that_does_not_read_its_answers_is_not_read_either() -> Non
     assert stream.is_read and not stream.is_closed
 
 
+def test_more_large_requests_at_once_than_fit_are_all_served(unique: Unique) -> None:
+    limits = {"socket.request.max.bytes": str(8 << 20), "queued.max.request.bytes": str(16 << 20)}
+    with BrokerProcess(limits) as process:
+        address = process.host, process.port
+        name = unique("t")
+        with Wire(address) as wire:
+            create_topic(wire, name, configs={"max.message.bytes": str(8 << 20)})
+        large = batch(b"x" * (7 << 20))
+        errors: list[object] = []
+
+        def produce_one() -> None:
+            try:
+                with Wire(address, timeout_s=15) as wire:
+                    errors.append(produce(wire, name, large).error_code)
+            except Exception as error:
+                errors.append(error)
+
+        # Each of them needs half of all that may be lent, and holds on to what it has.
+        producers = [threading.Thread(target=produce_one) for _ in range(12)]
+        for producer in producers:
+            producer.start()
+        for producer in producers:
+            producer.join()
+        if errors != [0] * 12:
+            process.kill()
+        assert errors == [0] * 12
+
+
 # Timeouts
 
 
@@ -286,10 +315,23 @@ def test_a_busy_connection_whose_reads_end_inside_requests_is_not_given_up() -> 
     assert busy.sent.count(HANDSHAKE[8:12]) >= 200
 
 
-def test_a_request_that_waits_for_its_answer_is_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(connections_max_idle_ms="30000")
+def waiting_route(stage: Stage) -> list[Call]:
+    """Leave every handshake of version 0 without an answer; the list of those that wait."""
     calls: list[Call] = []
-    monkeypatch.setattr(stage.server, "handle", lambda call, _: calls.append(call) or WAITING)
+
+    def wait(broker: object, request: object, call: Call) -> object:
+        calls.append(call)
+        return WAITING
+
+    route = stage.server.route(API_VERSIONS, 0)
+    assert route is not None
+    route.handle = wait
+    return calls
+
+
+def test_a_request_that_waits_for_its_answer_is_not_silence() -> None:
+    stage = Stage(connections_max_idle_ms="30000")
+    calls = waiting_route(stage)
     polling = stage.connect()
     polling.arrive(HANDSHAKE)
     stage.pass_time(300)
@@ -298,6 +340,35 @@ def test_a_request_that_waits_for_its_answer_is_not_silence(monkeypatch: pytest.
     assert polling.sent
     stage.pass_time(60)
     assert polling.is_closed
+
+
+def test_an_answer_that_cannot_be_written_closes_its_connection_only() -> None:
+    stage = Stage()
+    calls = waiting_route(stage)
+    mine, other = stage.connect(), stage.connect()
+    mine.arrive(HANDSHAKE)
+    # A mistake of ours; whoever completes the request, a disk thread's callback perhaps, must not fall with it.
+    calls[0].answer(ApiVersionsResponse(api_keys=[ApiVersion(api_key=10**9)]))
+    assert mine.is_closed
+    other.arrive(encode_request(ApiVersionsRequest(), 1))
+    assert other.sent
+
+
+def test_who_sits_on_memory_that_others_wait_for_has_to_go_on_sending() -> None:
+    stage = Stage(socket_request_max_bytes=str(1 << 20), queued_max_request_bytes=str(1 << 20))
+    begun = struct.pack(">i", 1 << 20) + header(APIS[0], 9) + bytes(900_000)
+    silent, large, small = stage.connect(), stage.connect(), stage.connect()
+    silent.arrive(begun)
+    # A request that does not come in one piece, and so needs memory of its own.
+    large.arrive(frame(HANDSHAKE[4:] + bytes(500_000))[:400_000])
+    large.arrive(frame(HANDSHAKE[4:] + bytes(500_000))[400_000:])
+    assert not large.sent
+    # Who needs none is served all the while.
+    small.arrive(HANDSHAKE)
+    assert small.sent
+    stage.pass_time(12)
+    assert silent.is_closed
+    assert large.sent and not large.is_closed
 
 
 # Limits

@@ -428,7 +428,7 @@ def test_a_session_serves_its_partitions_in_turn(wire: Wire, unique: Unique) -> 
     served = []
     for _ in range(8):
         news = session.fetch(max_bytes=100)
-        served += [index for index, data in news.items() if len(bytes(data.records))]  # type: ignore[arg-type]
+        served += [index for index, data in news.items() if bytes(data.records)]  # type: ignore[arg-type]
         for index in range(4):
             # All of them have news all the time.
             put(wire, name, b"x" * 5000, partition=index)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode
@@ -119,8 +120,6 @@ def test_other_sentinels_are_answered(wire: Wire, topic: str, timestamp: int) ->
 
 
 def test_a_batch_whose_records_are_rubbish_answers_by_its_header(wire: Wire, topic: str) -> None:
-    from crc32c import crc32c
-
     rubbish = bytearray(batch(b"x" * 100, timestamp=1000))
     rubbish[61:] = b"\xff" * (len(rubbish) - 61)
     rubbish[17:21] = crc32c(bytes(rubbish[21:])).to_bytes(4, "big")

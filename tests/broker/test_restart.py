@@ -67,7 +67,7 @@ from tests.broker.wire import Wire
 from tests.support import BrokerProcess, wait_until
 
 REFUSED_TIMEOUT_S = 20
-CHECKPOINTS = ("recovery-point-offset-checkpoint", "log-start-offset-checkpoint")
+CHECKPOINT = "penstock-checkpoint"
 
 
 @pytest.fixture
@@ -293,8 +293,8 @@ def test_deleted_records_stay_deleted(process: BrokerProcess) -> None:
     with connect(process) as wire:
         assert everything(wire, "t") == [b"7", b"8", b"9"]
         delete_records(wire, "t", -1)
-        checkpoint = process.data_dir / "log-start-offset-checkpoint"
-        wait_until(lambda: "t 0 10" in checkpoint.read_text(), 5, "the checkpoint of DeleteRecords")
+        checkpoint = process.data_dir / CHECKPOINT
+        wait_until(lambda: " 0 10 10\n" in checkpoint.read_text(), 5, "the checkpoint of DeleteRecords")
     process.restart(kill=True)
     with connect(process) as wire:
         assert list_offset(wire, "t", EARLIEST) == list_offset(wire, "t", LATEST) == 10
@@ -387,14 +387,24 @@ def test_a_partition_whose_directory_was_lost_refuses_to_start_over(process: Bro
         assert put(wire, "other", b"v") == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"rubbish", b"0\n5\n", b"7\n0\n", b"0\n1\nt x y\n", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"rubbish",
+        b"penstock-checkpoint 1\n",
+        b"penstock-checkpoint 1\n5\n",
+        b"penstock-checkpoint 9\n0\n",
+        b"penstock-checkpoint 1\n1\nt 0 x y\n",
+        b"\xff\xfe",
+    ],
+)
 def test_a_damaged_checkpoint_is_only_a_hint_lost(process: BrokerProcess, content: bytes) -> None:
     with connect(process) as wire:
         create_topic(wire, "t")
         put(wire, "t", b"v")
     process.stop()
-    for name in CHECKPOINTS:
-        (process.data_dir / name).write_bytes(content)
+    (process.data_dir / CHECKPOINT).write_bytes(content)
     process.start()
     with connect(process) as wire:
         assert everything(wire, "t") == [b"v"]

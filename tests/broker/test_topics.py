@@ -35,7 +35,7 @@ from penstock.protocol.messages.topics import (
     TopicRequest,
 )
 from tests.broker.conftest import Node
-from tests.broker.phrases import create_topic, delete_topic, everything, only, put
+from tests.broker.phrases import batch, create_topic, delete_topic, everything, only, produce, put
 from tests.broker.wire import Wire
 from tests.support import BrokerProcess
 
@@ -182,12 +182,12 @@ def test_the_brokers_own_topics_are_not_for_clients_to_create_or_delete(wire: Wi
 
 
 def test_auto_creation_can_be_switched_off() -> None:
-    with BrokerProcess({"auto.create.topics.enable": "false"}) as process:
-        with Wire((process.host, process.port)) as wire:
-            for version in (0, 3, 9, 13):
-                topic = only(metadata(wire, "missing", version=version, create=True).topics)
-                assert topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            assert names(wire.call(MetadataRequest(topics=None), 9)) == []
+    settings = {"auto.create.topics.enable": "false"}
+    with BrokerProcess(settings) as process, Wire((process.host, process.port)) as wire:
+        for version in (0, 3, 9, 13):
+            topic = only(metadata(wire, "missing", version=version, create=True).topics)
+            assert topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert names(wire.call(MetadataRequest(topics=None), 9)) == []
 
 
 def test_authorized_operations_are_told_only_to_who_asks(wire: Wire, unique: Unique) -> None:
@@ -465,8 +465,6 @@ def test_settings_are_changed_and_take_effect(wire: Wire, unique: Unique) -> Non
     assert incremental(wire, name, "max.message.bytes", 0, "200") == 0
     for version in range(1, 5):
         assert settings(wire, name, version=version)["max.message.bytes"] == "200"
-    from tests.broker.phrases import batch, produce
-
     assert produce(wire, name, batch(b"x" * 300)).error_code == ErrorCode.MESSAGE_TOO_LARGE
     assert incremental(wire, name, "max.message.bytes", 1, None) == 0
     assert produce(wire, name, batch(b"x" * 300)).error_code == 0

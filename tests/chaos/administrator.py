@@ -21,7 +21,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.chaos.clients import Client, is_absence, patiently, settings
+from tests.chaos.clients import Client
+from tests.chaos.errands import is_absence, patiently, settings
 from tests.chaos.ledger import Ledger, Place
 
 REQUEST_TIMEOUT_S = 5
@@ -136,7 +137,7 @@ class Administrator(Client):
         return str(self._random.randrange(10**9, 10**12))
 
     def _is_acknowledged(self, future: Future[Any], *perhaps: int) -> bool:
-        """Whether the broker said yes. No answer, or one that a repeated request gets, is no yes and no no."""
+        """Whether the broker said yes. No answer, or what a repeated request is told, is neither yes nor no."""
         try:
             future.result()
         except KafkaException as error:

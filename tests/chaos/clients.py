@@ -12,31 +12,18 @@ from __future__ import annotations
 
 import random
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from tests.chaos.ledger import Ledger, Place, Reading, decode_value, encode_value, identity_of
+from tests.chaos.errands import PATIENCE_S, is_absence, patiently, settings
+from tests.chaos.ledger import Ledger, Place, decode_value, encode_value, identity_of
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-PATIENCE_S = 60.0
+ABANDONED_S = 5.0
 READS_PER_COMMIT = 3
-
-# librdkafka would by default forget the brokers it knows when none answers, and take a second to ask again.
-_RECONNECT = {
-    "reconnect.backoff.ms": 20,
-    "reconnect.backoff.max.ms": 200,
-    "metadata.recovery.strategy": "none",
-    "log_level": 2,
-}
-
-
-def settings(bootstrap: str, **more: Any) -> dict[str, Any]:
-    named = {name.replace("_", "."): value for name, value in more.items()}
-    return {"bootstrap.servers": bootstrap, **_RECONNECT, **named}
 
 
 class Client(threading.Thread):
@@ -46,12 +33,14 @@ class Client(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._ledger = ledger
         self._stopping = threading.Event()
+        self._is_abandoned = False
 
     def run(self) -> None:
         try:
             while not self._stopping.is_set():
                 self.step()
-            self.finish()
+            if not self._is_abandoned:
+                self.finish()
         except Exception as error:
             self._ledger.violated(f"{self.name} failed: {error!r}")
 
@@ -64,8 +53,34 @@ class Client(threading.Thread):
     def stop(self) -> None:
         self._stopping.set()
 
+    def abandon(self) -> None:
+        """Stop, and wait for nothing: the test has failed already."""
+        self._is_abandoned = True
+        self._stopping.set()
+
     def pause(self, seconds: float) -> None:
         self._stopping.wait(seconds)
+
+
+@contextmanager
+def running(clients: Sequence[Client], ledger: Ledger) -> Iterator[None]:
+    """Let clients work, and in the end wait until each has said its last words."""
+    for client in clients:
+        client.start()
+    try:
+        yield
+    except BaseException:
+        for client in clients:
+            client.abandon()
+        for client in clients:
+            client.join(ABANDONED_S)
+        raise
+    for client in clients:
+        client.stop()
+    for client in clients:
+        client.join(2 * PATIENCE_S)
+        if client.is_alive():
+            ledger.violated(f"{client.name} hangs")
 
 
 class Writer(Client):
@@ -232,8 +247,8 @@ class GroupReader(Client):
 class Committer(Client):
     """Commits made-up offsets, ever larger, for many partitions in turn, and looks whether they stay.
 
-    In turn, because the client repeats a commit that a kill interrupted: with one partition only, the repeated
-    commit would hide that the one before it was lost.
+    In turn, because the client repeats a commit that a kill interrupted: with one partition only, that would
+    hide that the commit before it was lost.
     """
 
     def __init__(self, bootstrap: str, ledger: Ledger, places: Sequence[Place], group: str) -> None:
@@ -278,80 +293,3 @@ class Committer(Client):
                     f"{self.name}: {place} was committed at {self._committed[place]}, is {one.offset}"
                 )
         self.looks += 1
-
-
-_ABSENCE = {
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._TIMED_OUT,
-    KafkaError._TIMED_OUT_QUEUE,
-    KafkaError._WAIT_COORD,
-    KafkaError._RESOLVE,
-    KafkaError._DESTROY,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.NETWORK_EXCEPTION,
-    # A generation that went on without us while we could not be heard.
-    KafkaError.ILLEGAL_GENERATION,
-    KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError.REBALANCE_IN_PROGRESS,
-    KafkaError._STATE,
-    KafkaError._ASSIGNMENT_LOST,
-}
-
-
-def is_absence(error: KafkaError) -> bool:
-    """Whether an error says no more than that the broker was away, or had been."""
-    return error.code() in _ABSENCE
-
-
-def patiently(ask: Callable[[], Any]) -> Any:
-    """Ask until a broker answers."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return ask()
-        except KafkaException as error:
-            if not is_absence(error.args[0]) or time.monotonic() > deadline:
-                raise
-        time.sleep(0.02)
-
-
-def read_everything(bootstrap: str, places: Sequence[Place]) -> dict[Place, Reading]:
-    """Every record of these partitions, by assignment, with a client that checks the CRC of each batch."""
-    consumer = Consumer(
-        settings(
-            bootstrap,
-            group_id="nobody",
-            enable_auto_commit=False,
-            auto_offset_reset="error",
-            check_crcs=True,
-            enable_partition_eof=True,
-            fetch_wait_max_ms=50,
-        )
-    )
-    try:
-        readings = {}
-        for place in places:
-            partition = TopicPartition(*place)
-            low, _ = patiently(lambda partition=partition: consumer.get_watermark_offsets(partition, timeout=5))
-            readings[place] = Reading(low)
-        consumer.assign([TopicPartition(*place, reading.start_offset) for place, reading in readings.items()])
-        ended: set[Place] = set()
-        deadline = time.monotonic() + PATIENCE_S
-        while len(ended) < len(readings):
-            for message in consumer.consume(5000, timeout=0.1):
-                place = Place(message.topic(), message.partition())
-                error = message.error()
-                if error is None:
-                    readings[place].records.append((message.offset(), decode_value(message.value())))
-                    deadline = time.monotonic() + PATIENCE_S
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    ended.add(place)
-                elif not is_absence(error):
-                    raise KafkaException(error)
-            assert time.monotonic() < deadline, f"no more to read, and no end: {set(readings) - ended}"
-        return readings
-    finally:
-        consumer.close()

@@ -1,8 +1,8 @@
 """How long the faults go on, and the seed of the moments at which they strike.
 
 PENSTOCK_CHAOS_SECONDS is the time that the longest test spends on faults (the others take shares of it),
-PENSTOCK_CHAOS_SEED repeats the choices of a run. Real processes are not deterministic: the same seed gives the
-same moments and the same damage, not the same interleaving.
+PENSTOCK_CHAOS_SEED repeats the choices of a run. Real processes are not deterministic: the same seed gives
+the same moments and the same damage, not the same interleaving.
 """
 
 from __future__ import annotations
@@ -35,5 +35,7 @@ def pytest_runtest_makereport(
     report = yield
     seed = getattr(item, "funcargs", {}).get("seed")
     if report.failed and seed is not None:
-        report.sections.append(("chaos", f"repeat with {SEED}={seed} {SECONDS}={os.environ.get(SECONDS, '')}"))
+        report.sections.append(
+            ("chaos", f"repeat with {SEED}={seed} {SECONDS}={os.environ.get(SECONDS, '')}")
+        )
     return report

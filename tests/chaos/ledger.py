@@ -114,7 +114,9 @@ class Ledger:
         with self._lock:
             before = self._acknowledged[place].enter(offset, identity)
             if before not in (NOTHING, identity):
-                self._violate("changed", place, offset, f"acknowledged to {_who(before)}, then {_who(identity)}")
+                self._violate(
+                    "changed", place, offset, f"acknowledged to {_who(before)}, then {_who(identity)}"
+                )
 
     def unknown(self, place: Place, identity: int) -> None:
         with self._lock:

@@ -7,9 +7,9 @@ broker has been killed, and takes away what no fsync had covered.
 The witness stands at ``os.fsync`` and ``os.ftruncate``, below ``penstock.machine``, so nothing can be made
 durable behind its back. Files and directories are known by inode, which a rename does not change:
 
-    bytes  INODE SIZE            an fsync of the file has returned; this many bytes were there when it was asked
+    bytes  INODE SIZE            an fsync of the file has returned; so many bytes were there when it was asked
     names  INODE {NAME: INODE}   an fsync of the directory has returned; these were its entries before it
-    cut    INODE SIZE            the file was made shorter: what is appended behind that is not covered any more
+    cut    INODE SIZE            the file was made shorter: what comes behind that is not covered any more
 
 Each file that is mentioned gets a second name in the attic. So the disk can give back an entry whose removal
 or replacement was not durable, and the number of an inode is not given to another file meanwhile.

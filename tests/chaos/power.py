@@ -41,7 +41,7 @@ class Damage(NamedTuple):
 
 
 class PowerLoss:
-    """The journal and the attic of one data directory, and what can be done with them while no broker runs."""
+    """The journal and the attic of one data directory, and what to do with them while no broker runs."""
 
     def __init__(self, data_dir: Path, scratch: Path) -> None:
         self._data_dir = data_dir

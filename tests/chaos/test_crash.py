@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import random
 import time
-from functools import partial
 
 import pytest
-from confluent_kafka import KafkaError, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from tests.chaos.administrator import Administrator
 from tests.chaos.brokers import ROLLING, ChaosBroker, completed_segments
-from tests.chaos.clients import CODECS, Client, Committer, GroupReader, Writer, read_everything, settings
-from tests.chaos.ledger import Ledger, Place, encode_value, identity_of
+from tests.chaos.clients import CODECS, Client, Committer, GroupReader, Writer, running
+from tests.chaos.errands import create_topics, produce, read_everything, read_with_kafka_python, settings
+from tests.chaos.ledger import Ledger, Place
 from tests.support import wait_until
 
 pytestmark = pytest.mark.chaos
@@ -27,47 +27,6 @@ LOADED = [Place("loaded", partition) for partition in range(3)]
 PRUNED = [Place("pruned", partition) for partition in range(2)]
 MARKED = [Place("marked", partition) for partition in range(32)]
 RECORDS_PER_SECOND = 600
-
-
-def create_topics(bootstrap: str, places: list[Place]) -> None:
-    admin = AdminClient(settings(bootstrap))
-    partitions: dict[str, int] = {}
-    for place in places:
-        partitions[place.topic] = max(partitions.get(place.topic, 0), place.partition + 1)
-    for future in admin.create_topics([NewTopic(name, count) for name, count in partitions.items()]).values():
-        future.result()
-
-
-def produce(bootstrap: str, ledger: Ledger, place: Place, sequences: range, *, writer: int = 0) -> None:
-    """Send some records and see each of them acknowledged."""
-    producer = Producer(settings(bootstrap, enable_idempotence=True, message_timeout_ms=10_000))
-    failures = []
-
-    def delivered(identity: int, error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            ledger.acknowledged(place, message.offset(), identity)
-        else:
-            failures.append(error)
-
-    for sequence in sequences:
-        identity = identity_of(writer, sequence)
-        producer.produce(
-            place.topic,
-            encode_value(identity, 100),
-            partition=place.partition,
-            on_delivery=partial(delivered, identity),
-        )
-    producer.flush(20)
-    assert not failures, failures[0]
-
-
-def stop_all(clients: list[Client], ledger: Ledger) -> None:
-    for client in clients:
-        client.stop()
-    for client in clients:
-        client.join(120)
-        if client.is_alive():
-            ledger.violated(f"{client.name} hangs")
 
 
 def test_what_was_acknowledged_survives_kills_at_random_moments(chaos_seconds: float, seed: int) -> None:
@@ -91,11 +50,9 @@ def test_what_was_acknowledged_survives_kills_at_random_moments(chaos_seconds: f
         committer = Committer(broker.bootstrap, ledger, MARKED, "committers")
         administrator = Administrator(broker.bootstrap, ledger, PRUNED, choose.randrange(2**32))
         clients: list[Client] = [*writers, reader, committer, administrator]
-        for client in clients:
-            client.start()
-        try:
+        stops = 0
+        with running(clients, ledger):
             deadline = time.monotonic() + chaos_seconds
-            stops = 0
             while time.monotonic() < deadline and not ledger.violations:
                 time.sleep(choose.uniform(0.05, 1.3))
                 if choose.random() < 0.1:
@@ -107,18 +64,20 @@ def test_what_was_acknowledged_survives_kills_at_random_moments(chaos_seconds: f
                     broker.start_and_kill(choose.uniform(0.05, 0.5))
                 broker.start()
                 ledger.restarted()
+            ledger.raise_violations()
             acknowledged = ledger.acknowledged_count
-            wait_until(lambda: ledger.acknowledged_count > acknowledged, 30, "writes go on after the last kill")
-        finally:
-            stop_all(clients, ledger)
+            wait_until(
+                lambda: ledger.acknowledged_count > acknowledged, 30, "writes go on after the last kill"
+            )
         rolls = completed_segments(broker.data_dir)
         readings = read_everything(broker.bootstrap, LOADED + PRUNED)
         ledger.check(readings)
+        assert read_with_kafka_python(broker.bootstrap, LOADED[0]) == readings[LOADED[0]]
         broker.assert_no_traceback()
 
     print(
-        f"\nseed {seed}: {broker.kills} kills, {stops} stops, {ledger.acknowledged_count} records acknowledged,"
-        f" {ledger.seen_count} seen on the way, {rolls} rolls, {reader.commits}+{committer.commits} commits,"
+        f"\nseed {seed}: {broker.kills} kills, {stops} stops, {ledger.acknowledged_count} records acknowledged"
+        f", {ledger.seen_count} seen on the way, {rolls} rolls, {reader.commits}+{committer.commits} commits,"
         f" {reader.resumptions} resumptions, {administrator.acknowledged} changes of topics,"
         f" {committer.looks}+{administrator.looks} looks"
     )

@@ -17,9 +17,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.chaos.brokers import ROLLING, ChaosBroker
-from tests.chaos.clients import Client, Writer, read_everything, settings
+from tests.chaos.clients import Client, Writer, running
+from tests.chaos.errands import create_topics, produce, read_everything, settings
 from tests.chaos.ledger import Ledger, Place
-from tests.chaos.test_crash import create_topics, produce, stop_all
 from tests.support import wait_until
 
 pytestmark = pytest.mark.chaos
@@ -96,9 +96,7 @@ def test_writes_are_refused_while_the_disk_is_full_and_go_on_after(disk: SmallDi
         create_topics(broker.bootstrap, PLACES)
         disk.fill(LEFT_BYTES)
         clients = writers_of(broker, ledger)
-        for client in clients:
-            client.start()
-        try:
+        with running(clients, ledger):
             wait_until_full(broker)
             assert_reads_go_on(broker, ledger)
             error = refusal(broker.bootstrap)
@@ -106,10 +104,9 @@ def test_writes_are_refused_while_the_disk_is_full_and_go_on_after(disk: SmallDi
             assert broker.is_running
             before = ledger.acknowledged_count
             disk.empty()
-            wait_until(lambda: ledger.acknowledged_count > before, 30, "writes go on when there is room again")
-        finally:
-            disk.empty()
-            stop_all(clients, ledger)
+            wait_until(
+                lambda: ledger.acknowledged_count > before, 30, "writes go on when there is room again"
+            )
         ledger.check(read_everything(broker.bootstrap, PLACES))
         broker.restart(kill=True)
         ledger.check(read_everything(broker.bootstrap, PLACES))
@@ -173,9 +170,7 @@ def test_deleting_records_makes_room(disk: SmallDisk) -> None:
         create_topics(broker.bootstrap, PLACES)
         disk.fill(LEFT_BYTES)
         clients = writers_of(broker, ledger)
-        for client in clients:
-            client.start()
-        try:
+        with running(clients, ledger):
             wait_until_full(broker)
             admin = AdminClient(settings(broker.bootstrap))
             ends = {place: ledger.last_acknowledged(place) for place in PLACES}
@@ -187,9 +182,6 @@ def test_deleting_records_makes_room(disk: SmallDisk) -> None:
                 future.result()
             before = ledger.acknowledged_count
             wait_until(lambda: ledger.acknowledged_count > before + 500, 30, "writes go on in the room made")
-        finally:
-            disk.empty()
-            stop_all(clients, ledger)
         ledger.check(read_everything(broker.bootstrap, PLACES))
 
 
@@ -199,9 +191,7 @@ def test_a_broker_killed_on_a_full_disk_comes_back_when_there_is_room(disk: Smal
         create_topics(broker.bootstrap, PLACES)
         disk.fill(LEFT_BYTES)
         clients = writers_of(broker, ledger)
-        for client in clients:
-            client.start()
-        try:
+        with running(clients, ledger):
             wait_until_full(broker)
             broker.kill()
             disk.fill_rest()
@@ -215,8 +205,7 @@ def test_a_broker_killed_on_a_full_disk_comes_back_when_there_is_room(disk: Smal
             disk.empty()
             broker.start()
             before = ledger.acknowledged_count
-            wait_until(lambda: ledger.acknowledged_count > before, 30, "writes go on when there is room again")
-        finally:
-            disk.empty()
-            stop_all(clients, ledger)
+            wait_until(
+                lambda: ledger.acknowledged_count > before, 30, "writes go on when there is room again"
+            )
         ledger.check(read_everything(broker.bootstrap, PLACES))

@@ -17,10 +17,10 @@ import pytest
 
 from tests.chaos import lossy
 from tests.chaos.brokers import ROLLING, ChaosBroker, completed_segments
-from tests.chaos.clients import CODECS, Client, Committer, GroupReader, Writer, read_everything
+from tests.chaos.clients import CODECS, Client, Committer, GroupReader, Writer, running
+from tests.chaos.errands import create_topics, produce, read_everything
 from tests.chaos.ledger import Ledger, Place
 from tests.chaos.power import Disk, PowerLoss
-from tests.chaos.test_crash import create_topics, produce, stop_all
 from tests.support import wait_until
 
 pytestmark = pytest.mark.chaos
@@ -71,9 +71,7 @@ def test_what_was_acknowledged_survives_power_loss_when_flushed(
         reader = GroupReader(broker.bootstrap, ledger, ["loaded"], "readers")
         committer = Committer(broker.bootstrap, ledger, MARKED, "committers")
         clients: list[Client] = [*writers, reader, committer]
-        for client in clients:
-            client.start()
-        try:
+        with running(clients, ledger):
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline and not ledger.violations:
                 time.sleep(choose.uniform(0.05, 1.2))
@@ -90,10 +88,11 @@ def test_what_was_acknowledged_survives_power_loss_when_flushed(
                     lost_names += damage.lost_names
                 broker.start()
                 ledger.restarted()
+            ledger.raise_violations()
             acknowledged = ledger.acknowledged_count
-            wait_until(lambda: ledger.acknowledged_count > acknowledged, 30, "writes go on after the power loss")
-        finally:
-            stop_all(clients, ledger)
+            wait_until(
+                lambda: ledger.acknowledged_count > acknowledged, 30, "writes go on after a power loss"
+            )
         rolls = completed_segments(broker.data_dir)
         # Once more, with nobody writing: everything that is there was acknowledged, and flushed.
         broker.kill()
@@ -103,8 +102,8 @@ def test_what_was_acknowledged_survives_power_loss_when_flushed(
         broker.assert_no_traceback()
 
     print(
-        f"\nseed {seed}: {losses} power losses, {broker.kills} kills, {lost_bytes} bytes and {lost_names} names"
-        f" dropped, {ledger.acknowledged_count} records acknowledged, {ledger.seen_count} seen on the way,"
+        f"\nseed {seed}: {losses} power losses, {broker.kills} kills, {lost_bytes} bytes and {lost_names}"
+        f" names dropped, {ledger.acknowledged_count} records acknowledged, {ledger.seen_count} seen on the way,"
         f" {rolls} rolls, {reader.commits}+{committer.commits} commits, {committer.looks} looks"
     )
     assert losses >= seconds / 5

@@ -361,3 +361,15 @@ class Conversation:
 
 def assignment_of(members: Sequence[str]) -> dict[str, bytes]:
     return {member: f"for {member}".encode() for member in members}
+
+
+def whole_snapshot(coordinator: Coordinator) -> list[Change] | None:
+    """The state of every group as changes; None when one of them is unsettled."""
+    changes: list[Change] = []
+    for group_id in coordinator.group_ids():
+        state = coordinator.snapshot_of(group_id)
+        if state is None:
+            return None
+        changes += state
+    assert len(changes) == coordinator.change_count
+    return changes

@@ -12,6 +12,7 @@ from tests.groups.conversation import (
     Conversation,
     assignment_of,
     subscription,
+    whole_snapshot,
 )
 
 P0 = ("orders", 0)
@@ -110,7 +111,7 @@ def test_a_snapshot_says_in_few_changes_what_a_long_log_says() -> None:
     talk.commit({P0: 1}, group="simple")
     (other,), _ = talk.stable(1, group="emptied")
     talk.leave(other, group="emptied")
-    snapshot = talk.coordinator.snapshot()
+    snapshot = whole_snapshot(talk.coordinator)
     assert snapshot is not None
     assert len(snapshot) == 4
     after = Conversation(log=snapshot)
@@ -125,12 +126,12 @@ def test_there_is_no_snapshot_while_something_is_unsettled() -> None:
     talk.stable(1)
     talk.hold = True
     talk.commit({P0: 1}, group="simple")
-    assert talk.coordinator.snapshot() is None
+    assert whole_snapshot(talk.coordinator) is None
     talk.commit_all()
     talk.hold = False
-    assert talk.coordinator.snapshot() is not None
+    assert whole_snapshot(talk.coordinator) is not None
     talk.join_new()
-    assert talk.coordinator.snapshot() is None
+    assert whole_snapshot(talk.coordinator) is None
 
 
 def test_a_decision_without_changes_may_be_confirmed_or_failed() -> None:

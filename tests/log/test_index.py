@@ -143,3 +143,22 @@ def test_an_entry_found_wrong_while_searching_has_the_index_made_again(files: Fa
     log.check()
     log.close()
     assert files.read(PATH)[: len(good)] == good
+
+
+def test_no_flipped_bit_in_an_offset_index_misleads_a_reader(files: FakeFiles) -> None:
+    config = LogConfig(index_interval_bytes=300)
+    log = opened(files, config)
+    for count in range(60):
+        append(log, NOW + count)
+    log.close()
+    good = files.read(PATH)
+    assert len(good) > 80
+    for position in range(len(good)):
+        for bit in (0x01, 0x10, 0x80):
+            files.damage(PATH, position, bit)
+            log = opened(files, config)
+            for offset in (0, 7, 23, 41, 59):
+                assert base_offsets(log, offset, bytes_max=500)[0] == offset
+                assert log.offset_for_timestamp(NOW + offset) == (offset, NOW + offset, 0)
+            log.abandon()
+            files.replace(PATH, good)

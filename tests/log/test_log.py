@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import errno
+import struct
 
 import pytest
+from crc32c import crc32c
 
 from penstock.log.config import LogConfig
 from penstock.log.log import CorruptLog, Log, OffsetOutOfRange
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import CorruptBatch, encode_batch, set_log_append_time
+from penstock.protocol.records import (
+    BatchHeader,
+    CorruptBatch,
+    check_produced,
+    encode_batch,
+    set_log_append_time,
+)
 from tests.log.making import (
     DIRECTORY,
     NOW,
@@ -138,27 +146,20 @@ def test_many_consumers_are_remembered_within_bounds(files: FakeFiles) -> None:
 def test_replicated_batches_keep_their_offsets_and_epochs(files: FakeFiles) -> None:
     log = opened(files)
     first = encode_batch([(NOW, None, b"a", ())] * 2, base_offset=0, leader_epoch=4)
-    # A gap: compaction on the leader removed offsets 2 to 6.
-    second = encode_batch([(NOW, None, b"b", ())], base_offset=7, leader_epoch=6)
+    second = encode_batch([(NOW, None, b"b", ())], base_offset=2, leader_epoch=6)
     log.append_replicated(bytes(first + second))
-    assert log.log_end_offset == 8
-    assert log.epochs.entries == [(4, 0), (6, 7)]
-    assert headers_in(log.read(4, 1000, 8, at_least_one=True))[0].base_offset == 7
+    assert log.log_end_offset == 3
+    assert log.epochs.entries == [(4, 0), (6, 2)]
+    log.check()
+
+
+@pytest.mark.parametrize("base_offset", [0, 1, 3])
+def test_replicated_batches_must_continue_the_log(files: FakeFiles, base_offset: int) -> None:
+    log = opened(files)
+    append(log, NOW, NOW)
     with pytest.raises(CorruptBatch):
-        log.append_replicated(bytes(first))
-    log.check()
-
-
-def test_an_offset_in_a_gap_between_segments_is_read_from_the_next(files: FakeFiles) -> None:
-    log = opened(files, LogConfig(segment_bytes=100))
-    for base_offset in (0, 2**31 + 10):
-        batch = encode_batch([(NOW, None, b"v", ())], base_offset=base_offset, leader_epoch=0)
-        log.append_replicated(batch)
-    assert log.segment_count == 2
-    for offset in (1, 5, 2**31 + 10):
-        found = headers_in(log.read(offset, 1000, log.log_end_offset, at_least_one=True))
-        assert [header.base_offset for header in found] == [2**31 + 10]
-    log.check()
+        log.append_replicated(encode_batch([(NOW, None, b"v", ())], base_offset=base_offset, leader_epoch=0))
+    assert log.log_end_offset == 2
 
 
 # Rolling
@@ -226,10 +227,18 @@ def test_segments_roll_when_the_offset_index_is_full(files: FakeFiles) -> None:
 
 def test_segments_roll_before_a_relative_offset_overflows(files: FakeFiles) -> None:
     log = opened(files)
-    for base_offset in (0, 2**31 - 1, 2**31, 2**32 + 5):
-        log.append_replicated(encode_batch([(NOW, None, b"v", ())], base_offset=base_offset, leader_epoch=0))
-    assert names(files, ".log") == [f"{offset:020d}.log" for offset in (0, 2**31, 2**32 + 5)]
-    assert base_offsets(log) == [0, 2**31 - 1, 2**31, 2**32 + 5]
+    # A client may say that a small compressed batch holds two billion records.
+    batch = encode_batch([(NOW, None, b"v", ())])
+    struct.pack_into(">i", batch, 23, 2**31 - 2)
+    struct.pack_into(">i", batch, 57, 2**31 - 1)
+    struct.pack_into(">I", batch, 17, crc32c(bytes(batch[21:])))
+    header = check_produced(memoryview(batch), max_message_bytes=1000)
+    assert isinstance(header, BatchHeader)
+    for _ in range(2):
+        log.append(batch, header, 0)
+        append(log)
+    assert names(files, ".log") == [f"{offset:020d}.log" for offset in (0, 2**31)]
+    assert base_offsets(log) == [0, 2**31 - 1, 2**31, 2**32 - 1]
     log.check()
 
 
@@ -527,19 +536,21 @@ def test_a_flush_with_nothing_to_do_does_nothing(files: FakeFiles) -> None:
 # Coming back
 
 
-def test_opening_after_a_clean_close_reads_no_file(files: FakeFiles) -> None:
-    log = opened(files)
-    for count in range(100):
+def test_opening_after_a_clean_close_reads_only_the_end(files: FakeFiles) -> None:
+    log = opened(files, LogConfig(segment_bytes=20_000))
+    for count in range(1000):
         append(log, epoch=count // 50, producer=(1, 0, count))
     log.close()
     files.reads = 0
-    reads: list[str] = []
+    whole_files_read: list[str] = []
     read = files.read
-    files.read = lambda path: (reads.append(path), read(path))[1]  # type: ignore[func-returns-value,method-assign]
+    files.read = lambda path: (whole_files_read.append(path), read(path))[1]  # type: ignore[func-returns-value,method-assign]
     log = opened(files)
-    assert (log.log_end_offset, log.recovery_point) == (100, 100)
-    assert (files.reads, reads) == (0, [])
-    assert append(log, epoch=1) == 100
+    assert (log.log_end_offset, log.recovery_point) == (1000, 1000)
+    assert log.recovery is None
+    assert files.reads < 12
+    assert whole_files_read == [], "epochs and producers wait until they are asked for"
+    assert append(log, epoch=20) == 1000
     log.check()
 
 
@@ -602,18 +613,17 @@ def test_files_already_doomed_are_found_again(files: FakeFiles) -> None:
     assert sorted(opened(files).doomed) == doomed
 
 
-def test_data_that_changed_after_a_clean_close_is_not_served(files: FakeFiles) -> None:
+@pytest.mark.parametrize("size", [0, 1, BATCH_BYTES, BATCH_BYTES * 2, BATCH_BYTES * 3 - 1])
+def test_data_that_went_after_a_clean_close_is_missed_at_once(files: FakeFiles, size: int) -> None:
     log = opened(files)
     for _ in range(3):
         append(log)
     log.close()
-    path = f"{DIRECTORY}/{0:020d}.log"
-    files.open(path).truncate(BATCH_BYTES * 2)
+    files.open(f"{DIRECTORY}/{0:020d}.log").truncate(size)
     log = opened(files)
-    with pytest.raises(CorruptLog):
-        log.read(0, 1000, 3, at_least_one=True)
-    with pytest.raises(CorruptLog):
-        append(log)
+    assert log.recovery is not None
+    assert log.log_end_offset == size // BATCH_BYTES
+    log.check()
 
 
 def test_a_broken_header_in_the_middle_is_reported_as_a_failing_disk(files: FakeFiles) -> None:
@@ -640,3 +650,72 @@ def test_few_old_segments_stay_loaded(files: FakeFiles) -> None:
 
 def test_slots_keep_a_log_small() -> None:
     assert not hasattr(Log(made_files(), made_files().clock, DIRECTORY, LogConfig()), "__dict__")
+
+
+# A full disk
+
+
+def test_room_can_be_made_on_a_full_disk(files: FakeFiles) -> None:
+    log = opened(files, SMALL_SEGMENTS)
+    for count in range(10):
+        append(log, epoch=count // 4)
+    files.fail_after(0)
+    log.delete_before(5)
+    log.truncate_to(8)
+    assert log.doomed
+    log.check()
+    with pytest.raises(OSError, match="space"):
+        log.close()
+    files.fail_after(None)
+    log.close()
+    log = opened(files, SMALL_SEGMENTS, log_start_offset=5)
+    assert base_offsets(log) == [5, 6, 7]
+    assert log.epochs.entries == [(1, 5)]
+    log.check()
+
+
+def test_retention_on_a_full_disk_leaves_the_active_segment(files: FakeFiles) -> None:
+    log = opened(files, LogConfig(segment_bytes=BATCH_BYTES * 3, retention_ms=1))
+    for _ in range(7):
+        append(log)
+    files.fail_after(0)
+    assert log.expire(NOW + 1000, 7) == 2
+    assert (log.log_start_offset, log.log_end_offset) == (6, 7)
+    files.fail_after(None)
+    assert log.expire(NOW + 1000, 7) == 1
+    assert (log.log_start_offset, log.log_end_offset) == (7, 7)
+    log.check()
+
+
+def test_a_log_is_recovered_and_read_on_a_full_disk(files: FakeFiles) -> None:
+    log = opened(files, SMALL_SEGMENTS)
+    for count in range(10):
+        append(log, epoch=count // 4, producer=(1, 0, count))
+    files.remove(f"{DIRECTORY}/{3:020d}.index")
+    files.fail_after(0)
+    log = opened(files, SMALL_SEGMENTS, clean=False)
+    assert base_offsets(log, bytes_max=BATCH_BYTES) == list(range(10))
+    state = log.producers.get(1)
+    assert state is not None
+    assert state.batches[-1].last_sequence == 9
+    log.check()
+
+
+def test_a_new_epoch_that_cannot_be_written_down_does_not_begin(files: FakeFiles) -> None:
+    log = opened(files)
+    append(log)
+    files.fail_after(0)
+    with pytest.raises(OSError, match="space"):
+        append(log, epoch=1)
+    assert log.epochs.entries == [(0, 0)]
+    files.fail_after(None)
+    append(log, epoch=1)
+    assert log.epochs.entries == [(0, 0), (1, 1)]
+
+
+def test_an_abandoned_log_writes_nothing(files: FakeFiles) -> None:
+    log = opened(files)
+    append(log)
+    before = files.list(DIRECTORY)
+    log.abandon()
+    assert files.list(DIRECTORY) == before

@@ -91,16 +91,17 @@ def test_rubbish_behind_the_last_batch_is_cut(files: FakeFiles, log: Log, tail: 
 @pytest.mark.parametrize("position", [0, 8, 11, 16, 17, 21, 25, 61, BATCH_BYTES - 1])
 def test_nothing_behind_a_damaged_batch_survives(files: FakeFiles, log: Log, position: int) -> None:
     files.damage(path(4), BATCH_BYTES + position, 0x80)
-    before = {suffix: files.read(path(8, suffix)) for suffix in (".log",)}
+    behind = files.read(path(4))[BATCH_BYTES:]
+    later = files.read(path(8))
     again = recovered(files)
     assert again.log_end_offset == 5
     assert base_offsets(again) == [0, 1, 2, 3, 4]
     assert again.epochs.entries == [(0, 0), (1, 4)]
     # What lay behind is kept for a person to look at.
-    assert names(files, ".log.corrupt") == [f"{8:020d}.log.corrupt"]
-    assert files.read(path(8, ".log.corrupt")) == before[".log"]
+    assert files.read(path(4, ".log.corrupt")) == behind
+    assert files.read(path(8, ".log.corrupt")) == later
     assert again.recovery is not None
-    assert path(8, ".log.corrupt") in again.recovery.set_aside
+    assert {path(4, ".log.corrupt"), path(8, ".log.corrupt")} <= set(again.recovery.set_aside)
     assert append(again, epoch=2) == 5
 
 
@@ -110,6 +111,24 @@ def test_what_was_set_aside_before_is_not_overwritten(files: FakeFiles, log: Log
     recovered(files)
     assert files.read(path(8, ".log.corrupt")) == b"earlier"
     assert names(files, ".log.corrupt.corrupt") == [f"{8:020d}.log.corrupt.corrupt"]
+
+
+@pytest.mark.parametrize("tail", [b"", bytes(5000), "torn"])
+def test_what_every_crash_leaves_behind_is_not_set_aside(
+    files: FakeFiles, log: Log, tail: bytes | str
+) -> None:
+    data = bytes(made_batch(size=200)[0])[:-30] if isinstance(tail, str) else tail
+    files.open(path(8)).append((data,))
+    again = recovered(files)
+    assert again.recovery is not None
+    assert (again.recovery.cut_bytes, again.recovery.set_aside) == (len(data), [])
+
+
+def test_below_the_recovery_point_even_half_a_batch_is_set_aside(files: FakeFiles, log: Log) -> None:
+    files.open(path(8)).truncate(BATCH_BYTES + 30)
+    again = recovered(files, recovery_point=10)
+    assert again.log_end_offset == 9
+    assert len(files.read(path(8, ".log.corrupt"))) == 30
 
 
 def test_segments_behind_a_missing_one_are_set_aside(files: FakeFiles, log: Log) -> None:
@@ -133,9 +152,10 @@ def test_a_batch_of_an_older_epoch_ends_the_log(files: FakeFiles, log: Log) -> N
 
 
 def test_a_batch_that_belongs_elsewhere_ends_the_log(files: FakeFiles, log: Log) -> None:
-    batch = encode_batch([(NOW, None, b"v", ())], base_offset=9, leader_epoch=2)
-    files.open(path(8)).append((batch,))
-    assert recovered(files).log_end_offset == 10
+    for base_offset in (9, 11):  # the checksum does not cover it
+        batch = encode_batch([(NOW, None, b"v", ())], base_offset=base_offset, leader_epoch=2)
+        files.open(path(8)).append((batch,))
+        assert recovered(files).log_end_offset == 10
 
 
 def test_indexes_are_made_again_exactly(files: FakeFiles, log: Log) -> None:
@@ -225,6 +245,37 @@ def test_what_was_flushed_survives_a_power_failure(seed: int) -> None:
     again = recovered(files, recovery_point=durable)
     assert durable <= again.log_end_offset <= log.log_end_offset
     assert base_offsets(again) == list(range(again.log_end_offset))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_truncation_to_the_end_of_a_segment_may_be_undone_by_a_power_failure(seed: int) -> None:
+    files = made_files()
+    log = opened(files, CONFIG)
+    for count in range(12):
+        append(log, NOW + count)
+    flush(log)
+    log.truncate_to(6)
+    assert log.recovery_point == 6
+    log.config = LogConfig(segment_bytes=BATCH_BYTES * 2, index_interval_bytes=1)
+    append(log, epoch=1)  # rolls: the segment that was cut is no longer the active one
+    files.crash(random.Random(seed))
+    again = recovered(files, recovery_point=6)
+    assert base_offsets(again) == list(range(again.log_end_offset))
+    assert again.log_end_offset >= 6
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_log_emptied_by_retention_never_uses_an_offset_again(seed: int) -> None:
+    files = made_files()
+    log = opened(files, LogConfig(segment_bytes=BATCH_BYTES * 4, retention_ms=1000))
+    for _ in range(10):
+        append(log)
+    flush(log)
+    log.expire(NOW + 1001, 10)
+    assert log.log_start_offset == 10
+    files.crash(random.Random(seed))
+    # The removal may have been undone, in part; without the checkpoint nothing else tells.
+    assert recovered(files, recovery_point=10).log_end_offset == 10
 
 
 def test_the_partition_directory_itself_is_made_durable(files: FakeFiles) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from penstock.environment import Buffer, Environment
 from penstock.log.log import Log, LogConfig
 from penstock.machine import MachineClock, MachineFiles
-from penstock.protocol.records import decode_header, encode_batch
+from penstock.protocol.records import batches, crc_matches, decode_header, encode_batch
+
+FIRST_TIMESTAMP = 1_700_000_000_000
 
 
 class PromisedNames(MachineFiles):
@@ -109,3 +114,100 @@ def test_retention_on_a_full_disk_makes_room(tmp_path: Path) -> None:
     assert log.expire(MachineClock().wall_ms(), log.log_end_offset) > 0
     assert log.log_start_offset > 0
     assert log.doomed, "the segments are to be removed"
+
+
+# Damage
+
+
+def closed_log(directory: Path, count: int, config: LogConfig) -> None:
+    """A log of so many batches of one record, one millisecond apart, flushed and closed."""
+    log = Log.open(environment(MachineFiles()), str(directory), config, clean=False)
+    for number in range(count):
+        batch = encode_batch([(FIRST_TIMESTAMP + number, None, b"value %d" % number, [])])
+        log.append(batch, decode_header(batch), 0)
+    flush(log)
+    log.close()
+
+
+def offsets_read(log: Log) -> list[int]:
+    offsets: list[int] = []
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        found = log.read(offset, 1 << 20, log.log_end_offset, at_least_one=True)
+        assert found is not None
+        data = found.file.read_at(found.position, found.size)
+        for position, header in batches(data):
+            assert crc_matches(data, position, header), f"a damaged batch at {header.base_offset} was served"
+            offsets += range(header.base_offset, header.next_offset)
+            offset = header.next_offset
+    return offsets
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_recovery_does_not_believe_a_base_offset_that_leaves_a_gap(tmp_path: Path) -> None:
+    """The checksum of a batch does not cover its base offset: that of the batch before does tell it."""
+    closed_log(tmp_path, 20, LogConfig(segment_bytes=500))
+    damaged = sorted(tmp_path.glob("*.log"))[1]
+    base_offset = int(damaged.stem)
+    first = decode_header(damaged.read_bytes())
+    flip(damaged, first.size + 5)
+    log = Log.open(environment(MachineFiles()), str(tmp_path), LogConfig(segment_bytes=500), clean=False)
+    assert log.log_end_offset == base_offset + 1
+    assert offsets_read(log) == list(range(base_offset + 1))
+
+
+def test_recovery_keeps_the_bytes_behind_a_damaged_batch(tmp_path: Path) -> None:
+    """Good batches may stand behind a bad one. They are no longer part of the log, but they are not deleted."""
+    closed_log(tmp_path, 20, LogConfig())
+    (path,) = tmp_path.glob("*.log")
+    size = path.stat().st_size
+    position, header = list(batches(path.read_bytes()))[10]
+    flip(path, position + header.size - 3)
+    log = Log.open(environment(MachineFiles()), str(tmp_path), LogConfig(), clean=False)
+    assert log.log_end_offset == 10
+    assert offsets_read(log) == list(range(10))
+    kept = sum(one.stat().st_size for one in tmp_path.glob("*.log*"))
+    assert kept >= size
+
+
+@pytest.mark.parametrize("harm", ["cut", "garbage"])
+def test_a_log_whose_end_was_damaged_after_it_was_closed_is_served_up_to_there(
+    tmp_path: Path, harm: str
+) -> None:
+    """Not refused for ever, nor a reason to stop the broker: it is recovered, as after a kill."""
+    closed_log(tmp_path, 20, LogConfig())
+    (path,) = tmp_path.glob("*.log")
+    if harm == "cut":
+        os.truncate(path, path.stat().st_size - 10)
+    else:
+        path.write_bytes(path.read_bytes() + b"garbage" * 50)
+    log = Log.open(environment(MachineFiles()), str(tmp_path), LogConfig(), clean=True)
+    expected = list(range(19 if harm == "cut" else 20))
+    append(log, 1)
+    assert offsets_read(log) == [*expected, len(expected)]
+    log.check()
+
+
+def test_a_flipped_bit_in_a_time_index_does_not_mislead_a_lookup(tmp_path: Path) -> None:
+    """An entry names a batch, and the batch says whether the entry is right."""
+    config = LogConfig(segment_bytes=2000, index_interval_bytes=100)
+    closed_log(tmp_path / "t-0", 60, config)
+    original = sorted((tmp_path / "t-0").glob("*.timeindex"))[0]
+    misled = []
+    for position in range(original.stat().st_size):
+        copy = tmp_path / f"copy-{position}"
+        shutil.copytree(tmp_path / "t-0", copy)
+        flip(copy / original.name, position)
+        log = Log.open(environment(MachineFiles()), str(copy), config, clean=True)
+        for offset in range(60):
+            found = log.offset_for_timestamp(FIRST_TIMESTAMP + offset)
+            if found is None or found[0] != offset:
+                misled.append((position, offset, found))
+        for segment in sorted(copy.glob("*")):
+            segment.unlink()
+    assert not misled, f"{len(misled)} wrong answers, such as {misled[0]}"

@@ -50,7 +50,7 @@ from penstock.protocol.messages.groups import (
     SyncGroupRequest,
     SyncGroupRequestAssignment,
 )
-from tests.groups.conversation import subscription
+from tests.groups.conversation import subscription, whole_snapshot
 
 GROUPS = ("a", "b")
 PARTITIONS = 5
@@ -471,7 +471,7 @@ class Groups(RuleBasedStateMachine):
 
     @rule()
     def a_snapshot_says_what_the_log_says(self) -> None:
-        snapshot = self.coordinator.snapshot()
+        snapshot = whole_snapshot(self.coordinator)
         if snapshot is not None and not self.refused:
             replayed, shortened = self.start_coordinator(), self.start_coordinator(snapshot)
             assert offsets_of(shortened) == offsets_of(replayed)

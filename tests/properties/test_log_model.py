@@ -141,28 +141,34 @@ class LogMachine(RuleBasedStateMachine):
         assert self.flushes or self.log.recovery_point == offset == self.end
         self.durable = self.log.recovery_point
 
-    # Shortening
+    # Shortening, which must work on a full disk
 
-    @rule(share=st.floats(0, 1))
-    def truncate(self, share: float) -> None:
+    @rule(share=st.floats(0, 1), is_full=st.booleans())
+    def truncate(self, share: float, is_full: bool) -> None:
+        self.files.fail_after(0 if is_full else None)
         target = self.start + round((self.end - self.start) * share)
         self.log.truncate_to(target)
         if target < self.end:
             self._forget_from(target)
             assert self.log.log_end_offset == self.end
+        self.files.fail_after(None)
 
-    @rule(share=st.floats(0, 1))
-    def delete_records(self, share: float) -> None:
+    @rule(share=st.floats(0, 1), is_full=st.booleans())
+    def delete_records(self, share: float, is_full: bool) -> None:
         target = round(self.end * share)
+        self.files.fail_after(0 if is_full else None)
         self.log.delete_before(target)
+        self.files.fail_after(None)
         self.start = max(self.start, target)
         assert self.log.log_start_offset == self.start
 
-    @rule(ms=st.integers(0, 100_000), share=st.floats(0, 1))
-    def expire(self, ms: int, share: float) -> None:
+    @rule(ms=st.integers(0, 100_000), share=st.floats(0, 1), is_full=st.booleans())
+    def expire(self, ms: int, share: float, is_full: bool) -> None:
         self.files.clock.advance(ms)
         ceiling = round(self.end * share)
+        self.files.fail_after(0 if is_full else None)
         removed = self.log.expire(self.files.clock.wall, ceiling)
+        self.files.fail_after(None)
         assert self.log.log_start_offset <= max(ceiling, self.start)
         if removed:
             gone = [b for b in self.batches if b.next_offset <= self.log.log_start_offset]
@@ -193,10 +199,13 @@ class LogMachine(RuleBasedStateMachine):
         left = [self._header(b).producer_id for b in self.batches if b.base_offset >= self.start]
         self.known &= set(left)
 
-    @rule()
-    def be_killed(self) -> None:
+    @rule(is_full=st.booleans())
+    def be_killed(self, is_full: bool) -> None:
         """The process ends; what it wrote is still in the page cache."""
+        self.files.fail_after(0 if is_full else None)
         self._reopen(clean=False, checkpoint=self.start)
+        self.log.check()
+        self.files.fail_after(None)
         assert (self.log.log_start_offset, self.log.log_end_offset) == (self.start, self.end)
         # The state is made again from the batches: a producer whose batches were all deleted is not known.
         left = [self._header(b).producer_id for b in self.batches if b.base_offset >= self.start]

@@ -35,6 +35,7 @@ GATHERED_RANGE_BYTES = 64 * 1024
 # One turn of sendfile; then the other connections are looked at.
 SENT_FILE_BYTES_PER_TURN = 4 * 1024 * 1024
 BUFFERS_PER_SEND = 256
+GATHERED_BYTES_MAX = 512 * 1024
 
 _header = struct.Struct(">hhih")
 _frame_start = struct.Struct(">ii").pack
@@ -105,12 +106,21 @@ class Call:
         connection = self.connection
         if connection.is_closed:
             self.parts = []
-            return
+        elif self.complete(response):
+            connection.advance()
+
+    def complete(self, response: Any) -> bool:
+        """Put the answer into bytes; False when the connection was closed instead."""
         if response is CLOSE:
-            connection.close()
-            return
-        self.parts = [] if response is NO_RESPONSE else frame_response(self, response)
-        connection.advance()
+            self.connection.close()
+            return False
+        try:
+            self.parts = [] if response is NO_RESPONSE else frame_response(self, response)
+        except struct.error as error:
+            # What the peer asked for does not fit in the version it asked with: a text of more than 32 KB, say.
+            self.connection.refuse(f"the answer cannot be written: {error}")
+            return False
+        return True
 
 
 class Connection:
@@ -162,6 +172,10 @@ class Connection:
         """Whether it is the peer's turn: nobody is working on an answer."""
         return not self._waiting
 
+    @property
+    def has_pooled_buffer(self) -> bool:
+        return self._framer.has_pooled_buffer
+
     def advance(self) -> None:
         """Send the answers that have become ready, and go on reading if that made room."""
         waiting = self._waiting
@@ -175,6 +189,11 @@ class Connection:
         """The buffer pool has something to lend again."""
         if not self.is_closed:
             self._process()
+
+    def refuse(self, reason: str) -> None:
+        """Close, and let the operator know why."""
+        self._server.refused(self, reason)
+        self.close()
 
     def close(self) -> None:
         if self.is_closed:
@@ -202,6 +221,8 @@ class Connection:
     def _readable(self) -> None:
         space = self._framer.space()
         if space is None:
+            # Not the peer's fault: its time does not run while we do not read.
+            self.frame_started_ms = -1
             self._read(False)
             self._server.wait_for_buffer(self)
             return
@@ -222,7 +243,7 @@ class Connection:
         framer = self._framer
         server = self._server
         self.last_active_ms = now_ms = server.environment.clock.now_ms()
-        more = True
+        more, took_one = True, False
         try:
             for _ in range(FRAMES_PER_TURN):
                 if self._is_overloaded():
@@ -231,18 +252,23 @@ class Connection:
                 if frame is None:
                     more = False
                     break
+                took_one = True
                 self._handle(frame)
                 if self.is_closed:
                     return
         except DecodeError as error:
-            server.refused(self, str(error))
+            self.refuse(str(error))
+            return
+        except AssertionError:
+            raise  # a broken invariant: going on could harm what is stored
+        except Exception:
+            server.failed(self)
             self.close()
             return
-        if not more:
-            framer.settle()
+        framer.settle()
         if more or not framer.has_partial_frame:
             self.frame_started_ms = -1
-        elif self.frame_started_ms < 0:
+        elif self.frame_started_ms < 0 or took_one:
             self.frame_started_ms = now_ms
         self._flush()
         if self.is_closed:
@@ -268,25 +294,19 @@ class Connection:
         server = self._server
         route = server.route(key, version)
         if route is None:
-            server.refused(self, f"API {key} version {version} is not served")
-            self.close()
+            self.refuse(f"API {key} version {version} is not served")
             return
         if route.flexible_request:
             position = _skip_tags(frame, position)
         request, _ = route.decode(frame, position)
         call = Call(self, route, correlation_id, self._client_id if client_id_size > 0 else "")
-        response = server.handle(call, request)
+        response = route.handle(server.broker, request, call)
         if response is WAITING:
             if call.parts is None:
                 self._waiting.append(call)
                 return
-        elif response is CLOSE:
-            self.close()
+        elif not call.complete(response):
             return
-        elif response is NO_RESPONSE:
-            call.parts = []
-        else:
-            call.parts = frame_response(call, response)
         if self._waiting:
             self._waiting.append(call)
         else:
@@ -307,8 +327,7 @@ class Connection:
         try:
             sent_all = self._send()
         except OSError as error:
-            self._server.refused(self, f"cannot send: {error}")
-            self.close()
+            self.refuse(f"cannot send: {error}")
             return
         if self._is_writing == sent_all:
             self._is_writing = not sent_all
@@ -357,6 +376,7 @@ class Connection:
         """The buffers at the front, small file ranges read in; None when one has to be warmed first."""
         unsent = self._unsent
         buffers: list[Buffer] = []
+        gathered_bytes = 0
         for place, part in enumerate(unsent):
             if type(part) is not FileRange:
                 buffers.append(part)  # type: ignore[arg-type]
@@ -377,7 +397,8 @@ class Connection:
                 unsent[place] = data
                 self._unsent_bytes += len(data)
                 buffers.append(data)
-            if len(buffers) >= BUFFERS_PER_SEND:
+            gathered_bytes += len(buffers[-1])
+            if len(buffers) >= BUFFERS_PER_SEND or gathered_bytes >= GATHERED_BYTES_MAX:
                 break
         return buffers
 
@@ -389,12 +410,13 @@ class Connection:
             self._is_warming = False
             self._warmed = part
             if error is not None:
-                self._server.refused(self, f"cannot read: {error}")
-                self.close()
+                self.refuse(f"cannot read: {error}")
             else:
                 self.advance()
 
-        self._server.environment.spawn.in_thread(part.file.prepare_warming(part.position, size), warmed)
+        self._server.environment.spawn.in_thread(
+            part.file.prepare_warming(part.position, size), warmed, lane="read"
+        )
 
 
 def frame_response(call: Call, response: Any) -> list[Buffer | FileRange]:

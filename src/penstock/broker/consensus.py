@@ -36,6 +36,7 @@ from penstock.protocol.schema import Message
 # One node elects itself once, for ever.
 QUORUM_EPOCH = 1
 READ_BYTES = 1024 * 1024
+SYNC_RETRY_MS = 100
 METADATA_LOG_CONFIG = LogConfig(
     segment_bytes=1024 * 1024 * 1024, segment_ms=7 * 24 * 3600 * 1000, retention_ms=-1, retention_bytes=-1
 )
@@ -112,8 +113,13 @@ class Consensus:
     def _sync(self) -> None:
         if self._is_syncing or not self._uncommitted:
             return
+        try:
+            offset, work = self._log.prepare_flush()
+        except OSError:
+            # Too many open files, most likely. Nothing was tried, so nothing is lost: again in a moment.
+            self._environment.spawn.later(SYNC_RETRY_MS, self._sync)
+            return
         self._is_syncing = True
-        offset, work = self._log.prepare_flush()
 
         def done(_: None, error: Exception | None) -> None:
             self._is_syncing = False
@@ -128,7 +134,7 @@ class Consensus:
                 answer()
             self._sync()
 
-        self._environment.spawn.in_thread(work, done)
+        self._environment.spawn.in_thread(work, done, lane="metadata")
 
     def _replay(self, name: str) -> Image:
         """Rebuild the image from the log, batch by batch."""

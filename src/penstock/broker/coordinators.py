@@ -39,6 +39,7 @@ REWRITTEN_BYTES = 1024 * 1024
 REWRITE_BYTES_MIN = 64 * 1024 * 1024
 REWRITE_RATIO = 4
 REWRITE_CHECK_INTERVAL_MS = 60_000
+CHANGES_PER_SLICE = 1_000
 
 
 class GroupPartition:
@@ -52,6 +53,7 @@ class GroupPartition:
         self._uncommitted: deque[tuple[int, Callable[[], None]]] = deque()
         self._timer: Timer | None = None
         self._timer_ms = 0
+        self._is_rewriting = False
         self._replay()
         clock = self._environment.clock
         self.coordinator.loaded(clock.now_ms(), clock.wall_ms())
@@ -91,27 +93,48 @@ class GroupPartition:
             self._hosted.when_committed(commit_offset, lambda _: self._committed(commit_offset))
 
     def rewrite_if_large(self) -> None:
-        """Replace a long history by the state it led to."""
+        """Replace a long history by the state it led to, a slice per turn."""
         log = self._hosted.log
-        if log.size_bytes < REWRITE_BYTES_MIN:
+        records = log.log_end_offset - log.log_start_offset
+        if (
+            self._is_rewriting
+            or log.size_bytes < REWRITE_BYTES_MIN
+            or records < REWRITE_RATIO * (self.coordinator.change_count + 1)
+        ):
             return
-        alive = self.coordinator.snapshot()
-        begin, records = log.log_end_offset, log.log_end_offset - log.log_start_offset
-        if alive is None or records < REWRITE_RATIO * (len(alive) + 1):
-            return
+        self._is_rewriting = True
+        self._rewrite(log.log_end_offset, self.coordinator.group_ids())
+
+    def _rewrite(self, begin: int, groups: list[str]) -> None:
+        """Append the state of these groups, and of those after them in later turns; then begin there.
+
+        Each group is written as it is at that moment, so nothing newer can lie before it.
+        """
+        alive: list[Change] = []
+        while groups and len(alive) < CHANGES_PER_SLICE:
+            state = self.coordinator.snapshot_of(groups.pop())
+            if state is None:
+                self._is_rewriting = False  # in the middle of something: another time
+                return
+            alive += state
         try:
             for some in _batched(self._encoded(alive)):
                 self._hosted.append_internal(encode_batch(some))
         except OSError:
-            return  # no room for a second copy; the first one stays
+            self._is_rewriting = False  # no room for a second copy; the first one stays
+            return
+        if groups:
+            self._environment.spawn.soon(lambda: self._rewrite(begin, groups))
+            return
 
         def committed(error: ErrorCode) -> None:
+            self._is_rewriting = False
             if not error:
                 self._hosted.delete_before(begin)
 
         # The new copy must be on the disk before the old one may go.
         self._hosted.flush()
-        self._hosted.when_committed(log.log_end_offset, committed)
+        self._hosted.when_committed(self._hosted.log.log_end_offset, committed)
 
     def _append(self, changes: Iterable[Change]) -> int:
         """The offset that must be committed. Raises OSError."""
@@ -188,7 +211,7 @@ class Coordinators:
         """Read back every partition that holds anything, before the first client can ask."""
         for hosted in self._broker.partitions.of_topic(CONSUMER_OFFSETS):
             if hosted.is_open or self._broker.storage.holds(hosted):
-                self._load(hosted)
+                self._try_load(hosted)
         self._rewrite_large()
 
     def _rewrite_large(self) -> None:
@@ -197,12 +220,12 @@ class Coordinators:
         self._broker.environment.spawn.later(REWRITE_CHECK_INTERVAL_MS, self._rewrite_large)
 
     def of(self, group_id: str) -> GroupPartition | None:
-        """The coordinator of a group; None while the offsets topic does not exist."""
+        """The coordinator of a group; None while the offsets topic does not exist or cannot be read."""
         hosted = self._broker.partitions.of_topic(CONSUMER_OFFSETS)
         if not hosted:
             return None
         index = group_changes.partition_for(group_id, len(hosted))
-        return self._partitions.get(index) or self._load(hosted[index])
+        return self._partitions.get(index) or self._try_load(hosted[index])
 
     def ready(self, then: Callable[[int], None]) -> None:
         """Create the offsets topic if it does not exist, then go on."""
@@ -224,8 +247,14 @@ class Coordinators:
             )
             partition.execute(decision)
 
-    def _load(self, hosted: HostedPartition) -> GroupPartition:
-        partition = self._partitions[hosted.index] = GroupPartition(self._broker, hosted, self._settings)
+    def _try_load(self, hosted: HostedPartition) -> GroupPartition | None:
+        """None when its log cannot be read: its groups have no coordinator, the others do."""
+        try:
+            partition = GroupPartition(self._broker, hosted, self._settings)
+        except OSError as error:
+            self._broker.logger.error("cannot load groups", partition=repr(hosted), error=str(error))
+            return None
+        self._partitions[hosted.index] = partition
         return partition
 
 

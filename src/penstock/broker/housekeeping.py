@@ -55,7 +55,9 @@ class Housekeeping:
                 # Only a hint for the next start; a full disk must not stop the broker.
                 self._logger.error("cannot write the checkpoints", error=str(error))
 
-        self._environment.spawn.in_thread(self._storage.prepare_checkpoint(self._partitions), done)
+        self._environment.spawn.in_thread(
+            self._storage.prepare_checkpoint(self._partitions), done, lane="upkeep"
+        )
 
     def checkpoint_soon(self) -> None:
         if not self._checkpoint_is_due:

@@ -51,7 +51,6 @@ class HostedPartition:
         "_storage",
         "_topic_config",
         "_watchers",
-        "created_ms",
         "high_watermark",
         "index",
         "is_deleted",
@@ -68,7 +67,6 @@ class HostedPartition:
         self.topic = topic.name
         self.index = index
         self.topic_id = topic.id
-        self.created_ms = topic.created_ms
         self.leader_epoch = leader_epoch
         self._topic_config = config
         self._log: Log | None = None
@@ -107,8 +105,13 @@ class HostedPartition:
     @config.setter
     def config(self, config: TopicConfig) -> None:
         self._topic_config = config
-        if self._log is not None:
-            self._log.config = config.log
+        log = self._log
+        if log is not None:
+            log.config = config.log
+            if not config.is_flushed and self.high_watermark < log.log_end_offset:
+                # What waited to be on the disk need not any more.
+                self.high_watermark = log.log_end_offset
+                self._notify()
 
     # Writing
 
@@ -218,18 +221,24 @@ class HostedPartition:
 
     def flush(self) -> None:
         """Make everything appended so far durable, in a thread."""
-        if self._is_flushing:
+        log = self._log
+        if log is None or self.is_deleted:
+            return
+        if self._is_flushing or not self._storage.may_flush_now(self):
             self._flush_wanted = True
             return
-        if self._log is None:
+        try:
+            offset, work = log.prepare_flush()
+        except OSError as error:
+            # Too many open files, most likely. Nothing was tried, so nothing is lost: again in a moment.
+            self._storage.flush_delayed(self, error)
             return
         self._is_flushing = True
         self._flush_wanted = False
         self.unflushed_since_ms = -1
         self._storage.unflushed.pop(self, None)
-        offset, work = self._log.prepare_flush()
 
-        def done(_: None, error: Exception | None) -> None:
+        def done(error: Exception | None) -> None:
             self._is_flushing = False
             if self.is_deleted:
                 return
@@ -238,12 +247,12 @@ class HostedPartition:
                 return
             self._flushed(offset)
 
-        self._storage.environment.spawn.in_thread(work, done)
+        self._storage.start_flush(work, done)
 
     def _flushed(self, offset: int) -> None:
         assert self._log is not None
         self._log.flushed(offset)
-        if self._topic_config.is_flushed and offset > self.high_watermark:
+        if offset > self.high_watermark:
             self.high_watermark = offset
             self._notify()
         waiters = self._commit_waiters

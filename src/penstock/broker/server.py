@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
 from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.config import BrokerConfig, ConfigError
-from penstock.broker.connection import CLOSE, Call, Connection, Route
+from penstock.broker.connection import Connection, Route
 from penstock.broker.logs import Logger
 from penstock.broker.options import ServeError, ServeOptions
 from penstock.broker.routes import make_route
 from penstock.environment import Environment, Listener, Stream
-from penstock.protocol.errors import DecodeError
 from penstock.protocol.framing import BufferPool
 
 SWEEP_INTERVAL_MS = 5_000
 # A frame must arrive within this time: a byte now and then is not a client.
 FRAME_TIMEOUT_MS = 60_000
+# Whoever sits on a buffer that others wait for has to keep sending.
+STALLED_MS = 5_000
 # Refusals are logged, but a peer that is refused all the time may not fill the disk with it.
 REFUSALS_LOGGED_PER_SWEEP = 20
 
@@ -36,7 +38,7 @@ class Server:
         connections_max: int | None = None,
     ) -> None:
         self.environment = environment
-        self._broker = broker
+        self.broker = broker
         self._config = config
         self._logger = logger
         # What was configured, or what the system can give.
@@ -85,16 +87,9 @@ class Server:
                 self._routes[key << 16 | version & 0xFFFF] = route
         return route
 
-    def handle(self, call: Call, request: Any) -> Any:
-        try:
-            return call.route.handle(self._broker, request, call)
-        except AssertionError:
-            raise  # a broken invariant: going on could harm what is stored
-        except DecodeError:
-            raise
-        except Exception:
-            self._logger.exception("a request failed", request=type(request).__name__, peer=call.host)
-            return CLOSE
+    def failed(self, connection: Connection) -> None:
+        """A request met an error of ours; called while it is being handled. Only its connection pays for it."""
+        self._logger.exception("a request failed", peer=connection.peer)
 
     def refused(self, connection: Connection, reason: str) -> None:
         self._note("closed a connection", peer=connection.peer, reason=reason)
@@ -133,7 +128,11 @@ class Server:
         for connection in list(self._connections):
             if connection.last_active_ms < idle_before_ms and connection.is_silent:
                 connection.close()
-            elif 0 <= connection.frame_started_ms < now_ms - FRAME_TIMEOUT_MS:
+            elif 0 <= connection.frame_started_ms < now_ms - FRAME_TIMEOUT_MS or (
+                self._waiting_for_buffer
+                and connection.has_pooled_buffer
+                and connection.last_active_ms < now_ms - STALLED_MS
+            ):
                 self.refused(connection, "a request that did not arrive in time")
                 connection.close()
         self.environment.spawn.later(SWEEP_INTERVAL_MS, self._sweep)
@@ -162,13 +161,12 @@ def run(options: ServeOptions) -> int:
         loop.stop()
 
     def crash(_: Any, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        logger.error("stopping after an error of our own", error=repr(error), message=context.get("message"))
-        if error is not None:
-            import traceback  # noqa: PLC0415 - rarely needed
-
-            traceback.print_exception(error, file=sys.stderr)
+        # First of all: whatever happens while this is reported, the broker stops.
         fail("an internal error; see the lines above")
+        error = context.get("exception")
+        if error is not None:
+            traceback.print_exception(error, file=sys.stderr)
+        logger.error("stopping after an error of our own", error=repr(error), message=context.get("message"))
 
     loop.set_exception_handler(crash)
     try:

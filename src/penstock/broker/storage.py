@@ -4,8 +4,7 @@
     .lock                              held while a broker runs here
     .kafka_cleanshutdown               left by a clean stop, removed at the next start
     .boot-id                           which boot of the machine the last start was on
-    recovery-point-offset-checkpoint   everything below is fsynced
-    log-start-offset-checkpoint        where DeleteRecords moved the beginning to
+    penstock-checkpoint                how far the disk holds each log, and where it begins
     <topic>-<partition>/               a log
     <topic>-<partition>.<hex>-delete   a log on its way out, removed after file.delete.delay.ms
     <topic>-<partition>.<hex>-stray    a log that no metadata explains: kept, reported, never removed
@@ -23,6 +22,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from penstock.broker.checkpoint import Checkpoint, Remembered
 from penstock.broker.options import ServeError
 from penstock.environment import Environment
 from penstock.log.log import Log
@@ -39,9 +39,11 @@ LOCK = ".lock"
 META_PROPERTIES = "meta.properties"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 LAST_BOOT = ".boot-id"
-RECOVERY_POINTS = "recovery-point-offset-checkpoint"
-LOG_STARTS = "log-start-offset-checkpoint"
+CHECKPOINT = "penstock-checkpoint"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+FLUSHES_MAX = 16
+FLUSH_RETRY_MS = 100
 
 _partition_directory = re.compile(r"(?P<topic>.+)-(?P<partition>\d{1,10})")
 _doomed_directory = re.compile(r".+\.[0-9a-f]{32}-delete")
@@ -63,14 +65,14 @@ class Storage:
         self._on_failure = on_failure
         # Partitions with appends that no flush has covered, oldest first.
         self.unflushed: dict[HostedPartition, None] = {}
+        # Flushes hold descriptors, so only some run at a time; the others stand in line here.
+        self._flushes_running = 0
+        self._flushes_waiting: dict[HostedPartition, None] = {}
         self.was_clean = False
         self.lost_page_cache = False
         self._claim()
         self.cluster_id, self.directory_id = self._identify(node_id)
-        self._recovery_points: dict[TopicPartition, int] = {}
-        self._log_starts: dict[TopicPartition, int] = {}
-        # When the checkpoints that were found at the start had been written.
-        self._checkpoints_ms = 0
+        self._checkpoint = Checkpoint(environment.files, os.path.join(self.path, CHECKPOINT))
         self._recall()
 
     # Start
@@ -130,10 +132,12 @@ class Storage:
             not self.was_clean and files.exists(last_boot) and files.read(last_boot) != boot_id
         )
         files.replace(last_boot, boot_id)
-        self._recovery_points = self._read_checkpoint(RECOVERY_POINTS)
-        self._log_starts = self._read_checkpoint(LOG_STARTS)
-        path = os.path.join(self.path, RECOVERY_POINTS)
-        self._checkpoints_ms = files.modified_ms(path) if files.exists(path) else 0
+        try:
+            self._checkpoint.load()
+        except ValueError as error:
+            # A hint only: without it every log is looked at.
+            self._logger.warning("ignored a damaged checkpoint", file=CHECKPOINT, error=str(error))
+            self.was_clean = False
         for name in files.list(self.path):
             if _doomed_directory.fullmatch(name):
                 files.remove(os.path.join(self.path, name))
@@ -146,7 +150,7 @@ class Storage:
                 continue
             if not _is_in(image, TopicPartition(match["topic"], int(match["partition"]))):
                 self._quarantine(name, "no topic in the metadata has this partition")
-        self._forget(lambda name: not _is_in(image, name))
+        self._checkpoint.keep_only(image)
 
     def partitions_on_disk(self) -> list[TopicPartition]:
         names = map(_partition_directory.fullmatch, self.environment.files.list(self.path))
@@ -161,26 +165,23 @@ class Storage:
 
     def open_log(self, hosted: HostedPartition) -> Log:
         """Raises OSError when the partition's files cannot be used."""
-        name = TopicPartition(hosted.topic, hosted.index)
         directory = self._directory(hosted)
         files = self.environment.files
-        if hosted.created_ms > self._checkpoints_ms:
-            # Written before the topic existed: what they say is about an older one of the same name.
-            self._forget(lambda one: one == name)
+        remembered = self._checkpoint.get(hosted.topic_id, hosted.index)
         if files.exists(directory):
             topic_id = read_partition_metadata(files, directory)
             if topic_id is not None and topic_id != hosted.topic_id:
-                self._quarantine(str(name), f"it belongs to the topic with id {format_id(topic_id)}")
-                self._forget(lambda one: one == name)
-        elif self._recovery_points.get(name, 0) > self._log_starts.get(name, 0):
+                name = os.path.basename(directory)
+                self._quarantine(name, f"it belongs to the topic with id {format_id(topic_id)}")
+        elif remembered.recovery_point > remembered.log_start_offset:
             raise OSError(errno.ENOENT, "the checkpoint says it held data", directory)
         log = Log.open(
             self.environment,
             directory,
             hosted.config.log,
             clean=self.was_clean,
-            recovery_point=self._recovery_points.get(name, 0),
-            log_start_offset=self._log_starts.get(name),
+            recovery_point=remembered.recovery_point,
+            log_start_offset=remembered.log_start_offset or None,
         )
         self.doom(hosted, log)
         if not self.was_clean and log.log_end_offset > log.recovery_point:
@@ -203,6 +204,33 @@ class Storage:
         self.environment.files.rename(os.path.join(self.path, name), os.path.join(self.path, target))
         self._logger.warning("set aside a directory that is not explained", directory=target, reason=reason)
 
+    # Flushing
+
+    def may_flush_now(self, hosted: HostedPartition) -> bool:
+        """Whether there is room for one more flush; if not, the partition is called when there is."""
+        if self._flushes_running < FLUSHES_MAX:
+            return True
+        self._flushes_waiting[hosted] = None
+        return False
+
+    def start_flush(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        """Run the work of a flush in a thread, and let the next one in when it has ended."""
+
+        def ended(_: None, error: Exception | None) -> None:
+            self._flushes_running -= 1
+            done(error)
+            if self._flushes_waiting and self._flushes_running < FLUSHES_MAX:
+                following = next(iter(self._flushes_waiting))
+                del self._flushes_waiting[following]
+                following.flush()
+
+        self._flushes_running += 1
+        self.environment.spawn.in_thread(work, ended, lane="flush")
+
+    def flush_delayed(self, hosted: HostedPartition, error: OSError) -> None:
+        self._logger.error("a flush has to wait", partition=repr(hosted), error=str(error))
+        self.environment.spawn.later(FLUSH_RETRY_MS, hosted.flush)
+
     # Failing disks
 
     def append_failed(self, hosted: HostedPartition, error: OSError) -> None:
@@ -219,10 +247,7 @@ class Storage:
 
     def delete_log(self, hosted: HostedPartition) -> None:
         """Rename at once, so that the name is free; remove later, for readers that are still at it."""
-        name = TopicPartition(hosted.topic, hosted.index)
-        # Or the next checkpoint would say it of a new topic of the same name.
-        self._recovery_points.pop(name, None)
-        self._log_starts.pop(name, None)
+        self._checkpoint.forget(hosted.topic_id, hosted.index)
         source = self._directory(hosted)
         if not self.holds(hosted):
             return
@@ -233,6 +258,9 @@ class Storage:
         except OSError as error:
             self._logger.error("cannot delete", directory=source, error=str(error))
             return
+        if log is not None:
+            # Readers that are in the middle of it must not open the files of a new topic of the same name.
+            log.moved(target)
 
         def close() -> None:
             if log is not None:
@@ -261,33 +289,22 @@ class Storage:
             first()
             for path in paths:
                 self.environment.files.forget(path)
-            self.environment.spawn.in_thread(work, done)
+            self.environment.spawn.in_thread(work, done, lane="upkeep")
 
         self.environment.spawn.later(delay_ms, remove)
 
     # Checkpoints
 
     def prepare_checkpoint(self, partitions: Iterable[HostedPartition]) -> Callable[[], None]:
-        """The work of writing down how far the disk holds each log, and where each begins; for a thread."""
-        for hosted in partitions:
-            if hosted.is_open:
-                name = TopicPartition(hosted.topic, hosted.index)
-                self._recovery_points[name] = hosted.log.recovery_point
-                self._log_starts[name] = hosted.log.log_start_offset
-        recovery_points = _checkpoint_text(self._recovery_points)
-        log_starts = _checkpoint_text({name: offset for name, offset in self._log_starts.items() if offset})
-
-        def write() -> None:
-            self.environment.files.replace(os.path.join(self.path, RECOVERY_POINTS), recovery_points)
-            self.environment.files.replace(os.path.join(self.path, LOG_STARTS), log_starts)
-
-        return write
-
-    def _forget(self, is_gone: Callable[[TopicPartition], bool]) -> None:
-        """Drop what the checkpoints say of partitions that no longer are what they were."""
-        for offsets in (self._recovery_points, self._log_starts):
-            for name in [name for name in offsets if is_gone(name)]:
-                del offsets[name]
+        """The work of writing the checkpoint, for a worker thread."""
+        return self._checkpoint.prepare_write(
+            (
+                (hosted.topic_id, hosted.index),
+                Remembered(hosted.log.recovery_point, hosted.log.log_start_offset),
+            )
+            for hosted in partitions
+            if hosted.is_open
+        )
 
     def leave_clean_marker(self, broker_epoch: int) -> None:
         """Say that every log was closed. The boot id tells a killed process from a power loss later."""
@@ -300,32 +317,7 @@ class Storage:
         except OSError:
             return b""
 
-    def _read_checkpoint(self, name: str) -> dict[TopicPartition, int]:
-        path = os.path.join(self.path, name)
-        if not self.environment.files.exists(path):
-            return {}
-        try:
-            version, count, *lines = self.environment.files.read(path).decode().splitlines()
-            if version != "0" or int(count) != len(lines):
-                raise ValueError("the count is wrong")
-            offsets = {}
-            for line in lines:
-                topic, partition, offset = line.split(" ")
-                offsets[TopicPartition(topic, int(partition))] = int(offset)
-            return offsets
-        except ValueError as error:
-            # A hint only: without it more of each log is read at the start.
-            self._logger.warning("ignored a damaged checkpoint", file=path, error=str(error))
-            self.was_clean = False
-            return {}
-
 
 def _is_in(image: Image, name: TopicPartition) -> bool:
     topic = image.topics.get(name.topic)
     return topic is not None and name.partition < len(topic.partitions)
-
-
-def _checkpoint_text(offsets: dict[TopicPartition, int]) -> bytes:
-    """Kafka's form: a version, the number of lines, and a line for each partition."""
-    lines = [f"{topic} {partition} {offset}\n" for (topic, partition), offset in offsets.items()]
-    return f"0\n{len(lines)}\n{''.join(lines)}".encode()

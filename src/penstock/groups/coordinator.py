@@ -279,20 +279,23 @@ class Coordinator:
             self._membership.discard_if_blank(group)
         assert not turn.decision.changes and not turn.decision.replies
 
-    def snapshot(self) -> list[Change] | None:
-        """Changes that lead from nothing to the present state; None while some of it is still unsettled."""
-        changes: list[Change] = []
-        for group in self._groups.values():
-            if (
-                group.state not in (State.STABLE, State.EMPTY)
-                or group.unconfirmed
-                or group.offsets.has_pending
-            ):
-                return None
-            if group.stored:
-                changes.append(group.to_stored())
-            changes += group.offsets.committed()
-        return changes
+    @property
+    def change_count(self) -> int:
+        """How many records the present state takes."""
+        return sum(group.stored + group.offsets.count for group in self._groups.values())
+
+    def group_ids(self) -> list[str]:
+        return list(self._groups)
+
+    def snapshot_of(self, group_id: str) -> list[Change] | None:
+        """Changes that lead from nothing to a group's present state; None while some of it is unsettled."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return []
+        if group.state not in (State.STABLE, State.EMPTY) or group.unconfirmed or group.offsets.has_pending:
+            return None
+        stored: list[Change] = [group.to_stored()] if group.stored else []
+        return [*stored, *group.offsets.committed()]
 
     def resign(self) -> Decision[Change]:
         """We no longer lead the partition: send whoever waits to the next coordinator. Then drop this one."""

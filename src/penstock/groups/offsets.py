@@ -29,6 +29,10 @@ class GroupOffsets:
     def has_pending(self) -> bool:
         return bool(self._pending)
 
+    @property
+    def count(self) -> int:
+        return sum(map(len, self._committed.values()))
+
     def get(self, topic: str, partition: int) -> OffsetCommitted | None:
         partitions = self._committed.get(topic)
         return None if partitions is None else partitions.get(partition)

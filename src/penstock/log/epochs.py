@@ -3,11 +3,13 @@
 The entries are (epoch, start offset), both strictly ascending. They are kept in ``leader-epoch-checkpoint``,
 in Kafka's text form, and read from there only when first asked. The file is not made durable here but by the
 log's next flush: what a crash may lose is in the batches above the recovery point, and is found there again.
+A full disk keeps an epoch from beginning, but never one from being forgotten: that is what makes room.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from contextlib import suppress
 from itertools import pairwise
 
 from penstock.environment import Files
@@ -20,7 +22,7 @@ _VERSION = "0"
 
 
 class LeaderEpochs:
-    __slots__ = ("_entries", "_files", "path", "writes")
+    __slots__ = ("_entries", "_files", "is_stale", "path", "writes")
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
@@ -29,6 +31,8 @@ class LeaderEpochs:
         self._entries: list[tuple[int, int]] | None = None
         # How often the file was written, so that the log knows whether it must be made durable.
         self.writes = 0
+        # The file could not be written, and says more than ``entries``.
+        self.is_stale = False
 
     @property
     def entries(self) -> list[tuple[int, int]]:
@@ -41,13 +45,22 @@ class LeaderEpochs:
         return self.entries[-1][0] if self.entries else NO_EPOCH
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """A leader's epoch begins here: at its election, or with the first batch of the epoch."""
+        """A leader's epoch begins here: at its election, or with the first batch of the epoch.
+
+        Raises:
+            OSError: it could not be written down, and has not begun.
+        """
         entries = self.entries
         if entries and entries[-1][0] == epoch:
             return
         # Whatever contradicts the newcomer was never committed, or is an epoch that wrote nothing.
         kept = [entry for entry in entries if entry[0] < epoch and entry[1] < start_offset]
-        self._store([*kept, (epoch, start_offset)])
+        self._entries = [*kept, (epoch, start_offset)]
+        try:
+            self.write()
+        except OSError:
+            self._entries = entries
+            raise
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(the largest epoch at most ``epoch``, the offset where it ends); (-1, -1) when not known.
@@ -73,21 +86,21 @@ class LeaderEpochs:
         """The log now ends here: forget the epochs that began at or behind it."""
         kept = [entry for entry in self.entries if entry[1] < end_offset]
         if len(kept) != len(self.entries):
-            self._store(kept)
+            self._shorten(kept)
 
     def truncate_from_start(self, start_offset: int) -> None:
         """The log now begins here: forget the epochs that ended before it; the one it lies in begins here."""
         entries = self.entries
         place = bisect_right(entries, start_offset, key=lambda entry: entry[1])
         if place and entries[place - 1][1] < start_offset:
-            self._store([(entries[place - 1][0], start_offset), *entries[place:]])
+            self._shorten([(entries[place - 1][0], start_offset), *entries[place:]])
         elif place > 1:
-            self._store(entries[place - 1 :])
+            self._shorten(entries[place - 1 :])
 
     def replace(self, entries: list[tuple[int, int]]) -> None:
         """What recovery found in the batches themselves."""
         if entries != self.stored():
-            self._store(entries)
+            self._shorten(entries)
         self._entries = entries
 
     def stored(self) -> list[tuple[int, int]] | None:
@@ -113,8 +126,15 @@ class LeaderEpochs:
         if len(entries) > 1:
             assert entries[1][1] > log_start_offset, (entries, log_start_offset)
 
-    def _store(self, entries: list[tuple[int, int]]) -> None:
+    def write(self) -> None:
+        entries = self.entries
         lines = [_VERSION, str(len(entries)), *(f"{epoch} {start}" for epoch, start in entries)]
         self._files.replace(self.path, ("\n".join(lines) + "\n").encode(), durable=False)
-        self._entries = entries
+        self.is_stale = False
         self.writes += 1
+
+    def _shorten(self, entries: list[tuple[int, int]]) -> None:
+        self._entries = entries
+        self.is_stale = True
+        with suppress(OSError):
+            self.write()

@@ -97,7 +97,12 @@ class SparseIndex:
 
     def rewrite(self, *, durable: bool) -> None:
         """Put an index made by ``restore`` in place of what the file held."""
-        self._files.replace(self.path, self._pending, durable=durable)
+        self.is_durable = False
+        try:
+            self._files.replace(self.path, self._pending, durable=durable)
+        except OSError:
+            # A full disk is no reason not to read: the index serves from memory.
+            return
         self.is_durable = durable
         self._file = self._files.open(self.path)
         self._written = len(self._pending)
@@ -136,6 +141,11 @@ class SparseIndex:
             self._file.truncate(written)
         del self._pending[keep * size - written :]
         self._written = written
+
+    def moved(self, path: str) -> None:
+        self.path = path
+        if self._file is not None:
+            self._file.moved(path)
 
     def close(self) -> None:
         if self._file is not None:

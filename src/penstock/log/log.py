@@ -1,9 +1,9 @@
 """One partition's log: segments on disk, and the offsets where it begins and ends.
 
 Everything here is synchronous and runs on the broker's loop, except the work returned by ``prepare_flush``.
-The files are Kafka's own (``names.py``). A log that was closed cleanly opens by looking at names only: the
-snapshot written at closing is named after the log's end. The rest is read when first needed, so that ten
-thousand idle partitions cost little.
+The files are Kafka's own (``names.py``). A log that was closed cleanly opens by looking at names and at the
+end of its last segment, which must agree with the snapshot written at closing: that is named after the log's
+end. The rest is read when first needed, so that ten thousand idle partitions cost little.
 
 What a newcomer gets wrong: ``append`` returning means "in the page cache", not "durable". Durable is what is
 below ``recovery_point``, and that moves only through ``prepare_flush`` and ``flushed``.
@@ -11,18 +11,19 @@ below ``recovery_point``, and that moves only through ``prepare_flush`` and ``fl
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
-from penstock.environment import Buffer, Clock, Environment, FileRange, Files
+from penstock.environment import Buffer, Clock, Environment, File, FileRange, Files
 from penstock.log.config import LogConfig
 from penstock.log.durability import Durability
 from penstock.log.epochs import NO_EPOCH, LeaderEpochs
 from penstock.log.lookup import TimestampedOffset, first_from, newest
-from penstock.log.names import DELETED, LOG, SNAPSHOT, offset_of, path_of
+from penstock.log.names import DELETED, LOG, SNAPSHOT, offset_of
 from penstock.log.producers import ProducerStates
 from penstock.log.recovery import Recovery, recover
 from penstock.log.retention import count_expired
-from penstock.log.segment import RELATIVE_MAX, Segment, WrongIndex
+from penstock.log.segment import Segment, WrongIndex
 from penstock.log.segments import CorruptLog, Segments
 from penstock.log.snapshots import Snapshots, producers_at
 from penstock.protocol.records import BatchHeader, CorruptBatch, batches, patch
@@ -51,6 +52,7 @@ class Log:
         "_segments",
         "_snapshots",
         "directory",
+        "doomed",
         "epochs",
         "has_rolled",
         "log_end_offset",
@@ -86,6 +88,8 @@ class Log:
         self._is_parent_durable = True
         # A segment was completed since the last flush. The shell flushes it soon, as Kafka does on roll.
         self.has_rolled = False
+        # Paths that are no longer part of the log, for the shell to take, and to remove after a delay.
+        self.doomed: list[str] = []
         # What the last open found, when it had to look.
         self.recovery: Recovery | None = None
 
@@ -143,20 +147,15 @@ class Log:
                 self.doomed.append(f"{self.directory}/{name}")
 
     def _open_clean(self) -> bool:
-        """Find the end of the log by names; false when the files contradict what was said about them."""
+        """Load the last segment; false when the files contradict what was said about them."""
         active = self._segments.items[-1]
-        if self._snapshots.newest > active.base_offset:
-            self.log_end_offset = self._snapshots.newest
-        elif active.measure() == 0:
-            self.log_end_offset = active.base_offset
-        else:
-            try:
-                self.log_end_offset = active.load(self._config, self._clock.wall_ms())
-            except CorruptBatch:
-                return False
-        self._segments.closed_at = self.log_end_offset
+        try:
+            self.log_end_offset = active.load(self._config, self._clock.wall_ms())
+        except CorruptBatch:
+            return False
         self._durability.recovery_point = self.log_end_offset
-        return True
+        # Closing left a snapshot at the end of the log, unless one is there from the roll.
+        return self._snapshots.newest <= active.base_offset or self._snapshots.newest == self.log_end_offset
 
     def _recover(self, recovery_point: int) -> None:
         wall_ms = self._clock.wall_ms()
@@ -175,14 +174,14 @@ class Log:
         """Begin where the checkpoint says."""
         if offset > self.log_end_offset:
             # What was lost lies before the start anyway. Its offsets were used: they are not used again.
-            self._segments.drop_behind(-1)
+            self.doomed += self._segments.drop_behind(-1)
             self._snapshots.drop_above(-1)
             self.epochs.truncate_from_end(0)
             self._epoch = NO_EPOCH
             self._producers = None
             self.log_end_offset = offset
             self._durability.recovery_point = offset
-            self._add_segment(offset)
+            self._add_segment()
         self.log_start_offset = offset
 
     def seal(self) -> None:
@@ -193,9 +192,9 @@ class Log:
         """
         if not self._segments.items:
             return
-        active = self._segments.items[-1]
-        if active.is_loaded:
-            active.seal()
+        self._segments.items[-1].seal()
+        if self.epochs.is_stale:
+            self.epochs.write()
         if self._snapshots.newest != self.log_end_offset:
             self._snapshots.write(self.log_end_offset, self.producers)
             self._snapshots.drop_old()
@@ -210,8 +209,17 @@ class Log:
         items = self._segments.items
         if items and not items[-1].has_durable_indexes:
             for file in items[-1].index_files():
-                file.prepare_sync()()
+                _sync_once(file)()
         self.flushed(offset)
+        self._segments.close()
+
+    def moved(self, directory: str) -> None:
+        """The directory was renamed because the log is deleted; only reads that are under way go on."""
+        for segment in self._segments.items:
+            segment.moved(directory)
+
+    def abandon(self) -> None:
+        """Let go of the files and write nothing: the log was deleted, or its disk cannot be trusted."""
         self._segments.close()
 
     # Writing
@@ -236,7 +244,7 @@ class Log:
         """
         view = memoryview(data)
         for position, header in batches(view):
-            if header.base_offset < self.log_end_offset:
+            if header.base_offset != self.log_end_offset:
                 raise CorruptBatch(f"offset {header.base_offset} in a log that ends at {self.log_end_offset}")
             batch = view[position : position + header.size]
             self._append(batch, header, header.base_offset, header.leader_epoch)
@@ -249,14 +257,10 @@ class Log:
         last_offset = base_offset + header.last_offset_delta
         wall_ms = self._clock.wall_ms()
         if not items:
-            self._add_segment(self.log_end_offset)
+            self._add_segment()
         segment = items[-1]
-        if not segment.is_loaded:
-            self._segments.activate()
         if segment.must_roll(header, last_offset, config, wall_ms):
-            # After a wide gap (of compacted offsets) the end of the log is too far away to count from.
-            is_far = last_offset - self.log_end_offset > RELATIVE_MAX
-            self._roll(base_offset if is_far else self.log_end_offset)
+            self._roll()
             segment = items[-1]
         if leader_epoch != self._epoch:
             assert leader_epoch >= self.epochs.latest, (leader_epoch, self.epochs.entries)
@@ -270,25 +274,21 @@ class Log:
             if header.producer_id >= 0:
                 producers.update(header, base_offset, wall_ms)
 
-    def _add_segment(self, base_offset: int) -> None:
+    def _add_segment(self) -> None:
+        """Begin a segment at the end of the log."""
         if not self._segments.items and not self._files.exists(self.directory):
             self._files.make_directory(self.directory)
             self._is_parent_durable = False
-        self._segments.add(base_offset)
-        self._segments.closed_at = None
+        self._segments.add(self.log_end_offset)
         self._durability.changed()
         # A consumer waiting at the end of the segment before will read on in this one.
-        self._places.pop(base_offset, None)
+        self._places.pop(self.log_end_offset, None)
 
-    def _roll(self, base_offset: int) -> None:
+    def _roll(self) -> None:
         completed = self._segments.items[-1]
         completed.seal()
-        self._snapshots.write(base_offset, self.producers)
-        try:
-            self._add_segment(base_offset)
-        except OSError:
-            self._files.remove(path_of(self.directory, base_offset, LOG))
-            raise
+        self._snapshots.write(self.log_end_offset, self.producers)
+        self._add_segment()
         completed.unload()
         self.has_rolled = True
         self._snapshots.drop_old()
@@ -328,10 +328,10 @@ class Log:
                 work.append(segment.file.prepare_sync())
                 if segment is not items[-1]:
                     # Recovery does not look at a completed segment again, so its indexes must hold.
-                    work += [file.prepare_sync() for file in segment.index_files()]
+                    work += [_sync_once(file) for file in segment.index_files()]
         if durability.has_changes:
-            if self._epoch_writes:
-                work.append(self._files.open(self.epochs.path).prepare_sync())
+            if self._files.exists(self.epochs.path):
+                work.append(_sync_once(self._files.open(self.epochs.path)))
             work.append(self._directory_sync(self.directory))
             if not self._is_parent_durable:
                 work.append(self._directory_sync(self.directory.rpartition("/")[0] or "/"))
@@ -392,12 +392,6 @@ class Log:
         position = places.get(offset, -1)
         if position < 0:
             position = segment.locate(offset)
-        if position == segment.size:
-            # The offset lies in a gap behind the segment's last batch.
-            place += 1
-            segment = items[place]
-            segments.load(segment)
-            position = 0
 
         is_active = place == len(items) - 1
         end_offset = self.log_end_offset if is_active else items[place + 1].base_offset
@@ -432,29 +426,23 @@ class Log:
 
     # Shortening
 
-    @property
-    def doomed(self) -> list[str]:
-        """Paths that are no longer part of the log, for the shell to remove after a delay and forget."""
-        return self._segments.doomed
-
     def truncate_to(self, offset: int) -> None:
         """Remove everything from the batch that holds ``offset`` on."""
         if offset >= self.log_end_offset:
             return
         segments = self._segments
         self._places.clear()
-        segments.drop_behind(offset)
+        self.doomed += segments.drop_behind(offset)
         if segments.items:
             segment = segments.activate()
             position = segments.look(segment, Segment.locate, offset)
-            if position < segment.size:
-                # The batch goes as a whole.
-                offset = min(offset, segment.header_at(position).base_offset)
-                segment.truncate(position, self._config, self._clock.wall_ms())
+            # The batch goes as a whole.
+            offset = segment.header_at(position).base_offset
+            segment.truncate(position, self._config, self._clock.wall_ms())
+            self.log_end_offset = offset
         else:
-            self._add_segment(offset)
-        segments.closed_at = None
-        self.log_end_offset = offset
+            self.log_end_offset = offset
+            self._add_segment()
         self.log_start_offset = min(self.log_start_offset, offset)
         self._durability.truncated(offset)
         self.epochs.truncate_from_end(offset)
@@ -488,21 +476,29 @@ class Log:
             return wall_ms - (newest_ms if newest_ms >= 0 else self._files.modified_ms(segment.path))
 
         count = count_expired(segments.items, self.log_end_offset, ceiling, self._config, age_ms)
+        if count and count == len(segments.items) and not self._roll_to_empty():
+            count -= 1
         if count == 0:
             return 0
-        if count == len(segments.items):
-            segments.activate()
-            self._roll(self.log_end_offset)
-            # The name of the empty segment is all that remembers where the log ends. It must not be lost
-            # while the removal of the others is not.
-            self._files.sync_directory(self.directory)
         self.log_start_offset = max(self.log_start_offset, segments.items[count].base_offset)
         self._drop_oldest(count)
         return count
 
+    def _roll_to_empty(self) -> bool:
+        """Begin a segment whose name alone remembers where the log ends; false when the disk is full."""
+        try:
+            self._roll()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            return False
+        # It must not be lost while the removal of the others is not.
+        self._files.sync_directory(self.directory)
+        return True
+
     def _drop_oldest(self, count: int) -> None:
         if count:
-            self._segments.drop_oldest(count)
+            self.doomed += self._segments.drop_oldest(count)
             self._durability.changed()
         self.epochs.truncate_from_start(self.log_start_offset)
 
@@ -529,3 +525,10 @@ class Log:
         self.epochs.check(self.log_start_offset, self.log_end_offset)
         self.producers.check_invariants(self.log_end_offset)
         assert self._snapshots.newest <= self.log_end_offset, self._snapshots.offsets
+
+
+def _sync_once(file: File) -> Callable[[], None]:
+    """The work of making durable a file that was opened for nothing else."""
+    sync = file.prepare_sync()
+    file.close()
+    return sync

@@ -3,13 +3,18 @@
 Everything below the recovery point was made durable and is taken as it is. From the segment that holds it
 every batch is read and its CRC computed. The first one that is torn, damaged, out of order or of an older
 leader epoch than the one before ends the log: the file is cut there, and later segments are set aside under
-another name. They are not destroyed, because "nothing good can come behind a bad batch" is our opinion, and
-somebody may need to look.
+another name. So is what lay behind the cut, unless it is just the beginning of a batch above the recovery
+point, as every crash may leave it. Nothing more is destroyed: "nothing good can come behind a bad batch" is
+our opinion, and somebody may need to look.
+
+What a newcomer gets wrong: the CRC does not cover a batch's offset and epoch. Only the batches around it tell
+whether these are right; offsets therefore follow each other without a gap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from crc32c import crc32c
@@ -51,34 +56,38 @@ def recover(
     epoch_entries = _epochs_before(segments, epochs, start)
     producers = producers_at(segments, snapshots, scanned_from, wall_ms)
     recovery = Recovery(scanned_from)
-
     last_epoch = NO_EPOCH
-    kept = start
-    for segment in items[start:]:
-        if kept > start:
-            if recovery.cut_bytes or segment.base_offset != recovery.log_end_offset:
-                # A batch before it is missing. (Segments of one log follow each other without a gap.)
-                break
-            snapshots.write(segment.base_offset, producers)
-        kept += 1
-        end = 0
-        good: list[tuple[int, BatchHeader]] = []
-        for position, header in good_batches(
-            segment.file, segment.measure(), segment.base_offset, last_epoch
-        ):
-            good.append((position, header))
-            end = position + header.size
+
+    def good(segment: Segment) -> Iterator[tuple[int, BatchHeader]]:
+        """The good batches of a segment, which is cut behind them."""
+        nonlocal last_epoch
+        size = segment.measure()
+        end, next_offset = 0, segment.base_offset
+        for position, header in good_batches(segment.file, size, segment.base_offset, last_epoch):
+            end, next_offset = position + header.size, header.next_offset
             last_epoch = header.leader_epoch
             if not epoch_entries or last_epoch > epoch_entries[-1][0]:
                 epoch_entries.append((last_epoch, header.base_offset))
             if header.producer_id >= 0:
                 producers.update(header, header.base_offset, wall_ms)
-        recovery.scanned_bytes += segment.size
-        if end < segment.size:
-            recovery.cut_bytes = segment.size - end
+            yield position, header
+        recovery.scanned_bytes += size
+        if end < size:
+            recovery.cut_bytes = size - end
+            if next_offset < recovery_point or not _is_torn(segment.file, end):
+                recovery.set_aside.append(segment.copy_aside(end, CORRUPT))
             segment.file.truncate(end)
             segment.size = end
-        recovery.log_end_offset = segment.rebuild(good, segments.config, wall_ms, durable=False)
+
+    kept = start
+    for segment in items[start:]:
+        if kept > start:
+            if recovery.cut_bytes or segment.base_offset != recovery.log_end_offset:
+                break  # a batch before it is missing
+            with suppress(OSError):  # a broker must start on a full disk, too
+                snapshots.write(segment.base_offset, producers)
+        kept += 1
+        recovery.log_end_offset = segment.rebuild(good(segment), segments.config, wall_ms, durable=False)
 
     for segment in items[kept:]:
         recovery.set_aside += segment.set_aside(CORRUPT)
@@ -107,7 +116,7 @@ def good_batches(file: File, size: int, base_offset: int, epoch: int) -> Iterato
             return
         if (
             header.size > size - position
-            or header.base_offset < next_offset
+            or header.base_offset != next_offset
             or header.leader_epoch < epoch
             or header.last_offset_delta < 0
             or header.last_offset - base_offset > RELATIVE_MAX
@@ -121,6 +130,17 @@ def good_batches(file: File, size: int, base_offset: int, epoch: int) -> Iterato
         next_offset = header.next_offset
         epoch = header.leader_epoch
         position += header.size
+
+
+def _is_torn(file: File, position: int) -> bool:
+    """Whether the rest of a file is the beginning of one batch, or was never written."""
+    try:
+        return decode_header(file.read_at(position, HEADER_SIZE)).size > file.size - position
+    except CorruptBatch:
+        rest = range(position, file.size, _CHUNK_BYTES)
+        return file.size - position < HEADER_SIZE or not any(
+            any(file.read_at(at, _CHUNK_BYTES)) for at in rest
+        )
 
 
 def _epochs_before(segments: Segments, epochs: LeaderEpochs, start: int) -> list[tuple[int, int]]:

@@ -5,8 +5,9 @@ A segment is opened in steps, because a broker has many and uses few: at first o
 sense, and finds what appending needs. Only the last segment of a log, the active one, is ever appended to; it
 remembers where its latest batches lie, so that consumers at the tail cost no reads.
 
-What a newcomer gets wrong: "the position of an offset" is that of the first batch whose *last* offset is not
-below it. The offset may lie inside the batch, or in a gap before it.
+What a newcomer gets wrong: the indexes are hints. What an entry says is compared with the batch it names
+before it is believed, and a wrong one (a flipped bit, a file that a power failure left half written) has the
+index made again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from penstock.protocol.records import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, Co
 
 # Relative offsets and positions are int32 in the indexes.
 RELATIVE_MAX = 2**31 - 1
+_COPY_BYTES = 1 << 20
 # Headers are read through a window: more than one index interval, so that a lookup costs one read.
 _WINDOW_BYTES = 8192
 # A read this full is not worth looking for one batch more.
@@ -136,6 +138,7 @@ class Segment:
     def _load_from_last_entry(self) -> int:
         newest = self.times.last()
         if newest is not None:
+            self._check_time(newest)
             self.max_timestamp, self._offset_of_max = newest
             self._indexed_timestamp = self.max_timestamp
         if self.size:
@@ -224,22 +227,25 @@ class Segment:
     def seal(self) -> None:
         """Bring both index files up to date: before a successor is made, and when the log is closed."""
         self._add_time()
-        self.offsets.write()
         self.times.write()
+        self.offsets.write()
 
     def truncate(self, position: int, config: LogConfig, wall_ms: int) -> int:
         """Cut at a batch's beginning; the offset behind what is left."""
         self.file.truncate(position)
         self.size = position
-        # Cut and not rebuilt: a segment may be large, and what is lost is at its end.
+        # Cut and not made again: a segment may be large, and what goes is at its end.
         self.offsets.cut(1, position)
         entry = self.offsets.last()
         end = 0
         for _, header in self.headers(entry[1] if entry else 0):
             end = header.next_offset - self.base_offset
         self.times.cut(1, end)
-        self.offsets.write()
-        self.times.write()
+        try:
+            self.times.write()
+            self.offsets.write()
+        except OSError:
+            return self.rebuild(self.headers(), config, wall_ms, durable=False)
         next_offset = self.load(config, wall_ms)
         self.offsets.is_durable = self.times.is_durable = False
         return next_offset
@@ -303,8 +309,19 @@ class Segment:
             raise WrongIndex(self)
         return self.headers(position)
 
+    def _check_time(self, entry: tuple[int, int]) -> None:
+        """Raise WrongIndex unless an entry of ``times`` names a batch with that timestamp."""
+        timestamp, relative = entry
+        offset = self.base_offset + relative
+        for _, header in self._headers_from(self.offsets.floor(0, relative)):
+            if header.last_offset >= offset:
+                if header.last_offset == offset and header.max_timestamp == timestamp:
+                    return
+                break
+        raise WrongIndex(self)
+
     def locate(self, offset: int) -> int:
-        """The position of the first batch that ends at ``offset`` or behind; the file's end if none does.
+        """The position of the batch that holds ``offset``; the file's end when it lies behind.
 
         Raises:
             WrongIndex, CorruptBatch: see ``Log``, which makes the index again, or gives up the log.
@@ -355,10 +372,20 @@ class Segment:
         """The batches that may hold a record at ``offset`` or behind with this timestamp or a later one."""
         newest_before = self.times.floor(0, timestamp)
         if newest_before is not None:
+            self._check_time(newest_before)
             offset = max(offset, self.base_offset + newest_before[1])
         for position, header in self._headers_from(self.offsets.floor(0, offset - self.base_offset)):
             if header.max_timestamp >= timestamp and header.last_offset >= offset:
                 yield position, header
+
+    def headers_up_to(self, end: int, size_bytes: int) -> list[BatchHeader]:
+        """About the last ``size_bytes`` of batches before a position."""
+        headers = []
+        for position, header in self._headers_from(self.offsets.floor(1, max(0, end - size_bytes))):
+            if position >= end:
+                break
+            headers.append(header)
+        return headers
 
     # Leaving
 
@@ -378,14 +405,37 @@ class Segment:
         for kind in SEGMENT_SUFFIXES:
             path = path_of(self._directory, self.base_offset, kind)
             if self._files.exists(path):
-                target = path + suffix
-                while self._files.exists(target):
-                    target += suffix
+                target = self._free_path(path, suffix)
                 self._files.rename(path, target)
                 paths.append(target)
                 if kind == LOG and self._file is not None:
                     self._file.moved(target)
         return paths
+
+    def moved(self, directory: str) -> None:
+        """The directory was renamed. A read that is under way goes on in the new place."""
+        self._directory = directory
+        if self._file is not None:
+            self._file.moved(self.path)
+        if self.is_loaded:
+            self.offsets.moved(path_of(directory, self.base_offset, INDEX))
+            self.times.moved(path_of(directory, self.base_offset, TIME_INDEX))
+
+    def copy_aside(self, position: int, suffix: str) -> str:
+        """Copy the log file from a position on to a file of its own; the path of that."""
+        target = self._free_path(self.path, suffix)
+        copy = self._files.open(target)
+        for at in range(position, self.size, _COPY_BYTES):
+            copy.append((self.file.read_at(at, _COPY_BYTES),))
+        copy.prepare_sync()()
+        copy.close()
+        return target
+
+    def _free_path(self, path: str, suffix: str) -> str:
+        path += suffix
+        while self._files.exists(path):
+            path += suffix
+        return path
 
     def unload(self) -> None:
         """Forget all but the sizes and the largest timestamp: this is not the active segment."""
@@ -407,7 +457,7 @@ class Segment:
         next_offset = self.base_offset
         max_timestamp = NO_TIMESTAMP
         for position, header in self.headers():
-            assert header.base_offset >= next_offset, (self.path, position, header, next_offset)
+            assert header.base_offset == next_offset, (self.path, position, header, next_offset)
             places[position] = header.last_offset - self.base_offset
             max_timestamp = max(max_timestamp, header.max_timestamp)
             next_offset = header.next_offset

@@ -1,7 +1,7 @@
 """The segments of one log, oldest first, and which of them are loaded.
 
-All but the active one are loaded on demand, and few stay so. Whoever looks something up in a segment does it
-through ``look``, which loads it, and makes its indexes again when the search finds them to be wrong.
+The active one is always loaded, the others on demand, and few of them stay so. Whoever looks something up in
+a segment does it through ``look``, which loads it, and makes its indexes again when they are found wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CorruptLog(OSError):
 
 
 class Segments:
-    __slots__ = ("_clock", "_directory", "_files", "_loaded", "closed_at", "config", "doomed", "items")
+    __slots__ = ("_clock", "_directory", "_files", "_loaded", "config", "items")
 
     def __init__(self, files: Files, clock: Clock, directory: str, config: LogConfig) -> None:
         self._files = files
@@ -42,10 +42,6 @@ class Segments:
         self.items: list[Segment] = []
         # Those besides the active one that are loaded, oldest load first.
         self._loaded: list[Segment] = []
-        # Where a log that was opened by its names alone must end: checked when the active segment is loaded.
-        self.closed_at: int | None = None
-        # Paths of files that are no longer part of the log.
-        self.doomed: list[str] = []
 
     # The list
 
@@ -65,22 +61,28 @@ class Segments:
         """Make a new active segment."""
         self.items.append(Segment.create(self._files, self._directory, base_offset, self._clock.wall_ms()))
 
-    def drop_oldest(self, count: int) -> None:
-        for segment in self.items[:count]:
-            self._doom(segment)
-        del self.items[:count]
+    def drop_oldest(self, count: int) -> list[str]:
+        """The paths of the files that are no longer part of the log."""
+        paths: list[str] = []
+        for _ in range(count):
+            paths += self._drop(0)
+        return paths
 
-    def drop_behind(self, offset: int) -> None:
-        """Drop the segments that begin behind an offset, newest first."""
+    def drop_behind(self, offset: int) -> list[str]:
+        """Drop the segments that begin behind an offset, newest first; the paths of their files."""
+        paths: list[str] = []
         while self.items and self.items[-1].base_offset > offset:
-            self._doom(self.items.pop())
-            self.closed_at = None
+            paths += self._drop(-1)
+        return paths
 
-    def _doom(self, segment: Segment) -> None:
-        self.doomed += segment.set_aside(DELETED)
+    def _drop(self, place: int) -> list[str]:
+        segment = self.items[place]
+        paths = segment.set_aside(DELETED)
+        del self.items[place]
         segment.unload()
         if segment in self._loaded:
             self._loaded.remove(segment)
+        return paths
 
     # Loading
 
@@ -89,25 +91,19 @@ class Segments:
         if segment.is_loaded:
             return
         try:
-            end_offset = segment.load(self.config, self._clock.wall_ms())
+            segment.load(self.config, self._clock.wall_ms())
         except CorruptBatch as error:
             raise CorruptLog(str(error), segment.path) from error
-        if segment is self.items[-1]:
-            if self.closed_at not in (None, end_offset):
-                segment.unload()
-                message = f"closed at offset {self.closed_at}, but the data ends at {end_offset}"
-                raise CorruptLog(message, segment.path)
-            return
         self._loaded.append(segment)
         if len(self._loaded) > _LOADED_MAX:
             self._loaded.pop(0).unload()
 
     def activate(self) -> Segment:
-        """The last segment, loaded. One that was not the last before is kept loaded from now on."""
+        """Load the last segment, to stay so: those behind it were dropped."""
         segment = self.items[-1]
+        self.load(segment)
         if segment in self._loaded:
             self._loaded.remove(segment)
-        self.load(segment)
         return segment
 
     def unload_completed(self) -> None:
@@ -149,15 +145,15 @@ class Segments:
                     return
                 yield header
 
-    def headers_before(self, offset: int, size_bytes: int) -> Iterator[BatchHeader]:
+    def headers_before(self, offset: int, size_bytes: int) -> list[BatchHeader]:
         """About the last ``size_bytes`` of batches below an offset, all of one segment."""
         place = self.place_of(offset - 1)
-        if place >= 0:
-            segment = self.items[place]
-            end = self.look(segment, Segment.locate, offset)
-            entry = segment.offsets.floor(1, max(0, end - size_bytes))
-            for _, header in segment.headers(entry[1] if entry else 0, end):
-                yield header
+        if place < 0:
+            return []
+        segment = self.items[place]
+        return self.look(
+            segment, Segment.headers_up_to, self.look(segment, Segment.locate, offset), size_bytes
+        )
 
     def close(self) -> None:
         for segment in self.items:
@@ -170,7 +166,8 @@ class Segments:
         for segment, next_base in zip(self.items, [*bases[1:], log_end_offset]):
             self.load(segment)
             end_offset = segment.check()
-            assert end_offset <= next_base, (segment.path, end_offset, next_base)
+            assert end_offset == next_base, (segment.path, end_offset, next_base)
+        assert not self.items or self.items[-1].is_loaded
         assert all(segment.is_loaded and segment is not self.items[-1] for segment in self._loaded)
         assert len(self._loaded) <= _LOADED_MAX
 

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.metadata import broker_settings
 from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource, Image, config_record
 from penstock.metadata.refusal import Refusal
-from penstock.metadata.settings import InvalidSetting, Kind, Setting, check, parse, split_list
+from penstock.metadata.settings import TEXT_MAX, InvalidSetting, Kind, Setting, check, parse, split_list
 from penstock.metadata.topic_settings import CREATED, TOPIC
 from penstock.metadata.topics import is_internal, name_error
 from penstock.protocol.errors import ErrorCode
@@ -144,6 +144,8 @@ def _adjusted(asked: IncrementalAlterConfigsResource, before: Mapping[str, str])
         setting = _setting(asked.resource_type, name)
         if setting.kind is not Kind.LIST:
             raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} is not a list: it can only be set or deleted.")
+        if len(value) > TEXT_MAX:
+            raise Refusal(ErrorCode.INVALID_CONFIG, f"{name}: a value has at most {TEXT_MAX} characters.")
         # As in Kafka, a list that is not set starts from its default.
         elements = split_list(after.get(name, setting.default or ""))
         named = split_list(value)

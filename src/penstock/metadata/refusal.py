@@ -8,9 +8,13 @@ from __future__ import annotations
 from penstock.protocol.errors import ErrorCode
 
 
+MESSAGE_MAX = 1000
+
+
 class Refusal(Exception):
     def __init__(self, error: ErrorCode, message: str | None = None) -> None:
         super().__init__(message)
         self.error = error
-        # A sentence for a person; None where the code says it all.
-        self.message = message
+        # A sentence for a person; None where the code says it all. It may repeat what the client sent, and the
+        # older versions of most responses have room for 32 KB.
+        self.message = message if message is None or len(message) <= MESSAGE_MAX else message[:MESSAGE_MAX] + "…"

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
+# A value must fit, in UTF-8, in the older versions of DescribeConfigs.
+TEXT_MAX = 32_767 // 4
 
 
 class Kind(IntEnum):
@@ -71,6 +73,8 @@ def parse(setting: Setting, text: str) -> Any:
 
     The types are bool, str, int, float, and a tuple of str for a list.
     """
+    if len(text) > TEXT_MAX:
+        raise InvalidSetting(f"{setting.name}: a value has at most {TEXT_MAX} characters, not {len(text)}")
     text = text.strip()
     kind = setting.kind
     if kind is Kind.BOOLEAN:

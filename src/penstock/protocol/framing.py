@@ -1,11 +1,13 @@
-"""Cuts a byte stream into frames, in pooled buffers. Sans-IO: the connection asks where to receive, says how
-much arrived, and takes whole frames out.
+"""Cuts a byte stream into frames. Sans-IO: the connection asks where to receive, says how much arrived, takes
+whole frames out, and settles what is left.
 
-A frame is a four-byte length and that many bytes. Most frames are small: they are cut out of a shared-size
-buffer that goes back to the pool as soon as it is empty, so an idle connection holds no memory. A large frame
-gets a buffer that grows as its bytes really arrive, so a peer that promises 100 MB and falls silent costs little.
+A frame is a four-byte length and that many bytes. Small frames are received, many at a time, into one scratch
+buffer that all connections share, turn by turn; what is left of an incomplete one is copied out, so an idle
+connection holds no buffer and can never be kept from speaking. A frame that is large and incomplete gets a
+pooled buffer of its own, which grows as its bytes really arrive: a peer that promises 100 MB and falls silent
+costs little. The pool lends a limited amount in all; whoever gets nothing waits.
 
-The one thing to get right: a frame is a view into the buffer and is valid only until the next ``space()``.
+The one thing to get right: a frame is a view that is valid only until ``settle``.
 """
 
 from __future__ import annotations
@@ -15,34 +17,39 @@ import struct
 from penstock.protocol.errors import DecodeError
 
 READ_BYTES = 256 * 1024
-# Left over after the whole frames were taken: kept as a copy, so that the buffer can serve someone else.
-LEFTOVER_COPY_BYTES = 16 * 1024
+# An incomplete frame up to this size is kept as a copy of what has arrived, outside the pool.
+SMALL_FRAME_BYTES = 16 * 1024
 # A frame up to this size gets its buffer at once; a larger one grows by doubling as its bytes arrive.
 TRUSTED_FRAME_BYTES = 4 * 1024 * 1024
+BUFFER_STEP_BYTES = 64 * 1024
+# Free buffers are kept up to this much: a fresh one is mostly page faults.
 POOLED_BYTES_MAX = 32 * 1024 * 1024
 # Only a Produce carries data; nothing else a client sends has a reason to be larger than this.
 CONTROL_FRAME_BYTES_MAX = 16 * 1024 * 1024
 PRODUCE_KEY = 0
+LENGTH_BYTES = 4
+# API key, version, correlation id and the length of the client id.
+HEADER_BYTES_MIN = 10
 
 _length_of = struct.Struct(">i").unpack_from
 _key_of = struct.Struct(">h").unpack_from
 
 
 class BufferPool:
-    """Buffers of 256 KB, 512 KB, 1 MB, … lent to connections; a fresh large one is mostly page faults."""
+    """Buffers in steps of 64 KB, lent to connections whose frame does not fit in a turn."""
 
     def __init__(self, bytes_max: int) -> None:
-        # What may be lent out at once; a connection that gets none waits until another gives one back.
+        self.scratch = memoryview(bytearray(READ_BYTES))
+        # What may be lent out at once. A single buffer is always lent, however large.
         self.bytes_max = bytes_max
         self.lent_bytes = 0
+        # The one buffer that may be larger than what is left, or frames that fill the pool could never end.
+        self._overdrawn: memoryview | None = None
         self._free: dict[int, list[memoryview]] = {}
         self._free_bytes = 0
 
     def acquire(self, size: int) -> memoryview | None:
-        capacity = READ_BYTES
-        while capacity < size:
-            capacity *= 2
-        # A single buffer is always lent, however large, or its frame could never be received.
+        capacity = -(-size // BUFFER_STEP_BYTES) * BUFFER_STEP_BYTES
         if self.lent_bytes and self.lent_bytes + capacity > self.bytes_max:
             return None
         self.lent_bytes += capacity
@@ -52,102 +59,115 @@ class BufferPool:
             return free.pop()
         return memoryview(bytearray(capacity))
 
+    def exchange(self, buffer: memoryview, size: int) -> memoryview | None:
+        """A larger buffer with the same beginning, for one that is full. The old one counts as given back."""
+        lent_bytes, self.lent_bytes = self.lent_bytes, 0
+        may_overdraw = self._overdrawn is None or self._overdrawn is buffer
+        fits = lent_bytes - len(buffer) + size <= self.bytes_max
+        larger = self.acquire(size) if fits or may_overdraw else None
+        self.lent_bytes += lent_bytes
+        if larger is None:
+            return None
+        larger[: len(buffer)] = buffer
+        self.release(buffer)
+        if not fits:
+            self._overdrawn = larger
+        return larger
+
     def release(self, buffer: memoryview) -> None:
         capacity = len(buffer)
         self.lent_bytes -= capacity
+        if buffer is self._overdrawn:
+            self._overdrawn = None
         if self._free_bytes + capacity <= POOLED_BYTES_MAX:
             self._free_bytes += capacity
             self._free.setdefault(capacity, []).append(buffer)
 
 
 class Framer:
-    __slots__ = ("_buffer", "_end", "_frame_bytes_max", "_leftover", "_pool", "_start")
+    __slots__ = ("_end", "_frame_bytes_max", "_lent", "_pool", "_start", "_view")
 
     def __init__(self, pool: BufferPool, frame_bytes_max: int) -> None:
         self._pool = pool
         self._frame_bytes_max = frame_bytes_max
-        self._buffer: memoryview | None = None
-        # What was received and not taken yet: buffer[start:end], or ``leftover`` while no buffer is held.
+        # What was received and not taken yet is view[start:end]. The view is the scratch buffer during a turn,
+        # and between turns a copy of the rest or, when ``lent``, a buffer of the pool.
+        self._view: memoryview | None = None
         self._start = 0
         self._end = 0
-        self._leftover = b""
+        self._lent = False
+
+    @property
+    def has_pooled_buffer(self) -> bool:
+        return self._lent
 
     @property
     def has_partial_frame(self) -> bool:
-        return bool(self._leftover) or self._end > self._start
+        return self._end > self._start
 
     def space(self) -> memoryview | None:
-        """Where to receive next; None when the pool has nothing to lend."""
-        buffer = self._buffer
-        if buffer is None:
-            buffer = self._pool.acquire(READ_BYTES)
-            if buffer is None:
-                return None
-            self._buffer = buffer
-            self._start = 0
-            self._end = len(self._leftover)
-            buffer[: self._end] = self._leftover
-            self._leftover = b""
-        start, end = self._start, self._end
-        if start == end:
-            self._start = self._end = 0
-            return buffer
-        capacity = len(buffer)
-        wanted = 4 if end - start < 4 else 4 + _length_of(buffer, start)[0]
-        if wanted > capacity and (wanted <= TRUSTED_FRAME_BYTES or end == capacity):
-            larger = self._pool.acquire(
-                wanted if wanted <= TRUSTED_FRAME_BYTES else min(wanted, 2 * capacity)
-            )
-            if larger is None:
-                return None
-            larger[: end - start] = buffer[start:end]
-            self._pool.release(buffer)
-            self._buffer = buffer = larger
-            self._start, self._end = start, end = 0, end - start
-        elif start and (end == capacity or start + wanted > capacity):
-            buffer[: end - start] = bytes(buffer[start:end])
-            self._start, self._end = start, end = 0, end - start
-        if wanted > READ_BYTES:
-            # Not a byte beyond a large frame: its buffer is free again once it is taken.
-            return buffer[end : start + wanted]
-        return buffer[end:]
+        """Where to receive next; None when the pool has nothing to lend now."""
+        view, start, end = self._view, self._start, self._end
+        left = end - start
+        wanted = LENGTH_BYTES
+        if view is not None and left >= LENGTH_BYTES:
+            wanted += _length_of(view, start)[0]
+        if wanted > SMALL_FRAME_BYTES:
+            assert view is not None
+            if not self._lent:
+                own = self._pool.acquire(wanted if wanted <= TRUSTED_FRAME_BYTES else TRUSTED_FRAME_BYTES)
+                if own is None:
+                    return None
+                own[:left] = view[start:end]
+                self._view, self._start, self._end, self._lent = own, 0, left, True
+            elif end == len(view):
+                larger = self._pool.exchange(view, min(wanted, 2 * len(view)))
+                if larger is None:
+                    return None
+                self._view = larger
+            # Not a byte beyond the frame: its buffer is free again once it is taken.
+            return self._view[self._end : wanted] if self._view is not None else None
+        scratch = self._pool.scratch
+        if view is not None:
+            scratch[:left] = view[start:end]
+        self._view, self._start, self._end = scratch, 0, left
+        return scratch[left:]
 
     def received(self, count: int) -> None:
         self._end += count
 
     def next_frame(self) -> memoryview | None:
         """The next whole frame without its length, or None. Raises DecodeError for an impossible length."""
-        buffer = self._buffer
+        view = self._view
         start = self._start
         available = self._end - start
-        if buffer is None or available < 4:
+        if view is None or available < LENGTH_BYTES:
             return None
-        size: int = _length_of(buffer, start)[0]
-        if size < 8 or size > self._frame_bytes_max:
+        size: int = _length_of(view, start)[0]
+        if size < HEADER_BYTES_MIN or size > self._frame_bytes_max:
             raise DecodeError(f"a frame of {size} bytes")
-        if size > CONTROL_FRAME_BYTES_MAX and available >= 6 and _key_of(buffer, start + 4)[0] != PRODUCE_KEY:
+        if size > CONTROL_FRAME_BYTES_MAX and available >= 6 and _key_of(view, start + 4)[0] != PRODUCE_KEY:
             raise DecodeError(f"a frame of {size} bytes that is not a Produce")
-        stop = start + 4 + size
-        if available < 4 + size:
+        stop = start + LENGTH_BYTES + size
+        if available < LENGTH_BYTES + size:
             return None
         self._start = stop
-        return buffer[start + 4 : stop]
+        return view[start + LENGTH_BYTES : stop]
 
     def settle(self) -> None:
-        """Give the buffer back if little or nothing is left in it. No frame may be in use any more."""
-        buffer = self._buffer
-        if buffer is None:
+        """End the turn: keep what is left, let go of everything else. No frame may be in use any more."""
+        view = self._view
+        if view is None:
             return
-        left = self._end - self._start
-        if left <= LEFTOVER_COPY_BYTES:
-            self._leftover = bytes(buffer[self._start : self._end])
-            self._pool.release(buffer)
-            self._buffer = None
-            self._start = self._end = 0
+        if self._start == self._end:
+            self.close()
+        elif view is self._pool.scratch:
+            self._view = memoryview(bytearray(view[self._start : self._end]))
+            self._start, self._end = 0, self._end - self._start
 
     def close(self) -> None:
-        if self._buffer is not None:
-            self._pool.release(self._buffer)
-            self._buffer = None
-        self._leftover = b""
+        if self._lent and self._view is not None:
+            self._pool.release(self._view)
+        self._view = None
+        self._lent = False
         self._start = self._end = 0

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.broker.connection import CLOSE, WAITING, Call
 from penstock.broker.sessions import SESSIONLESS_EPOCH, FetchPartition, FetchSession
 from penstock.log.log import OffsetOutOfRange
+from penstock.model import NO_TOPIC_ID
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import (
     EpochEndOffset,
@@ -57,6 +58,7 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
                     return FetchResponse(error_code=found)
                 session = found
                 session.update(asked, _forgotten_partitions(broker, request, version))
+                session.resolve(lambda partition: _find(broker, partition))
         elif request.session_epoch == 0:
             sessions.close(request.session_id)
             session = sessions.create(asked)
@@ -202,9 +204,10 @@ class PendingFetch:
                 if known_epoch < partition.last_fetched_epoch or end_offset < partition.fetch_offset:
                     data.diverging_epoch = EpochEndOffset(epoch=known_epoch, end_offset=end_offset)
                     return data, 0
-            found = hosted.read(
-                partition.fetch_offset, min(bytes_left, partition.bytes_max), at_least_one=at_least_one
-            )
+            limit = min(bytes_left, partition.bytes_max)
+            if limit <= 0 and not at_least_one:
+                return data, 0
+            found = hosted.read(partition.fetch_offset, limit, at_least_one=at_least_one)
         except OffsetOutOfRange:
             data.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
             return data, 0
@@ -253,6 +256,14 @@ def _asked_partitions(broker: Broker, request: FetchRequest, version: int) -> li
                 )
             )
     return asked
+
+
+def _find(broker: Broker, partition: FetchPartition) -> HostedPartition | None:
+    """What a session's partition is now; under its id only as long as the id is the same."""
+    name = partition.topic
+    if partition.topic_id != NO_TOPIC_ID:
+        name = broker.topic_name(partition.topic_id)
+    return broker.partitions.get(name, partition.index)
 
 
 def _forgotten_partitions(

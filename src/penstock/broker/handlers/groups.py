@@ -144,14 +144,17 @@ def leave_group(broker: Broker, request: LeaveGroupRequest, call: Call) -> Any:
 
 
 def offset_delete(broker: Broker, request: OffsetDeleteRequest, call: Call) -> Any:
-    return _decide(
-        broker,
-        call,
-        request,
-        lambda partition, now_ms, wall_ms: partition.coordinator.delete_offsets(
-            request, now_ms=now_ms, wall_ms=wall_ms
-        ),
-    )
+    def delete(partition: GroupPartition, now_ms: int, wall_ms: int) -> Decision[Change]:
+        decision = partition.coordinator.delete_offsets(request, now_ms=now_ms, wall_ms=wall_ms)
+        # The coordinator knows no topics. Where there is no partition it had nothing to delete.
+        for topic in decision.response.topics:
+            hosted = broker.partitions.of_topic(topic.name)
+            for result in topic.partitions:
+                if not 0 <= result.partition_index < len(hosted):
+                    result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return decision
+
+    return _decide(broker, call, request, delete)
 
 
 def offset_commit(broker: Broker, request: OffsetCommitRequest, call: Call) -> Any:

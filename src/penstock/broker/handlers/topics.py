@@ -41,6 +41,7 @@ AUTO_CREATION_FLAG_SINCE_VERSION = 4
 # Every operation on a topic that exists, and on the cluster: there is no authorizer yet, so all are allowed.
 TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
+TOPICS_CREATED_PER_REQUEST_MAX = 100
 NOT_ASKED_FOR = -(2**31)
 
 
@@ -54,6 +55,8 @@ def metadata(broker: Broker, request: MetadataRequest, call: Call) -> Any:
     if may_create:
         missing = [topic.name for topic in topics if topic.name and topic.name not in broker.image.topics]
         creatable = [name for name in dict.fromkeys(missing) if name_error(name) is None]
+        # The rest is created when the client asks again, as it does for topics that are not there.
+        del creatable[TOPICS_CREATED_PER_REQUEST_MAX:]
         if creatable:
             broker.create_topics(
                 creatable, lambda errors: call.answer(_named_topics(broker, request, topics, errors))
