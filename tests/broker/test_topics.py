@@ -211,9 +211,13 @@ def test_describe_cluster_names_this_broker(node: Node, wire: Wire) -> None:
         response = wire.call(DescribeClusterRequest(), version)
         broker = only(response.brokers)
         assert (response.error_code, broker.broker_id, broker.host, broker.port) == (0, 1, *node.address)
-    for endpoint_type in (0, 2, -1):
-        response = wire.call(DescribeClusterRequest(endpoint_type=endpoint_type), 2)
-        assert response.error_code == ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+    # Controllers exist, but not on this listener; the others are nothing at all.
+    for endpoint_type, error in (
+        (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE),
+        (0, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE),
+        (-1, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE),
+    ):
+        assert wire.call(DescribeClusterRequest(endpoint_type=endpoint_type), 2).error_code == error
 
 
 # DescribeTopicPartitions

@@ -182,6 +182,7 @@ def test_deleting_records_makes_room(disk: SmallDisk) -> None:
                 future.result()
             before = ledger.acknowledged_count
             wait_until(lambda: ledger.acknowledged_count > before + 500, 30, "writes go on in the room made")
+            disk.empty()
         ledger.check(read_everything(broker.bootstrap, PLACES))
 
 

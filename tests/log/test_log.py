@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Iterator
 
 import pytest
 from crc32c import crc32c
 
+from penstock.log import lookup
 from penstock.log.config import LogConfig
 from penstock.log.log import CorruptLog, Log, OffsetOutOfRange
 from penstock.protocol.compression import Codec
@@ -15,6 +17,7 @@ from penstock.protocol.records import (
     BatchHeader,
     CorruptBatch,
     check_produced,
+    decode_timestamps,
     encode_batch,
     set_log_append_time,
 )
@@ -383,6 +386,32 @@ def test_a_batch_that_cannot_be_unfolded_is_answered_by_its_beginning(files: Fak
     header = made_batch()[1]._replace(size=len(batch), last_offset_delta=1, max_timestamp=NOW + 5, count=2)
     log.append(batch, header, 0)
     assert log.offset_for_timestamp(NOW + 5) == (1, NOW + 5, 0)
+
+
+def test_headers_that_lie_about_their_time_cost_one_unfolding(
+    files: FakeFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened(files)
+    append(log)
+    for _ in range(5):
+        batch, header = made_batch(NOW, NOW)
+        struct.pack_into(">q", batch, 35, NOW + 500)
+        log.append(batch, header._replace(max_timestamp=NOW + 500), 0)
+    unfolded = []
+
+    def counted(data: bytes, *, bytes_max: int) -> Iterator[tuple[int, int]]:
+        unfolded.append(data)
+        return decode_timestamps(data, bytes_max=bytes_max)
+
+    monkeypatch.setattr(lookup, "decode_timestamps", counted)
+    assert log.offset_for_timestamp(NOW + 200) == (1, NOW + 500, 0)
+    assert log.latest_timestamp() == (1, NOW + 500, 0)
+    log.delete_before(4)
+    assert log.offset_for_timestamp(NOW + 200) == (5, NOW + 500, 0)
+    assert len(unfolded) <= 4
+    unfolded.clear()
+    assert log.latest_timestamp() == (5, NOW + 500, 0)
+    assert len(unfolded) <= 2
 
 
 def test_the_newest_record_may_be_in_any_segment(files: FakeFiles) -> None:

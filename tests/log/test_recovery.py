@@ -193,8 +193,11 @@ def test_snapshots_from_above_the_recovery_point_are_not_believed(files: FakeFil
     files.replace(path(10, ".snapshot"), stranger.producers.encode())
     again = recovered(files, recovery_point=5)
     assert again.producers.get(99) is None
-    states = [again.producers.get(producer_id) for producer_id in (0, 1)]
-    assert [state is not None and state.batches[-1].last_sequence for state in states] == [4, 4]
+    again.close()
+    for one in (again, opened(files, CONFIG)):
+        assert one.producers.get(99) is None
+        states = [one.producers.get(producer_id) for producer_id in (0, 1)]
+        assert [state is not None and state.batches[-1].last_sequence for state in states] == [4, 4]
 
 
 def test_a_recovered_log_keeps_snapshots_for_its_last_segments(files: FakeFiles, log: Log) -> None:

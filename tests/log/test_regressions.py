@@ -211,3 +211,32 @@ def test_a_flipped_bit_in_a_time_index_does_not_mislead_a_lookup(tmp_path: Path)
         for segment in sorted(copy.glob("*")):
             segment.unlink()
     assert not misled, f"{len(misled)} wrong answers, such as {misled[0]}"
+
+
+def test_recovery_keeps_the_bytes_behind_a_batch_with_a_damaged_length(tmp_path: Path) -> None:
+    """A length that points behind the end looks like a torn write, which only the last segment can have."""
+    config = LogConfig(segment_bytes=500)
+    closed_log(tmp_path, 20, config)
+    size = sum(one.stat().st_size for one in tmp_path.glob("*.log"))
+    damaged = sorted(tmp_path.glob("*.log"))[1]
+    flip(damaged, 9)
+    log = Log.open(environment(MachineFiles()), str(tmp_path), config, clean=False)
+    assert log.log_end_offset == int(damaged.stem)
+    assert sum(one.stat().st_size for one in tmp_path.glob("*.log*")) >= size
+
+
+def test_a_completed_segment_that_was_cut_after_the_log_was_closed_is_served_up_to_there(
+    tmp_path: Path,
+) -> None:
+    config = LogConfig(segment_bytes=500)
+    closed_log(tmp_path, 20, config)
+    damaged = sorted(tmp_path.glob("*.log"))[1]
+    os.truncate(damaged, damaged.stat().st_size - 10)
+    last = int(sorted(tmp_path.glob("*.log"))[2].stem) - 1
+    log = Log.open(environment(MachineFiles()), str(tmp_path), config, clean=True)
+    served = []
+    for offset in range(last):
+        found = log.read(offset, 1, log.log_end_offset, at_least_one=True)
+        assert found is not None
+        served.append(decode_header(found.file.read_at(found.position, found.size)).base_offset)
+    assert served == list(range(last))

@@ -222,6 +222,7 @@ def _as_settings(options: ServeOptions) -> dict[str, str]:
     host, port = options.listen
     settings = {
         "node.id": str(options.node_id),
+        "broker.id": str(options.node_id),
         "log.dirs": ",".join(options.data_dirs),
         "listeners": f"PLAINTEXT://{host}:{port}",
     }

@@ -256,6 +256,9 @@ class Log:
         config = self._config
         last_offset = base_offset + header.last_offset_delta
         wall_ms = self._clock.wall_ms()
+        if self._producers is None:
+            # Cheap now. At the first roll it would mean reading the whole segment.
+            _ = self.producers
         if not items:
             self._add_segment()
         segment = items[-1]
@@ -276,7 +279,8 @@ class Log:
 
     def _add_segment(self) -> None:
         """Begin a segment at the end of the log."""
-        if not self._segments.items and not self._files.exists(self.directory):
+        if not self._segments.items:
+            # Whoever made the directory, its own name is durable only with its parent.
             self._files.make_directory(self.directory)
             self._is_parent_durable = False
         self._segments.add(self.log_end_offset)

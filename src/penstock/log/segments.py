@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock.environment import Clock, Files
 from penstock.log.config import LogConfig
@@ -112,7 +112,7 @@ class Segments:
             segment.unload()
         self._loaded.clear()
 
-    def look(self, segment: Segment, look: Callable[..., Result], *arguments: int) -> Result:
+    def look(self, segment: Segment, look: Callable[..., Result], *arguments: Any) -> Result:
         """Ask a segment something."""
         self.load(segment)
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from penstock.protocol.errors import ErrorCode
 
-
 MESSAGE_MAX = 1000
 
 
@@ -17,4 +16,6 @@ class Refusal(Exception):
         self.error = error
         # A sentence for a person; None where the code says it all. It may repeat what the client sent, and the
         # older versions of most responses have room for 32 KB.
-        self.message = message if message is None or len(message) <= MESSAGE_MAX else message[:MESSAGE_MAX] + "…"
+        self.message = (
+            message if message is None or len(message) <= MESSAGE_MAX else message[:MESSAGE_MAX] + "…"
+        )

@@ -282,6 +282,39 @@ def decode_records(buffer: Buffer, position: int = 0, *, bytes_max: int) -> list
         TooLarge: the records are larger than that once decompressed.
         CorruptBatch: the batch is damaged. The CRC is not checked here.
     """
+    header, body = _unfold(buffer, position, bytes_max)
+    records = []
+    at = 0
+    try:
+        for _ in range(header.count):
+            record, at = _decode_record(body, at, header)
+            records.append(record)
+    except (IndexError, UnicodeDecodeError) as error:
+        raise CorruptBatch("a record reaches beyond its batch") from error
+    if at != len(body):
+        raise CorruptBatch(f"{len(body) - at} bytes behind the last record")
+    return records
+
+
+def decode_timestamps(buffer: Buffer, position: int = 0, *, bytes_max: int) -> Iterator[tuple[int, int]]:
+    """The offset and timestamp of each record in turn, building nothing else. Raises as ``decode_records``."""
+    header, body = _unfold(buffer, position, bytes_max)
+    at = 0
+    try:
+        for _ in range(header.count):
+            size, at = _decode_varint(body, at)
+            if size < 0 or at + size > len(body):
+                raise CorruptBatch(f"a record of {size} bytes")
+            timestamp_delta, place = _decode_varint(body, at + 1)
+            offset_delta, _ = _decode_varint(body, place)
+            yield header.base_offset + offset_delta, header.base_timestamp + timestamp_delta
+            at += size
+    except IndexError as error:
+        raise CorruptBatch("a record reaches beyond its batch") from error
+
+
+def _unfold(buffer: Buffer, position: int, bytes_max: int) -> tuple[BatchHeader, bytes]:
+    """The header of a batch, and its records decompressed."""
     header = decode_header(buffer, position)
     with memoryview(buffer) as view, view[position + HEADER_SIZE : position + header.size] as payload:
         if len(payload) != header.size - HEADER_SIZE:
@@ -298,17 +331,7 @@ def decode_records(buffer: Buffer, position: int = 0, *, bytes_max: int) -> list
     # A record takes at least seven bytes: this stops a lying count before anything is built.
     if not 0 <= header.count <= len(body) // 7:
         raise CorruptBatch(f"{header.count} records in {len(body)} bytes")
-    records = []
-    at = 0
-    try:
-        for _ in range(header.count):
-            record, at = _decode_record(body, at, header)
-            records.append(record)
-    except (IndexError, UnicodeDecodeError) as error:
-        raise CorruptBatch("a record reaches beyond its batch") from error
-    if at != len(body):
-        raise CorruptBatch(f"{len(body) - at} bytes behind the last record")
-    return records
+    return header, body
 
 
 def _encode_record(body: bytearray, timestamp_delta: int, offset_delta: int, fields: RecordFields) -> None:

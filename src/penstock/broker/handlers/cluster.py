@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 API_VERSIONS_KEY = 18
 SOFTWARE_SINCE_VERSION = 3
 ENDPOINT_BROKERS = 1
+ENDPOINT_CONTROLLERS = 2
 # Every operation on the cluster that exists: there is no authorizer yet, so all are allowed.
 CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 NOT_ASKED_FOR = -(2**31)
@@ -65,8 +66,11 @@ def _served() -> list[ApiVersion]:
 
 def describe_cluster(broker: Broker, request: DescribeClusterRequest, call: Call) -> DescribeClusterResponse:
     if request.endpoint_type != ENDPOINT_BROKERS:
+        controllers = request.endpoint_type == ENDPOINT_CONTROLLERS
         return DescribeClusterResponse(
-            error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
+            error_code=(
+                ErrorCode.MISMATCHED_ENDPOINT_TYPE if controllers else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+            ),
             error_message="this listener serves brokers only; ask for endpoint type 1",
             endpoint_type=request.endpoint_type,
         )

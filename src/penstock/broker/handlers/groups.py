@@ -57,7 +57,7 @@ TRANSACTION_KEY = 1
 BATCHED_FIND_SINCE_VERSION = 4
 TOPIC_IDS_SINCE_VERSION = 10
 # Every operation on a group that exists: there is no authorizer yet, so all are allowed.
-GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8))
+GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
 TOPIC_EXISTS = ErrorCode.TOPIC_ALREADY_EXISTS
 # What a member may say about itself, all its protocols together. It is kept in memory while the member is in
 # the group, and written with every generation. (In Kafka the offsets topic's max.message.bytes ends it.)

@@ -38,6 +38,12 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
+SPECIAL_SINCE_VERSION = {
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
 # DeleteRecords: everything that readers can see.
 ALL = -1
 
@@ -62,7 +68,7 @@ def list_offsets(broker: Broker, request: ListOffsetsRequest, call: Call) -> Lis
             result.error_code = _leadership(hosted, wanted.current_leader_epoch)
             if hosted is not None and not result.error_code:
                 try:
-                    _find(hosted, wanted, result)
+                    _find(hosted, wanted, call.version, result)
                 except OSError:
                     result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=results))
@@ -70,16 +76,20 @@ def list_offsets(broker: Broker, request: ListOffsetsRequest, call: Call) -> Lis
 
 
 def _find(
-    hosted: HostedPartition, wanted: ListOffsetsPartition, result: ListOffsetsPartitionResponse
+    hosted: HostedPartition, wanted: ListOffsetsPartition, version: int, result: ListOffsetsPartitionResponse
 ) -> None:
     log = hosted.log
     match wanted.timestamp:
+        case timestamp if version < SPECIAL_SINCE_VERSION.get(timestamp, 0):
+            result.error_code = ErrorCode.UNSUPPORTED_VERSION
         case -1:  # latest
             result.offset = hosted.high_watermark
             result.leader_epoch = hosted.leader_epoch
         case -2 | -4:  # earliest, earliest local
             result.offset = log.log_start_offset
-            result.leader_epoch = log.epochs.epoch_at(log.log_start_offset)
+            # Of the record that is there, or of the one that will be.
+            is_empty = log.log_start_offset == log.log_end_offset
+            result.leader_epoch = hosted.leader_epoch if is_empty else log.epochs.epoch_at(result.offset)
         case -5 | -6:  # latest tiered, earliest pending upload: there is no tier
             result.leader_epoch = -1
         case timestamp:
@@ -109,9 +119,13 @@ def offset_for_leader_epoch(
                 continue
             try:
                 log = hosted.log
-                result.leader_epoch, result.end_offset = log.epochs.end_offset_for(
-                    wanted.leader_epoch, log.log_end_offset
-                )
+                if wanted.leader_epoch == hosted.leader_epoch:
+                    # Also when nothing was written in it yet.
+                    result.leader_epoch, result.end_offset = hosted.leader_epoch, log.log_end_offset
+                else:
+                    result.leader_epoch, result.end_offset = log.epochs.end_offset_for(
+                        wanted.leader_epoch, log.log_end_offset
+                    )
             except OSError:
                 result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
         topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=results))

@@ -139,6 +139,8 @@ def _fail(result: PartitionProduceResponse, error: ErrorCode) -> None:
 
 
 def init_producer_id(broker: Broker, request: InitProducerIdRequest, call: Call) -> Any:
+    if request.transactional_id == "" or (request.producer_id < 0) != (request.producer_epoch < 0):
+        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_id=-1, producer_epoch=-1)
     if request.transactional_id is not None:
         return InitProducerIdResponse(
             error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, producer_id=-1, producer_epoch=-1
