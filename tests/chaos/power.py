@@ -24,6 +24,8 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import NamedTuple
 
+# The broker's note of which boot of the machine it last ran on; after a power loss it is another one.
+BOOT_ID = ".boot-id"
 TORN_BYTES_MAX = 5000
 
 
@@ -59,6 +61,9 @@ class PowerLoss:
         self._read_journal()
         self._lost_bytes = self._lost_names = 0
         self._visit(self._data_dir, disk, choose)
+        boot_id = self._data_dir / BOOT_ID
+        if boot_id.exists():
+            boot_id.write_text(f"boot {choose.randrange(2**32)}")
         self._begin_anew()
         return Damage(self._lost_bytes, self._lost_names)
 

@@ -111,3 +111,19 @@ def test_a_topic_made_again_inherits_nothing_from_the_checkpoints_of_its_namesak
         readings = read_everything(broker.bootstrap, [place])
         ledger.check(readings)
         assert [offset for offset, _ in readings[place].records] == list(range(records_after + 5))
+
+
+def test_deleted_records_stay_deleted_after_a_kill_at_once() -> None:
+    place = Place("pruned", 0)
+    ledger = Ledger()
+    with ChaosBroker() as broker:
+        create_topics(broker.bootstrap, [place])
+        produce(broker.bootstrap, ledger, place, range(100))
+        admin = AdminClient(settings(broker.bootstrap))
+        ledger.asked_to_prune(place, 50)
+        for future in admin.delete_records([TopicPartition(*place, 50)]).values():
+            future.result()
+        broker.restart(kill=True)
+        readings = read_everything(broker.bootstrap, [place])
+        ledger.check(readings)
+        assert readings[place].start_offset == 50

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import lossy
+from tests.chaos.administrator import Administrator
 from tests.chaos.brokers import ROLLING, ChaosBroker, completed_segments
 from tests.chaos.clients import CODECS, Client, Committer, GroupReader, Writer, running
 from tests.chaos.errands import create_topics, produce, read_everything
@@ -26,6 +27,7 @@ from tests.support import wait_until
 pytestmark = pytest.mark.chaos
 
 LOADED = [Place("loaded", partition) for partition in range(3)]
+PRUNED = [Place("pruned", 0)]
 MARKED = [Place("marked", partition) for partition in range(16)]
 RECORDS_PER_SECOND = 300
 SHARE_OF_TIME = 0.3
@@ -55,13 +57,13 @@ def test_what_was_acknowledged_survives_power_loss_when_flushed(
     seconds = chaos_seconds * SHARE_OF_TIME
     losses = lost_bytes = lost_names = 0
     with witnessed({**ROLLING, **flushing}) as (broker, power):
-        create_topics(broker.bootstrap, LOADED + MARKED)
+        create_topics(broker.bootstrap, LOADED + PRUNED + MARKED)
         writers = [
             Writer(
                 number,
                 broker.bootstrap,
                 ledger,
-                LOADED,
+                LOADED + PRUNED,
                 choose.randrange(2**32),
                 codec=codec,
                 rate=RECORDS_PER_SECOND,
@@ -70,7 +72,8 @@ def test_what_was_acknowledged_survives_power_loss_when_flushed(
         ]
         reader = GroupReader(broker.bootstrap, ledger, ["loaded"], "readers")
         committer = Committer(broker.bootstrap, ledger, MARKED, "committers")
-        clients: list[Client] = [*writers, reader, committer]
+        administrator = Administrator(broker.bootstrap, ledger, PRUNED, choose.randrange(2**32))
+        clients: list[Client] = [*writers, reader, committer, administrator]
         with running(clients, ledger):
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline and not ledger.violations:
@@ -98,13 +101,14 @@ def test_what_was_acknowledged_survives_power_loss_when_flushed(
         broker.kill()
         power.strike(Disk.STRICT, choose)
         broker.start()
-        ledger.check(read_everything(broker.bootstrap, LOADED))
+        ledger.check(read_everything(broker.bootstrap, LOADED + PRUNED))
         broker.assert_no_traceback()
 
     print(
         f"\nseed {seed}: {losses} power losses, {broker.kills} kills, {lost_bytes} bytes and {lost_names}"
         f" names dropped, {ledger.acknowledged_count} records acknowledged, {ledger.seen_count} seen on the way,"
-        f" {rolls} rolls, {reader.commits}+{committer.commits} commits, {committer.looks} looks"
+        f" {rolls} rolls, {reader.commits}+{committer.commits} commits, {administrator.acknowledged} changes"
+        f" of topics, {committer.looks}+{administrator.looks} looks"
     )
     assert losses >= seconds / 5
     assert lost_bytes > 0 and lost_names > 0
@@ -112,6 +116,7 @@ def test_what_was_acknowledged_survives_power_loss_when_flushed(
     assert ledger.seen_count >= 50 * seconds
     assert rolls >= seconds
     assert committer.commits >= 5 * seconds and committer.looks >= seconds / 8
+    assert administrator.acknowledged >= seconds and administrator.looks >= seconds / 8
 
 
 def test_a_created_topic_survives_a_power_loss_at_once(seed: int) -> None:

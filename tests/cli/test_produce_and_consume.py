@@ -243,7 +243,10 @@ def test_following_ends_with_a_signal_and_commits(
         process.wait()
     assert (process.returncode, out, err) == (code, b"", b"")
     described = kafka("groups", "describe", group, "--json").json
-    assert [(each["partition"], each["committed"]) for each in described["partitions"]] == [(0, 3)]
+    ((partition, committed),) = [(each["partition"], each["committed"]) for each in described["partitions"]]
+    # The signal may fall between printing the last record and taking note of it; then it is printed again.
+    assert partition == 0
+    assert committed in (2, 3)
 
 
 def test_a_reader_that_goes_away_ends_the_reading_quietly(

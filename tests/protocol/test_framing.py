@@ -60,7 +60,7 @@ def test_frames_come_out_whole_and_in_order_however_the_bytes_arrive(sizes: list
     pool = BufferPool(256 * 1024 * 1024)
     framer = Framer(pool, FRAME_BYTES_MAX)
     assert feed(framer, framed(*bodies), piece) == bodies
-    assert not framer.has_partial_frame
+    assert not framer.partial_bytes
     framer.close()
     assert pool.lent_bytes == 0
 
@@ -100,7 +100,7 @@ def test_an_idle_connection_holds_no_buffer() -> None:
     pool = BufferPool(1 << 20)
     framer = Framer(pool, FRAME_BYTES_MAX)
     feed(framer, framed(b"x" * 100) + b"\0\0", 1000)
-    assert framer.has_partial_frame
+    assert framer.partial_bytes
     assert pool.lent_bytes == 0
 
 

@@ -173,6 +173,10 @@ class Connection:
         return not self._waiting
 
     @property
+    def partial_bytes(self) -> int:
+        return self._framer.partial_bytes
+
+    @property
     def has_pooled_buffer(self) -> bool:
         return self._framer.has_pooled_buffer
 
@@ -266,7 +270,7 @@ class Connection:
             self.close()
             return
         framer.settle()
-        if more or not framer.has_partial_frame:
+        if more or not framer.partial_bytes:
             self.frame_started_ms = -1
         elif self.frame_started_ms < 0 or took_one:
             self.frame_started_ms = now_ms

@@ -17,8 +17,9 @@ from penstock.environment import Environment, Listener, Stream
 from penstock.protocol.framing import BufferPool
 
 SWEEP_INTERVAL_MS = 5_000
-# A frame must arrive within this time: a byte now and then is not a client.
+# A frame must arrive within this time, or at this rate: a byte now and then is not a client.
 FRAME_TIMEOUT_MS = 60_000
+FRAME_BYTES_PER_MS_MIN = 64
 # Whoever sits on a buffer that others wait for has to keep sending.
 STALLED_MS = 5_000
 # Refusals are logged, but a peer that is refused all the time may not fill the disk with it.
@@ -128,14 +129,25 @@ class Server:
         for connection in list(self._connections):
             if connection.last_active_ms < idle_before_ms and connection.is_silent:
                 connection.close()
-            elif 0 <= connection.frame_started_ms < now_ms - FRAME_TIMEOUT_MS or (
-                self._waiting_for_buffer
-                and connection.has_pooled_buffer
-                and connection.last_active_ms < now_ms - STALLED_MS
-            ):
-                self.refused(connection, "a request that did not arrive in time")
-                connection.close()
+            elif self._is_too_slow(connection, now_ms):
+                connection.refuse("a request that did not arrive in time")
         self.environment.spawn.later(SWEEP_INTERVAL_MS, self._sweep)
+
+    def _is_too_slow(self, connection: Connection, now_ms: int) -> bool:
+        """Whether a request has been on its way for too long, or keeps a buffer from others and stands still."""
+        if connection.frame_started_ms < 0:
+            return False
+        under_way_ms = now_ms - connection.frame_started_ms
+        if (
+            under_way_ms > FRAME_TIMEOUT_MS
+            and connection.partial_bytes < under_way_ms * FRAME_BYTES_PER_MS_MIN
+        ):
+            return True
+        return (
+            bool(self._waiting_for_buffer)
+            and connection.has_pooled_buffer
+            and connection.last_active_ms < now_ms - STALLED_MS
+        )
 
 
 def run(options: ServeOptions) -> int:

@@ -183,6 +183,11 @@ class Log:
             self._durability.recovery_point = offset
             self._add_segment()
         self.log_start_offset = offset
+        # A crash may have undone their removal.
+        stale = self._segments.place_of(offset)
+        if stale > 0:
+            self.doomed += self._segments.drop_oldest(stale)
+            self._durability.changed()
 
     def seal(self) -> None:
         """Write what a clean open needs; ``close`` does it too.
@@ -396,6 +401,8 @@ class Log:
         position = places.get(offset, -1)
         if position < 0:
             position = segment.locate(offset)
+            if position == segment.size:
+                raise CorruptLog(f"offset {offset} is missing", segment.path)
 
         is_active = place == len(items) - 1
         end_offset = self.log_end_offset if is_active else items[place + 1].base_offset

@@ -40,7 +40,7 @@ def first_from(segments: Segments, timestamp: int, start_offset: int) -> Timesta
 
 def newest(segments: Segments, start_offset: int) -> TimestampedOffset | None:
     """The first of the records from ``start_offset`` on with the largest timestamp (KIP-734)."""
-    candidates = list(segments.items)
+    candidates = segments.items[max(0, segments.place_of(start_offset)) :]
     first: TimestampedOffset | None = None
     if candidates and candidates[0].base_offset < start_offset:
         # What made its largest timestamp may be gone: only the batches that are left can tell.

@@ -3,9 +3,9 @@
 Everything below the recovery point was made durable and is taken as it is. From the segment that holds it
 every batch is read and its CRC computed. The first one that is torn, damaged, out of order or of an older
 leader epoch than the one before ends the log: the file is cut there, and later segments are set aside under
-another name. So is what lay behind the cut, unless it is just the beginning of a batch above the recovery
-point, as every crash may leave it. Nothing more is destroyed: "nothing good can come behind a bad batch" is
-our opinion, and somebody may need to look.
+another name. So is what lay behind the cut, unless it is just the beginning of a last batch above the
+recovery point, as every crash may leave it. Nothing more is destroyed: "nothing good can come behind a bad
+batch" is our opinion, and somebody may need to look.
 
 What a newcomer gets wrong: the CRC does not cover a batch's offset and epoch. Only the batches around it tell
 whether these are right; offsets therefore follow each other without a gap.
@@ -74,7 +74,8 @@ def recover(
         recovery.scanned_bytes += size
         if end < size:
             recovery.cut_bytes = size - end
-            if next_offset < recovery_point or not _is_torn(segment.file, end):
+            is_usual = segment is items[-1] and next_offset >= recovery_point
+            if not (is_usual and _is_torn(segment.file, end)):
                 recovery.set_aside.append(segment.copy_aside(end, CORRUPT))
             segment.file.truncate(end)
             segment.size = end

@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 
 from penstock.environment import File, Files
@@ -134,6 +135,19 @@ class Segment:
             except WrongIndex:
                 pass
         return self.rebuild(self.headers(), config, wall_ms, durable=True)
+
+    def load_whole(self, config: LogConfig, wall_ms: int) -> None:
+        """Load a damaged segment as if it ended before the damage. Its file is left alone."""
+
+        def whole() -> Iterator[tuple[int, BatchHeader]]:
+            end = 0
+            with suppress(CorruptBatch):
+                for position, header in self.headers():
+                    yield position, header
+                    end = position + header.size
+            self.size = end
+
+        self.rebuild(whole(), config, wall_ms, durable=False)
 
     def _load_from_last_entry(self) -> int:
         newest = self.times.last()

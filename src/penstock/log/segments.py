@@ -87,13 +87,13 @@ class Segments:
     # Loading
 
     def load(self, segment: Segment) -> None:
-        """Raises CorruptLog when the segment does not consist of whole batches."""
+        """Make a segment ready for reading; one that was damaged meanwhile as far as it is whole."""
         if segment.is_loaded:
             return
         try:
             segment.load(self.config, self._clock.wall_ms())
-        except CorruptBatch as error:
-            raise CorruptLog(str(error), segment.path) from error
+        except CorruptBatch:
+            segment.load_whole(self.config, self._clock.wall_ms())
         self._loaded.append(segment)
         if len(self._loaded) > _LOADED_MAX:
             self._loaded.pop(0).unload()

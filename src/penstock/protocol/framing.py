@@ -102,8 +102,9 @@ class Framer:
         return self._lent
 
     @property
-    def has_partial_frame(self) -> bool:
-        return self._end > self._start
+    def partial_bytes(self) -> int:
+        """What has arrived and is not taken."""
+        return self._end - self._start
 
     def space(self) -> memoryview | None:
         """Where to receive next; None when the pool has nothing to lend now."""
