@@ -31,7 +31,13 @@ def settings_page() -> str:
     for setting in sorted(_with_meaning(TOPIC), key=lambda one: one.name):
         synonyms = ", ".join(f"`{synonym.name}`" for synonym in SYNONYMS.get(setting.name, ()))
         lines.append(f"| `{setting.name}` | {_default(setting)} | {synonyms} | {documentation(setting)} |")
-    lines += ["", "## Of brokers", "", "| Name | Default | While running | What it does |", "|---|---|---|---|"]
+    lines += [
+        "",
+        "## Of brokers",
+        "",
+        "| Name | Default | While running | What it does |",
+        "|---|---|---|---|",
+    ]
     for setting in sorted(_with_meaning(BROKER), key=lambda one: one.name):
         dynamic = "can be changed" if setting.is_dynamic else ""
         lines.append(f"| `{setting.name}` | {_default(setting)} | {dynamic} | {documentation(setting)} |")
@@ -63,29 +69,31 @@ def protocol_page() -> str:
     for api in sorted(APIS.values(), key=lambda one: one.key):
         flexible = "" if api.flexible_from is None else str(api.flexible_from)
         lines.append(f"| {api.name} | {api.key} | {api.version_min}-{api.version_max} | {flexible} |")
-    lines += [
-        "",
-        "Produce is advertised from version 0, because librdkafka before 2.8 stops compressing when it sees a higher",
-        "minimum (KAFKA-18659); versions below 3 are not served. An API or version that is not served closes the",
-        "connection, except ApiVersions, which answers with the range we have.",
-        "",
-        "## Departures from Kafka",
-        "",
-        "- **Records are not inspected on produce.** The batch's header and CRC are checked; what is inside is the",
-        "  producer's word. So a producer that lies about the largest timestamp of a batch misplaces it in the time",
-        "  index, where Kafka would correct the header.",
-        "- **`compression.type` must be `producer`**: batches are stored as sent.",
-        "- **A Metadata request that creates a topic waits for it** and answers with its leader.",
-        "- **Requests other than Produce are at most 16 MiB**, whatever `socket.request.max.bytes` says, and hold at most",
-        "  500,000 array elements.",
-        "- **Pipelined requests are handled as they come**, in order; their answers leave in order too. Kafka takes the",
-        "  next request of a connection only after answering the one before.",
-        "- **Transactional ids are refused** with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes for",
-        "  final; `cleanup.policy=compact` with INVALID_CONFIG.",
-        "- **Replica fetches are refused**: a client cannot pass for a broker.",
-        "- **Internal topics** cannot be created, deleted, grown or written by clients.",
-    ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + DEPARTURES
+
+
+DEPARTURES = """
+Produce is advertised from version 0, because librdkafka before 2.8 stops compressing when it sees a higher
+minimum (KAFKA-18659); versions below 3 are not served. An API or version that is not served closes the
+connection, except ApiVersions, which answers with the range we have.
+
+## Departures from Kafka
+
+- **Records are not inspected on produce.** The batch's header and CRC are checked; what is inside is the
+  producer's word. So a producer that lies about the largest timestamp of a batch misplaces it in the time
+  index, where Kafka would correct the header.
+- **`compression.type` must be `producer`**: batches are stored as sent.
+- **A Metadata request that creates a topic waits for it** and answers with its leader. One request creates at
+  most 100 topics.
+- **Requests other than Produce are at most 16 MB**, whatever `socket.request.max.bytes` says, and hold at
+  most 500,000 array elements.
+- **Pipelined requests are handled as they come**, in order, and their answers leave in order. Kafka takes the
+  next request of a connection only after answering the one before.
+- **Transactional ids are refused** with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes for
+  final; `cleanup.policy=compact` is refused with INVALID_CONFIG.
+- **Replica fetches are refused**: a client cannot pass for a broker.
+- **Internal topics** cannot be created, deleted, grown or written by clients.
+"""
 
 
 PAGES = {"settings.md": settings_page, "protocol.md": protocol_page}

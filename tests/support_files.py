@@ -231,6 +231,9 @@ class FakeFiles:
     def forget(self, path: str) -> None:
         pass
 
+    def sync_everything(self) -> None:
+        pass
+
     def lock(self, path: str) -> bool:
         return True
 

@@ -115,6 +115,13 @@ class Files(Protocol):
         """Make the names in a directory durable."""
         ...
 
+    def sync_everything(self) -> None:
+        """Have all that was written to any file on its way to the disk, faster than one by one.
+
+        No promise: what must be durable is synced by itself afterwards, and then finds little to do.
+        """
+        ...
+
     def lock(self, path: str) -> bool:
         """Claim a file for this process until it ends; False when another process has it."""
         ...

@@ -282,6 +282,9 @@ class MachineFiles:
         finally:
             os.close(descriptor)
 
+    def sync_everything(self) -> None:
+        os.sync()
+
     def lock(self, path: str) -> bool:
         import fcntl  # noqa: PLC0415 - Unix only
 

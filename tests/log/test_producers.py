@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.log import producers
 from penstock.log.config import LogConfig
 from penstock.log.producers import CorruptSnapshot, Duplicate, ProducerStates
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import SEQUENCE_MAX, BatchHeader
+from penstock.protocol.records import SEQUENCE_MAX, BatchHeader, decode_header, encode_batch
 from tests.log.making import DIRECTORY, NOW, append, made_batch, made_files, names, opened
 from tests.support_files import FakeFiles
 
@@ -267,3 +268,23 @@ def test_a_log_emptied_by_deletion_is_not_one_that_was_never_written(files: Fake
     assert log.producers.check(made_header(3), NOW) is None
     log.close()
     assert retried(files, 3, clean=True) is None
+
+
+def test_made_up_producers_do_not_pile_up_and_the_busy_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "PRODUCERS_MAX", 100)
+    states = ProducerStates(10**9)
+
+    def write(producer_id: int, sequence: int, at_ms: int) -> None:
+        batch = encode_batch(
+            [(at_ms, None, b"v", ())], producer_id=producer_id, producer_epoch=0, base_sequence=sequence
+        )
+        header = decode_header(batch)
+        assert states.check(header, at_ms) is None
+        states.update(header, at_ms, at_ms)
+
+    for number in range(1_000):
+        write(7, number, 2 * number)
+        write(1_000 + number, 0, 2 * number + 1)
+    assert len(states) <= 100
+    assert states.get(7) is not None
+    assert states.get(1_999) is not None

@@ -240,3 +240,20 @@ def test_a_completed_segment_that_was_cut_after_the_log_was_closed_is_served_up_
         assert found is not None
         served.append(decode_header(found.file.read_at(found.position, found.size)).base_offset)
     assert served == list(range(last))
+
+
+def test_a_position_before_the_file_in_an_index_is_noticed(tmp_path: Path) -> None:
+    """One flipped bit makes a position negative, which no read accepts."""
+    config = LogConfig(segment_bytes=2000, index_interval_bytes=100)
+    closed_log(tmp_path / "t-0", 40, config)
+    original = sorted((tmp_path / "t-0").glob("*.index"))[0]
+    for entry in range(0, original.stat().st_size, 8):
+        copy = tmp_path / f"copy-{entry}"
+        shutil.copytree(tmp_path / "t-0", copy)
+        data = bytearray(original.read_bytes())
+        data[entry + 4] ^= 0x80
+        (copy / original.name).write_bytes(data)
+        log = Log.open(environment(MachineFiles()), str(copy), config, clean=True)
+        found = [log.offset_for_timestamp(FIRST_TIMESTAMP + offset) for offset in range(40)]
+        assert [one and one[0] for one in found] == list(range(40))
+        assert offsets_read(log) == list(range(40))

@@ -33,6 +33,8 @@ from penstock.protocol.schema import Message
 # Kafka's number for a listener without TLS and SASL.
 PLAINTEXT = 0
 CREATE_TOPICS_VERSION = 7
+# With more logs to close, asking the kernel for everything at once is several times faster.
+SYNCED_ONE_BY_ONE_MAX = 32
 
 
 class Broker:
@@ -133,8 +135,13 @@ class Broker:
 
     def close(self) -> None:
         """Flush and close every log, and say so: the next start need not look inside."""
-        for hosted in self.partitions:
-            hosted.close()
+        hosted_logs = [hosted for hosted in self.partitions if hosted.is_open]
+        for hosted in hosted_logs:
+            hosted.log.seal()
+        if len(hosted_logs) > SYNCED_ONE_BY_ONE_MAX:
+            self.environment.files.sync_everything()
+        for hosted in hosted_logs:
+            hosted.log.close()
         self.storage.prepare_checkpoint(self.partitions)()
         self.consensus.close()
         self.storage.leave_clean_marker(self.broker_epoch)

@@ -286,13 +286,6 @@ class HostedPartition:
         for _, callback in waiters:
             callback(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
-    def close(self) -> None:
-        """Make all of it durable and leave it so that the next start need not look inside."""
-        log = self._log
-        if log is None:
-            return
-        log.close()
-
 
 class Partitions:
     """Every hosted partition, by name; follows the image."""

@@ -37,6 +37,10 @@ _SNAPSHOT_CRC_START = 6
 _SNAPSHOT_ENTRY = Struct(">qhiqiqiq")
 
 
+# Of one partition. Clients make producer ids up as they like, and each is remembered for a day.
+PRODUCERS_MAX = 50_000
+
+
 class Duplicate(NamedTuple):
     """The batch is in the log already."""
 
@@ -121,6 +125,8 @@ class ProducerStates:
         )
         state = self._states.get(header.producer_id)
         if state is None or wall_ms - state.last_seen_ms > self._expiration_ms:
+            if len(self._states) >= PRODUCERS_MAX:
+                self._make_room()
             self._states[header.producer_id] = ProducerState(header.producer_epoch, wall_ms, [batch])
             return
         state.last_seen_ms = wall_ms
@@ -153,6 +159,12 @@ class ProducerStates:
         for producer_id, batches in older.items():
             state = self._states[producer_id]
             state.batches = [*batches, *state.batches][-BATCHES_REMEMBERED:]
+
+    def _make_room(self) -> None:
+        """Forget the tenth that has been silent the longest."""
+        by_silence = sorted(self._states, key=lambda producer_id: self._states[producer_id].last_seen_ms)
+        for producer_id in by_silence[: len(by_silence) // 10 + 1]:
+            del self._states[producer_id]
 
     def expire(self, wall_ms: int) -> int:
         """Forget producers that have not written for long; how many."""
