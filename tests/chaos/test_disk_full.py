@@ -145,7 +145,7 @@ def test_everything_but_writing_goes_on_while_the_disk_is_full(disk: SmallDisk) 
             for number in range(100):
                 name = f"late-{number}"
                 admin.create_topics([NewTopic(name, 1)], request_timeout=3)[name].result()
-        assert broker.is_running, f"the broker ended\n{broker.log_tail()}"
+        assert len(admin.list_topics(timeout=5).topics) > 1, "it is still there"
         consumer = Consumer(settings(broker.bootstrap, group_id="late"))
         with pytest.raises(KafkaException):
             consumer.commit(offsets=[TopicPartition("loaded", 0, 10)], asynchronous=False)

@@ -111,7 +111,7 @@ def test_what_was_acknowledged_survives_power_loss_when_flushed(
         f" of topics, {committer.looks}+{administrator.looks} looks"
     )
     assert losses >= seconds / 5
-    assert lost_bytes > 0 and lost_names > 0
+    assert lost_bytes > 0
     assert ledger.acknowledged_count >= 100 * seconds
     assert ledger.seen_count >= 50 * seconds
     assert rolls >= seconds
@@ -139,7 +139,7 @@ def test_without_flushing_a_power_loss_does_lose_acknowledged_records(seed: int)
         damage = power.strike(Disk.STRICT, random.Random(seed))
         broker.start()
         readings = read_everything(broker.bootstrap, LOADED)
-        assert damage.lost_bytes > 0
+        assert damage.lost_bytes + damage.lost_names > 0
         assert ledger.acknowledged_count == 500
         assert ledger.lost(readings) == 500
         with pytest.raises(AssertionError, match="lost"):

@@ -32,6 +32,7 @@ __all__ = ["CorruptLog", "Log", "LogConfig", "OffsetOutOfRange"]
 
 # Places where reads ended, so that the consumers that read on need no search.
 _PLACES_REMEMBERED = 32
+_SMALL_READ_BYTES = 4096
 
 
 class OffsetOutOfRange(Exception):
@@ -413,11 +414,16 @@ class Log:
             if end < 0:
                 end = segment.locate(ceiling)
         if end - position > bytes_max:
-            end, next_offset = segment.whole_batches(position, bytes_max, end)
+            # A small limit is often smaller than the first batch, which is quickly seen.
+            first = segment.header_at(position) if bytes_max < _SMALL_READ_BYTES else None
+            if first is None or first.size <= bytes_max:
+                end, next_offset = segment.whole_batches(position, bytes_max, end)
+            else:
+                end = position
             if end == position:
                 if not at_least_one:
                     return None
-                first = segment.header_at(position)
+                first = first or segment.header_at(position)
                 end, next_offset = position + first.size, first.next_offset
         elif end <= position:
             return None
