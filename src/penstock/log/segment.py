@@ -315,6 +315,8 @@ class Segment:
         if entry is None:
             return self.headers()
         relative, position = entry
+        if position < 0:
+            raise WrongIndex(self)
         try:
             header = decode_header(self.file.read_at(position, HEADER_SIZE))
         except CorruptBatch as error:
