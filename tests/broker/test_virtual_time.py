@@ -243,6 +243,24 @@ def test_a_killed_broker_comes_back_with_its_topics_and_records() -> None:
         assert values_of(client.call(fetch_request("events", 0, max_wait_ms=0), 12)) == [b"kept"]
 
 
+def test_on_a_full_disk_topics_are_refused_and_made_later() -> None:
+    world = World()
+    client = world.client()
+    create(client, "before")
+    world.files.fail_after(0)
+    topic = CreatableTopic(name="events", num_partitions=1, replication_factor=1)
+    refused = client.call(CreateTopicsRequest(topics=[topic]), 7)
+    assert refused.topics[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert client.call(InitProducerIdRequest(transaction_timeout_ms=1), 4).error_code != 0
+    assert not world.failures
+    world.files.fail_after(None)
+    # The controller has forgotten what came to nothing.
+    create(client, "events")
+    assert client.call(InitProducerIdRequest(transaction_timeout_ms=1), 4).error_code == 0
+    world = world.restarted(clean=False)
+    assert sorted(world.broker.image.topics) == ["before", "events"]
+
+
 def test_a_broken_disk_stops_the_broker_and_a_full_one_does_not() -> None:
     world = World()
     client = world.client()

@@ -20,6 +20,7 @@ from penstock.broker.options import ServeOptions
 from penstock.broker.partitions import HostedPartition, Partitions
 from penstock.broker.sessions import FetchSessions
 from penstock.broker.storage import METADATA_DIRECTORY, Storage
+from penstock.decision import Decision
 from penstock.environment import Environment
 from penstock.metadata.controller import Controller
 from penstock.metadata.controller import ProducerIds as AllocatedIds
@@ -68,9 +69,7 @@ class Broker:
             on_committed=self._committed,
             on_failure=on_failure,
         )
-        self.controller = Controller(
-            self.consensus.image, random=environment.random, broker=self.node_id, static=config.static
-        )
+        self.controller = self._controller()
         self.producer_ids = ProducerIds(self)
         self.fetch_sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, environment.clock, environment.random
@@ -95,8 +94,17 @@ class Broker:
     def decide(self, request: Message, call: Call) -> Any:
         """Let the controller handle a request, and answer it when the decision is committed."""
         decision = self.controller.handle(request, call.version, self.environment.clock.wall_ms())
-        self.consensus.propose(decision, call.answer)
+        self.propose(decision, call.answer, lambda: call.answer(_void(decision.response)))
         return WAITING
+
+    def propose(
+        self, decision: Decision[Message], answer: Callable[[Any], None], refused: Callable[[], None]
+    ) -> None:
+        """``answer(response)`` once the decision is committed; ``refused()`` when the disk has no room for it."""
+        if not self.consensus.propose(decision, answer):
+            self.logger.error("the disk is full: a change of the metadata was refused")
+            self.controller = self._controller()
+            refused()
 
     def create_topics(self, names: list[str], done: Callable[[dict[str, int]], None]) -> None:
         """Create topics because somebody asked for them, with the broker's defaults."""
@@ -104,8 +112,10 @@ class Broker:
         decision = self.controller.handle(
             CreateTopicsRequest(topics=topics), CREATE_TOPICS_VERSION, self.environment.clock.wall_ms()
         )
-        self.consensus.propose(
-            decision, lambda response: done({topic.name: topic.error_code for topic in response.topics})
+        self.propose(
+            decision,
+            lambda response: done({topic.name: topic.error_code for topic in response.topics}),
+            lambda: done(dict.fromkeys(names, ErrorCode.KAFKA_STORAGE_ERROR)),
         )
 
     def create_offsets_topic(self, done: Callable[[int], None]) -> None:
@@ -116,7 +126,11 @@ class Broker:
             {"cleanup.policy": "compact", "segment.bytes": str(self.config.offsets_topic_segment_bytes)},
             self.environment.clock.wall_ms(),
         )
-        self.consensus.propose(decision, lambda result: done(result.error_code))
+        self.propose(
+            decision,
+            lambda result: done(result.error_code),
+            lambda: done(ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        )
 
     def announce(self, host: str, port: int) -> None:
         """Write down that this node serves at this address from now on."""
@@ -145,6 +159,14 @@ class Broker:
         self.storage.prepare_checkpoint(self.partitions)()
         self.consensus.close()
         self.storage.leave_clean_marker(self.broker_epoch)
+
+    def _controller(self) -> Controller:
+        return Controller(
+            self.consensus.decided_image(),
+            random=self.environment.random,
+            broker=self.node_id,
+            static=self.config.static,
+        )
 
     def _start(self) -> None:
         """Host what the image says, and look at every log the last run did not close."""
@@ -184,7 +206,8 @@ class ProducerIds:
         # Exclusive.
         self._end = 0
 
-    def next(self, done: Callable[[int], None]) -> None:
+    def next(self, done: Callable[[int], None], refused: Callable[[], None]) -> None:
+        """``done(producer id)``, or ``refused()`` when there is no room on the disk for a new block."""
         if self._next < self._end:
             self._next += 1
             done(self._next - 1)
@@ -195,8 +218,18 @@ class ProducerIds:
             # Another request may have brought a block meanwhile; the ids left of it are skipped, never
             # reused.
             self._next, self._end = block.first, block.first + block.count
-            self.next(done)
+            self.next(done, refused)
 
         broker = self._broker
         decision = broker.controller.allocate_producer_ids(broker.node_id, broker.broker_epoch)
-        broker.consensus.propose(decision, allocated)
+        broker.propose(decision, allocated, refused)
+
+
+def _void(response: Any) -> Any:
+    """An answer to a request of which nothing came about, because the disk is full."""
+    for results in ("topics", "responses", "results"):
+        for result in getattr(response, results, ()):
+            if not result.error_code:
+                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+                result.error_message = "The broker's disk is full."
+    return response

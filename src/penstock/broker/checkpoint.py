@@ -2,8 +2,7 @@
 
 One file, replaced as a whole, a line for each partition:
 
-    penstock-checkpoint 1
-    <number of lines>
+    penstock-checkpoint 1 <CRC-32 of all that follows, in hexadecimal>
     <topic id> <partition> <recovery point> <log start offset>
 
 It goes by topic id and not by name, because a topic that is deleted and made again under the same name is
@@ -15,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
+from zlib import crc32
 
 from penstock.environment import Files
 from penstock.metadata.image import Image
 from penstock.model import TopicId, format_id, parse_id
-
-TITLE = "penstock-checkpoint 1"
 
 
 class Remembered(NamedTuple):
@@ -39,11 +37,11 @@ class Checkpoint:
         """Raises ValueError when the file is damaged; nothing is remembered then."""
         if not self._files.exists(self._path):
             return
-        title, count, *lines = self._files.read(self._path).decode().splitlines() or ["", ""]
-        if title != TITLE or int(count) != len(lines):
-            raise ValueError("it is not whole")
+        title, _, text = self._files.read(self._path).decode().partition("\n")
+        if title != _title(text):
+            raise ValueError("it is not what was written")
         logs = {}
-        for line in lines:
+        for line in text.splitlines():
             topic_id, partition, recovery_point, log_start_offset = line.split(" ")
             key = (TopicId(parse_id(topic_id)), int(partition))
             logs[key] = Remembered(int(recovery_point), int(log_start_offset))
@@ -66,5 +64,10 @@ class Checkpoint:
             f"{format_id(topic_id)} {partition} {log.recovery_point} {log.log_start_offset}\n"
             for (topic_id, partition), log in self._logs.items()
         ]
-        text = f"{TITLE}\n{len(lines)}\n{''.join(lines)}".encode()
-        return lambda: self._files.replace(self._path, text)
+        text = "".join(lines)
+        content = f"{_title(text)}\n{text}".encode()
+        return lambda: self._files.replace(self._path, content)
+
+
+def _title(text: str) -> str:
+    return f"penstock-checkpoint 1 {crc32(text.encode()):08x}"

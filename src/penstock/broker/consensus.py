@@ -8,6 +8,7 @@ back. A quorum of several nodes will change what commitment means here, and noth
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from collections.abc import Callable
@@ -68,23 +69,35 @@ class Consensus:
         self._uncommitted: deque[tuple[int, list[Message], Callable[[], None]]] = deque()
         self._is_syncing = False
 
-    def propose(self, decision: Decision[Message], answer: Callable[[Any], None]) -> None:
-        """Append a decision of the controller; ``answer(response)`` once it is committed."""
+    def propose(self, decision: Decision[Message], answer: Callable[[Any], None]) -> bool:
+        """Append a decision of the controller; ``answer(response)`` once it is committed.
+
+        False when the disk is full: the decision is void, and the controller that made it must be replaced.
+        """
         if not decision.changes and not self._uncommitted:
             answer(decision.response)
-            return
-        if decision.changes:
-            self._append(decision.changes)
+            return True
+        if decision.changes and not self._append(decision.changes):
+            return False
         # A decision without changes may rest on one that is not committed yet: it waits its turn too.
         self._uncommitted.append(
             (self._log.log_end_offset, decision.changes, lambda: answer(decision.response))
         )
         self._sync()
+        return True
+
+    def decided_image(self) -> Image:
+        """All that was appended, be it committed or not."""
+        image = self.image
+        for _, changes, _ in self._uncommitted:
+            image, _ = image.apply(changes)
+        return image
 
     def propose_now(self, decision: Decision[Message]) -> Any:
         """Append and fsync before returning: for the start, when nobody waits."""
         if decision.changes:
-            self._append(decision.changes)
+            if not self._append(decision.changes):
+                raise ServeError("there is no room on the disk to write down that this node has started")
             offset, work = self._log.prepare_flush()
             work()
             self._log.flushed(offset)
@@ -94,7 +107,8 @@ class Consensus:
     def close(self) -> None:
         self._log.close()
 
-    def _append(self, changes: list[Message]) -> None:
+    def _append(self, changes: list[Message]) -> bool:
+        """False when the disk is full."""
         wall_ms = self._environment.clock.wall_ms()
         batch = encode_batch(
             [(wall_ms, None, metadata_changes.encode(change), []) for change in changes],
@@ -103,8 +117,11 @@ class Consensus:
         try:
             self._log.append(batch, decode_header(batch), QUORUM_EPOCH)
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return False
             self._on_failure(f"cannot write the metadata log: {error}")
             raise
+        return True
 
     def _commit(self, changes: list[Message]) -> None:
         self.image, delta = self.image.apply(changes)

@@ -18,8 +18,6 @@ from penstock.environment import Environment
 FLUSH_CHECK_INTERVAL_MS = 1_000
 PRODUCER_EXPIRY_INTERVAL_MS = 600_000
 PARTITIONS_PER_SLICE = 100
-# DeleteRecords is written down soon, but a burst of them only once.
-CHECKPOINT_SOON_MS = 1_000
 
 
 class Housekeeping:
@@ -35,34 +33,42 @@ class Housekeeping:
         self._storage = storage
         self._partitions = partitions
         self._logger = logger
-        self._checkpoint_is_due = False
         self._is_checkpointing = False
+        # Somebody asked while a write was under way.
+        self._checkpoint_is_due = False
+        self._checkpoint_waiters: list[Callable[[], None]] = []
         self._every(FLUSH_CHECK_INTERVAL_MS, self._flush_by_time)
         self._every(config.log_flush_offset_checkpoint_interval_ms, self.checkpoint)
         self._every(config.log_retention_check_interval_ms, lambda: self._visit(self._expire))
         self._every(PRODUCER_EXPIRY_INTERVAL_MS, lambda: self._visit(self._forget_producers))
 
-    def checkpoint(self) -> None:
-        self._checkpoint_is_due = False
+    def checkpoint(self, then: Callable[[], None] | None = None) -> None:
+        """Write down where every log begins and how far it is durable; ``then`` when that has been done.
+
+        One write at a time: those who ask meanwhile share the next one.
+        """
+        if then is not None:
+            self._checkpoint_waiters.append(then)
         if self._is_checkpointing:
-            self.checkpoint_soon()
+            self._checkpoint_is_due = True
             return
         self._is_checkpointing = True
+        self._checkpoint_is_due = False
+        waiters, self._checkpoint_waiters = self._checkpoint_waiters, []
 
         def done(_: None, error: Exception | None) -> None:
             self._is_checkpointing = False
             if error is not None:
-                # Only a hint for the next start; a full disk must not stop the broker.
-                self._logger.error("cannot write the checkpoints", error=str(error))
+                # A full disk must not stop the broker, nor keep records from being deleted: that makes room.
+                self._logger.error("cannot write the checkpoint", error=str(error))
+            for waiter in waiters:
+                waiter()
+            if self._checkpoint_is_due:
+                self.checkpoint()
 
         self._environment.spawn.in_thread(
             self._storage.prepare_checkpoint(self._partitions), done, lane="upkeep"
         )
-
-    def checkpoint_soon(self) -> None:
-        if not self._checkpoint_is_due:
-            self._checkpoint_is_due = True
-            self._environment.spawn.later(CHECKPOINT_SOON_MS, self.checkpoint)
 
     def _every(self, interval_ms: int, chore: Callable[[], None]) -> None:
         def again() -> None:

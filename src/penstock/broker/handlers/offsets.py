@@ -6,9 +6,9 @@ tier, so "earliest local" is the earliest and "latest tiered" is none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.broker.connection import Call
+from penstock.broker.connection import WAITING, Call
 from penstock.log.log import OffsetOutOfRange
 from penstock.metadata.topics import is_internal
 from penstock.protocol.errors import ErrorCode
@@ -132,8 +132,9 @@ def offset_for_leader_epoch(
     return OffsetForLeaderEpochResponse(topics=topics)
 
 
-def delete_records(broker: Broker, request: DeleteRecordsRequest, call: Call) -> DeleteRecordsResponse:
+def delete_records(broker: Broker, request: DeleteRecordsRequest, call: Call) -> Any:
     topics = []
+    is_changed = False
     for topic in request.topics:
         results = []
         for wanted in topic.partitions:
@@ -152,13 +153,18 @@ def delete_records(broker: Broker, request: DeleteRecordsRequest, call: Call) ->
                         result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
                     else:
                         result.low_watermark = hosted.delete_before(offset)
-                        broker.housekeeping.checkpoint_soon()
+                        is_changed = True
                 except OffsetOutOfRange:
                     result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
                 except OSError:
                     result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
-    return DeleteRecordsResponse(topics=topics)
+    response = DeleteRecordsResponse(topics=topics)
+    if not is_changed:
+        return response
+    # What a client was told is gone stays gone: the start of a log is remembered in the checkpoint only.
+    broker.housekeeping.checkpoint(lambda: call.answer(response))
+    return WAITING
 
 
 def _leadership(hosted: HostedPartition | None, current_leader_epoch: int) -> ErrorCode:

@@ -149,5 +149,12 @@ def init_producer_id(broker: Broker, request: InitProducerIdRequest, call: Call)
     def allocated(producer_id: int) -> None:
         call.answer(InitProducerIdResponse(producer_id=producer_id, producer_epoch=0))
 
-    broker.producer_ids.next(allocated)
+    def refused() -> None:
+        call.answer(
+            InitProducerIdResponse(
+                error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, producer_id=-1, producer_epoch=-1
+            )
+        )
+
+    broker.producer_ids.next(allocated, refused)
     return WAITING
