@@ -224,7 +224,10 @@ def test_the_same_seed_gives_the_same_run() -> None:
         world = World(seed=seed)
         client = world.client()
         response = client.call(MetadataRequest(topics=[MetadataRequestTopic(name="made")]), 12)
-        ids = [client.call(InitProducerIdRequest(transaction_timeout_ms=1), 4).producer_id for _ in range(3)]
+        ids = [
+            client.call(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1), 4).producer_id
+            for _ in range(3)
+        ]
         return [response.cluster_id, response.topics[0].topic_id, ids, world.clock.now_ms()]
 
     assert trace(7) == trace(7)
@@ -251,12 +254,16 @@ def test_on_a_full_disk_topics_are_refused_and_made_later() -> None:
     topic = CreatableTopic(name="events", num_partitions=1, replication_factor=1)
     refused = client.call(CreateTopicsRequest(topics=[topic]), 7)
     assert refused.topics[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
-    assert client.call(InitProducerIdRequest(transaction_timeout_ms=1), 4).error_code != 0
+    assert (
+        client.call(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1), 4).error_code != 0
+    )
     assert not world.failures
     world.files.fail_after(None)
     # The controller has forgotten what came to nothing.
     create(client, "events")
-    assert client.call(InitProducerIdRequest(transaction_timeout_ms=1), 4).error_code == 0
+    assert (
+        client.call(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1), 4).error_code == 0
+    )
     world = world.restarted(clean=False)
     assert sorted(world.broker.image.topics) == ["before", "events"]
 
