@@ -15,6 +15,7 @@ BENCHMARKS = {
     "footprint": "CPU to start, memory, descriptors",
     "requests": "broker CPU per small request",
     "throughput": "large batches in and out, against the bare machine",
+    "batching": "what batching in the client is worth",
     "kafka": "the same load on Apache Kafka",
 }
 
