@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from penstock.broker import access
 from penstock.broker.connection import Call, Encoded
 from penstock.protocol.apis import APIS
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages import OPERATIONS_OMITTED
 from penstock.protocol.messages.cluster import (
     ApiVersion,
     ApiVersionsRequest,
@@ -29,9 +31,6 @@ API_VERSIONS_KEY = 18
 SOFTWARE_SINCE_VERSION = 3
 ENDPOINT_BROKERS = 1
 ENDPOINT_CONTROLLERS = 2
-# Every operation on the cluster that exists: there is no authorizer yet, so all are allowed.
-CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
-NOT_ASKED_FOR = -(2**31)
 
 # KIP-511: what clients may call themselves.
 _software = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?").fullmatch
@@ -82,6 +81,6 @@ def describe_cluster(broker: Broker, request: DescribeClusterRequest, call: Call
             for member in broker.brokers()
         ],
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED_FOR
+            access.ON_CLUSTER if request.include_cluster_authorized_operations else OPERATIONS_OMITTED
         ),
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from penstock.broker import access
 from penstock.broker.connection import WAITING, Call
 from penstock.broker.coordinators import GroupPartition
 from penstock.decision import Decision
@@ -56,8 +57,6 @@ GROUP_KEY = 0
 TRANSACTION_KEY = 1
 BATCHED_FIND_SINCE_VERSION = 4
 TOPIC_IDS_SINCE_VERSION = 10
-# Every operation on a group that exists: there is no authorizer yet, so all are allowed.
-GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
 TOPIC_EXISTS = ErrorCode.TOPIC_ALREADY_EXISTS
 # What a member may say about itself, all its protocols together. It is kept in memory while the member is in
 # the group, and written with every generation. (In Kafka the offsets topic's max.message.bytes ends it.)
@@ -270,7 +269,7 @@ def describe_groups(broker: Broker, request: DescribeGroupsRequest, call: Call) 
             continue
         described = partition.coordinator.describe_group(group_id, call.version)
         if request.include_authorized_operations and not described.error_code:
-            described.authorized_operations = GROUP_OPERATIONS
+            described.authorized_operations = access.ON_GROUP
         groups.append(described)
     return DescribeGroupsResponse(groups=groups)
 

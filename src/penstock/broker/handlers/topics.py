@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.broker import access
 from penstock.broker.connection import WAITING, Call, Encoded
 from penstock.metadata.image import Image, TopicImage
 from penstock.metadata.topics import is_internal, name_error
 from penstock.model import NO_TOPIC_ID, TopicId
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages import OPERATIONS_OMITTED
 from penstock.protocol.messages.topics import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
@@ -38,11 +40,7 @@ if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
 AUTO_CREATION_FLAG_SINCE_VERSION = 4
-# Every operation on a topic that exists, and on the cluster: there is no authorizer yet, so all are allowed.
-TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
-CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 TOPICS_CREATED_PER_REQUEST_MAX = 100
-NOT_ASKED_FOR = -(2**31)
 
 
 def metadata(broker: Broker, request: MetadataRequest, call: Call) -> Any:
@@ -121,7 +119,7 @@ def _response(broker: Broker, request: MetadataRequest) -> MetadataResponse:
         controller_id=broker.node_id,
         topics=[],
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED_FOR
+            access.ON_CLUSTER if request.include_cluster_authorized_operations else OPERATIONS_OMITTED
         ),
     )
 
@@ -143,7 +141,7 @@ def _topic(topic: TopicImage, request: MetadataRequest) -> MetadataResponseTopic
             for partition in topic.partitions
         ],
         topic_authorized_operations=(
-            TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED_FOR
+            access.ON_TOPIC if request.include_topic_authorized_operations else OPERATIONS_OMITTED
         ),
     )
 
@@ -202,7 +200,7 @@ def _describe_topic(
             )
             for partition in shown
         ],
-        topic_authorized_operations=TOPIC_OPERATIONS,
+        topic_authorized_operations=access.ON_TOPIC,
     )
     rest = first_partition + len(shown)
     return described, len(shown), rest if rest < len(topic.partitions) else None
