@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= penstock-data
 LISTEN ?= 127.0.0.1:9092
+# The commands' own default need not be said.
+BOOTSTRAP := $(if $(filter 127.0.0.1:9092,$(LISTEN)),, --bootstrap $(LISTEN))
 
 .PHONY: help run test lint types contracts check chaos bench clean
 
@@ -27,8 +29,8 @@ $(VENV)/.installed: pyproject.toml
 run: $(VENV)/.installed
 	@echo "Starting a local cluster. When it is ready, in other terminals:"
 	@echo
-	@echo "    echo 'hello, world' | $(BIN)/penstock produce greetings"
-	@echo "    $(BIN)/penstock consume greetings --from beginning"
+	@echo "    echo 'hello, world' | $(BIN)/penstock produce greetings$(BOOTSTRAP)"
+	@echo "    $(BIN)/penstock consume greetings --from beginning$(BOOTSTRAP)"
 	@echo
 	@echo "or any Kafka client with bootstrap.servers=$(LISTEN). Ctrl-C stops it; the data stays in ./$(DATA)."
 	@echo

@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_read_is_one_line(penstock: Penstock, monkeypatch:
     monkeypatch.setattr("penstock.cli.capacity.estimate", unreadable)
     outcome = penstock("capacity")
     assert outcome.code == 1
-    assert outcome.err == "penstock: [Errno 13] Permission denied: 'secret.txt'\n"
+    assert outcome.err == "penstock: secret.txt: Permission denied\n"
 
 
 def test_a_bug_keeps_its_traceback(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,6 +212,15 @@ class Load:
 
     def send(self, records: int, rate: float | None, description: str) -> None:
         """Send and wait for every acknowledgement. Raises Failure when one is refused."""
+        try:
+            self._send(records, rate, description)
+        except KeyboardInterrupt:
+            # What is still queued would make the topic again once it is deleted.
+            self._producer.purge()
+            self._producer.flush(CONNECT_TIMEOUT_S)
+            raise
+
+    def _send(self, records: int, rate: float | None, description: str) -> None:
         producer, topic, value = self._producer, self._topic, self._value
         with progress_bar(description, records) as bar, self._collecting(rate):
             started = time.perf_counter()
@@ -227,9 +236,9 @@ class Load:
                         )
                         break
                     except BufferError:
-                        producer.poll(1)
+                        client.collect(producer, 1)
                 if number % POLL_EVERY == 0:
-                    producer.poll(0)
+                    client.collect(producer, 0)
                     bar.show(number)
         producer.flush(DELIVERY_TIMEOUT_MS / 1000 + CONNECT_TIMEOUT_S)
         if self._error is not None:

@@ -229,3 +229,12 @@ def _nobody_answers(bootstrap: str) -> Failure:
     return Failure(
         f"no broker answers at {bootstrap}; start one with `penstock serve` or name another with --bootstrap"
     )
+
+
+def collect(producer: Any, timeout_s: float) -> None:
+    """Let a producer call back with what was acknowledged; Ctrl-C in the middle of a callback is Ctrl-C."""
+    try:
+        producer.poll(timeout_s)
+    except SystemError:
+        # confluent-kafka loses the KeyboardInterrupt that a callback was left with, and says only this.
+        raise KeyboardInterrupt from None

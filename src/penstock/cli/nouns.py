@@ -83,7 +83,8 @@ def dispatch(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise Failure(str(error)) from None
+        where = f"{error.filename}: " if error.filename else ""
+        raise Failure(f"{where}{error.strerror or error}") from None
     except Exception as error:
         if (refusal := _refusal(error)) is None:
             raise

@@ -89,7 +89,7 @@ class Sending:
                 )
                 return
             except BufferError:  # the queue is full: wait until some are acknowledged
-                self._producer.poll(1)
+                client.collect(self._producer, 1)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
@@ -170,7 +170,7 @@ def produce(
                 )
                 sending.send(record_key, value, record_headers, partition)
                 if number % POLL_EVERY == 0:
-                    producer.poll(0)
+                    client.collect(producer, 0)
                     if bar is not None:
                         bar.show(number)
     except KeyboardInterrupt:

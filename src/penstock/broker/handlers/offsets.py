@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from penstock.broker.broker import Broker
     from penstock.broker.partitions import HostedPartition
 
-LATEST = -1
-EARLIEST = -2
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
