@@ -52,7 +52,8 @@ contracts: $(VENV)/.installed
 check: lint types contracts
 
 chaos: $(VENV)/.installed
-	PENSTOCK_CHAOS_SECONDS=$${PENSTOCK_CHAOS_SECONDS:-600} $(BIN)/python -m pytest tests/chaos -m chaos -s --timeout 3600
+	PENSTOCK_CHAOS_SECONDS=$${PENSTOCK_CHAOS_SECONDS:-600} \
+	PENSTOCK_CHAOS_SEED=$${PENSTOCK_CHAOS_SEED:-random} $(BIN)/python -m pytest tests/chaos -m chaos -s --timeout 3600
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks

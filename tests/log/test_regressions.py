@@ -257,3 +257,20 @@ def test_a_position_before_the_file_in_an_index_is_noticed(tmp_path: Path) -> No
         found = [log.offset_for_timestamp(FIRST_TIMESTAMP + offset) for offset in range(40)]
         assert [one and one[0] for one in found] == list(range(40))
         assert offsets_read(log) == list(range(40))
+
+
+def test_a_flipped_bit_in_the_epochs_does_not_stop_the_next_append(tmp_path: Path) -> None:
+    """Found by test_corruption.py with PENSTOCK_CHAOS_SEED=1437705561: epoch 0 had become 4."""
+    config = LogConfig(segment_bytes=2000)
+    closed_log(tmp_path / "t-0", 40, config)
+    path = tmp_path / "t-0" / "leader-epoch-checkpoint"
+    original = path.read_text()
+    assert original.endswith("\n0 0\n")
+    path.write_text(original[: -len("0 0\n")] + "4 0\n")
+    log = Log.open(environment(MachineFiles()), str(tmp_path / "t-0"), config, clean=True)
+    batch = encode_batch([(FIRST_TIMESTAMP, None, b"next", [])])
+    assert log.append(batch, decode_header(batch), 0) == 40
+    assert log.epochs.entries == [(0, 0)]
+    log.check()
+    log.close()
+    assert path.read_text() == original

@@ -21,7 +21,7 @@ from penstock.log.epochs import NO_EPOCH, LeaderEpochs
 from penstock.log.lookup import TimestampedOffset, first_from, newest
 from penstock.log.names import DELETED, LOG, SNAPSHOT, offset_of
 from penstock.log.producers import ProducerStates
-from penstock.log.recovery import Recovery, recover
+from penstock.log.recovery import Recovery, epochs_of, recover
 from penstock.log.retention import count_expired
 from penstock.log.segment import Segment, WrongIndex
 from penstock.log.segments import CorruptLog, Segments
@@ -272,6 +272,9 @@ class Log:
             self._roll()
             segment = items[-1]
         if leader_epoch != self._epoch:
+            if leader_epoch < self.epochs.latest:
+                # The checkpoint has no checksum, the batches have: they tell which of us is wrong.
+                self.epochs.replace(epochs_of(self._segments, items))
             assert leader_epoch >= self.epochs.latest, (leader_epoch, self.epochs.entries)
             self.epochs.assign(leader_epoch, base_offset)
             self._epoch = leader_epoch

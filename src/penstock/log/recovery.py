@@ -13,7 +13,7 @@ whether these are right; offsets therefore follow each other without a gap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -149,8 +149,13 @@ def _epochs_before(segments: Segments, epochs: LeaderEpochs, start: int) -> list
     stored = epochs.stored()
     if stored is not None or start == 0:
         return [entry for entry in stored or () if entry[1] < segments.items[start].base_offset]
+    return epochs_of(segments, segments.items[:start])
+
+
+def epochs_of(segments: Segments, items: Iterable[Segment]) -> list[tuple[int, int]]:
+    """The epochs as the batches of some segments tell them: (epoch, the offset where it began)."""
     entries: list[tuple[int, int]] = []
-    for segment in segments.items[:start]:
+    for segment in items:
         for header in segments.look(segment, _headers):
             if not entries or header.leader_epoch > entries[-1][0]:
                 entries.append((header.leader_epoch, header.base_offset))
