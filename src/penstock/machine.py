@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 from penstock.environment import Buffer, Environment, File, Result, Stream
 
@@ -33,6 +34,8 @@ WARM_PROBE_BYTES = 128 * 1024
 WRITEBACK_BYTES = 8 * 1024 * 1024
 SYNC_FILE_RANGE_WRITE = 2
 ACCEPTS_PER_TURN = 64
+# A host that is down does not refuse, it says nothing.
+CONNECT_TIMEOUT_S = 3.0
 # These wait on the disk, not on a core.
 LANE_THREADS = {"metadata": 1, "flush": 4, "read": 4, "upkeep": 1}
 READ_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
@@ -438,6 +441,60 @@ class MachineNetwork:
             listening.close()
             raise
         return MachineListener(self._loop, listening, on_connect)
+
+    def connect(self, host: str, port: int, done: Callable[[Stream | None, OSError | None], None]) -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        except OSError:
+            # A name: looking it up may take its time, so a thread does.
+            self._resolve(host, port, done)
+            return
+        self._connect(found[0], done)
+
+    def _resolve(self, host: str, port: int, done: Callable[[Stream | None, OSError | None], None]) -> None:
+        def resolved(future: asyncio.Future[list[Any]]) -> None:
+            error = future.exception()
+            if error is not None:
+                done(None, error if isinstance(error, OSError) else OSError(str(error)))
+            else:
+                self._connect(future.result()[0], done)
+
+        looking = asyncio.ensure_future(
+            self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), loop=self._loop
+        )
+        looking.add_done_callback(resolved)
+
+    def _connect(
+        self, found: tuple[Any, ...], done: Callable[[Stream | None, OSError | None], None]
+    ) -> None:
+        family, kind, protocol, _, address = found
+        connecting = socket.socket(family, kind, protocol)
+        connecting.setblocking(False)
+        connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = connecting.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            connecting.close()
+            self._loop.call_soon(done, None, OSError(code, os.strerror(code)))
+            return
+        descriptor = connecting.fileno()
+
+        def finished() -> None:
+            self._loop.remove_writer(descriptor)
+            timer.cancel()
+            code = connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                connecting.close()
+                done(None, OSError(code, os.strerror(code)))
+            else:
+                done(MachineStream(self._loop, connecting, str(address[0])), None)
+
+        def give_up() -> None:
+            self._loop.remove_writer(descriptor)
+            connecting.close()
+            done(None, TimeoutError(errno.ETIMEDOUT, "no answer"))
+
+        timer = self._loop.call_later(CONNECT_TIMEOUT_S, give_up)
+        self._loop.add_writer(descriptor, finished)
 
 
 class MachineSpawn:

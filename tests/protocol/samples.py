@@ -6,12 +6,14 @@ Values stay within what the oracles can hold: kio knows only error codes with a 
 
 from __future__ import annotations
 
+import re
 from random import Random
 from typing import Any
 
-from penstock.protocol.apis import APIS
+from penstock.protocol.apis import INTERNAL, advertised
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import consumer_protocol, group_records, metadata_records
+from penstock.protocol.messages.quorum import CONTROL_TYPE, ControlRecordKey
 from penstock.protocol.schema import NO_UUID, Field, Message, version_range
 
 INTEGERS = {
@@ -28,6 +30,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz-._0123456789"
 
 ERROR_CODES = [code.value for code in ErrorCode]
 
+# Our records fields may all be null; Kafka's may not where it sends a piece of a snapshot.
+NEVER_NULL = ("unaligned_records",)
+
 MessageAtVersion = tuple[type[Message], int]
 
 
@@ -43,13 +48,30 @@ def messages_of(module: Any) -> list[MessageAtVersion]:
     return [pair for cls in classes if cls.VERSIONS for pair in versions(cls)]
 
 
-API_MESSAGES = [
-    pair for api in APIS.values() for cls in (api.request, api.response) for pair in versions(cls)
-]
+# Nodes may ask each other everything that clients may ask them.
+EVERY_API = advertised(INTERNAL)
+API_MESSAGES = [pair for api in EVERY_API for cls in (api.request, api.response) for pair in versions(cls)]
 METADATA_RECORDS = messages_of(metadata_records)
 GROUP_RECORDS = messages_of(group_records)
 CONSUMER_PROTOCOL = messages_of(consumer_protocol)
-EVERY_MESSAGE = API_MESSAGES + METADATA_RECORDS + GROUP_RECORDS + CONSUMER_PROTOCOL
+CONTROL_RECORDS = [pair for cls in CONTROL_TYPE.values() for pair in versions(cls)]
+EVERY_MESSAGE = [
+    *API_MESSAGES,
+    *METADATA_RECORDS,
+    *GROUP_RECORDS,
+    *CONSUMER_PROTOCOL,
+    *CONTROL_RECORDS,
+    *versions(ControlRecordKey),
+]
+
+
+def kafka_names(struct: type[Message]) -> list[str]:
+    """What Kafka may call a struct: structs of one module that share a name there have longer ones here."""
+    name = struct.__name__
+    if name == "Endpoint":
+        return ["Endpoint", "LeaderEndpoint", "Listener"]
+    bare = re.sub(r"^\w+(Request|Response|Message|Record)(?=[A-Z])|^Incremental", "", name)
+    return [name, bare, f"{bare}Data", f"{bare}Snapshot"]
 
 
 def title(pair: MessageAtVersion) -> str:
@@ -69,7 +91,7 @@ class Samples:
     def field(self, field: Field, version: int) -> Any:
         if field.tag is not None and self.random.random() < 0.5:
             return [] if field.default == () else field.default
-        if field.is_nullable(version) and self.random.random() < 0.3:
+        if field.is_nullable(version) and field.name not in NEVER_NULL and self.random.random() < 0.3:
             return None
         value = self.value(field, version)
         if field.tag is not None and field.kind == "struct" and value == field.element():

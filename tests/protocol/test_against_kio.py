@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import re
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 from uuid import UUID
@@ -17,15 +18,22 @@ from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
 
-from penstock.protocol.messages.consumer_protocol import ConsumerProtocolSubscription
 from penstock.protocol.schema import Message, decode, encode
-from tests.protocol.samples import API_MESSAGES, CONSUMER_PROTOCOL, MessageAtVersion, Samples, title
+from tests.protocol.samples import (
+    API_MESSAGES,
+    CONSUMER_PROTOCOL,
+    CONTROL_RECORDS,
+    MessageAtVersion,
+    Samples,
+    title,
+)
 
 SAMPLES = 12
+MESSAGES = API_MESSAGES + CONSUMER_PROTOCOL + CONTROL_RECORDS
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-@pytest.mark.parametrize("pair", API_MESSAGES + CONSUMER_PROTOCOL, ids=title)
+@pytest.mark.parametrize("pair", MESSAGES, ids=title)
 def test_bytes_and_values_agree_with_kio(pair: MessageAtVersion) -> None:
     cls, version = pair
     kio_class = kio_class_of(cls, version)
@@ -42,7 +50,7 @@ def test_bytes_and_values_agree_with_kio(pair: MessageAtVersion) -> None:
         assert (value, size) == (theirs, len(our_bytes))
 
 
-@pytest.mark.parametrize("pair", API_MESSAGES + CONSUMER_PROTOCOL, ids=title)
+@pytest.mark.parametrize("pair", MESSAGES, ids=title)
 def test_defaults_agree_with_kio(pair: MessageAtVersion) -> None:
     """A field kio calls optional has the default we give it (kio has no defaults for the others)."""
     cls, version = pair
@@ -50,28 +58,34 @@ def test_defaults_agree_with_kio(pair: MessageAtVersion) -> None:
 
 
 def kio_class_of(cls: type[Message], version: int) -> Any:
-    if cls.KEY < 0:
-        kind = "subscription" if cls is ConsumerProtocolSubscription else "assignment"
-        return load_entity_schema(f"consumer_protocol_{kind}", version, EntityType.data)
-    load = load_request_schema if cls.__name__.endswith("Request") else load_response_schema
-    return load(cls.KEY, version)
+    if cls.__name__.endswith("Request"):
+        return load_request_schema(cls.KEY, version)
+    if cls.__name__.endswith("Response"):
+        return load_response_schema(cls.KEY, version)
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+    return load_entity_schema(name, version, EntityType.data)
 
 
 def to_kio(message: Message, version: int, kio_class: Any) -> Any:
     """The same value in kio's classes. Fails if the two sides do not have the same fields."""
     values = {}
-    ours = {field.name for field in message.FIELDS if field.exists(version)}
+    ours = {field.name: field for field in message.FIELDS if field.exists(version)}
     for field in fields(kio_class):
-        name = our_name(field.name, ours)
-        ours.discard(name)
-        values[field.name] = kio_value(getattr(message, name), version, field)
+        name = our_name(field.name, set(ours))
+        our_field = ours.pop(name)
+        value = getattr(message, name)
+        if value is None and our_field.kind == "struct" and our_field.tag is not None:
+            # A tagged struct that we call absent, kio calls equal to its default.
+            value = our_field.element()
+        values[field.name] = kio_value(value, version, field)
     assert not ours, f"kio's {kio_class.__name__} v{version} lacks {ours}"
     return kio_class(**values)
 
 
 def our_name(kio_name: str, ours: set[str]) -> str:
-    """kio drops the unit where it has a type for the quantity."""
-    return kio_name if kio_name in ours else kio_name + "_ms"
+    """kio drops the unit where it has a type for the quantity, and keeps off a name of Python's."""
+    name = kio_name.removesuffix("_").replace("k_raft", "kraft")
+    return name if name in ours else name + "_ms"
 
 
 def kio_value(value: Any, version: int, field: Any) -> Any:
@@ -81,8 +95,7 @@ def kio_value(value: Any, version: int, field: Any) -> Any:
     if nested is not None and value is not None:
         return to_kio(value, version, nested)
     if nested is not None:
-        # A tagged struct that we call absent, kio calls equal to its default.
-        return field.default if "tag" in field.metadata else None
+        return None
     convert = CONVERSIONS.get(field.metadata["kafka_type"], lambda value: value)
     if isinstance(value, list):
         return tuple(convert(item) for item in value)

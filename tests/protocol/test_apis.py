@@ -5,21 +5,50 @@ import sys
 
 import pytest
 
-from penstock.protocol.apis import APIS, Api
+from penstock.protocol.apis import APIS, CLIENT, INTERNAL, Api, advertised, api_for
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import HeartbeatRequest, HeartbeatResponse
 from penstock.protocol.schema import encode, is_flexible, version_range
 
 
-@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+@pytest.mark.parametrize("api", advertised(INTERNAL), ids=lambda api: api.name)
 def test_the_table_and_the_messages_agree(api: Api) -> None:
-    assert APIS[api.key] is api
+    assert api_for(api.key) is api
     for cls in (api.request, api.response):
         assert api.key == cls.KEY
         assert version_range(cls.VERSIONS) == range(api.version_min, api.version_max + 1)
         for version in version_range(cls.VERSIONS):
             assert is_flexible(cls, version) == api.is_flexible(version)
     assert api.advertised_min <= api.version_min
+
+
+def test_what_only_nodes_may_ask_is_not_advertised_to_clients() -> None:
+    to_clients, to_nodes = (
+        {api.name for api in advertised(CLIENT)},
+        {api.name for api in advertised(INTERNAL)},
+    )
+    assert to_clients < to_nodes
+    assert to_nodes - to_clients == {
+        "Vote",
+        "BeginQuorumEpoch",
+        "EndQuorumEpoch",
+        "AlterPartition",
+        "FetchSnapshot",
+        "BrokerRegistration",
+        "BrokerHeartbeat",
+        "AllocateProducerIds",
+        "AssignReplicasToDirs",
+        "UpdateRaftVoter",
+    }
+
+
+def test_apis_are_advertised_in_the_order_of_their_keys() -> None:
+    keys = [api.key for api in advertised(INTERNAL)]
+    assert keys == sorted(set(keys))
+
+
+def test_an_unknown_key_has_no_api() -> None:
+    assert api_for(999) is None
 
 
 def test_produce_is_advertised_from_zero_but_served_from_three() -> None:
@@ -54,12 +83,24 @@ def test_codecs_are_looked_up_by_version() -> None:
     assert heartbeat.decode_request[4] is heartbeat.decode_request[4]
 
 
+def test_a_node_writes_what_another_reads() -> None:
+    heartbeat = APIS[12]
+    request = HeartbeatRequest(group_id="g", member_id="m", generation_id=4)
+    assert b"".join(heartbeat.encode_request[4](request)) == encode(request, 4)
+    response = HeartbeatResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+    assert heartbeat.decode_response[0](memoryview(b"\0\x1b"), 0) == (response, 2)
+
+
 @pytest.mark.parametrize("version", [-1, 5])
 def test_a_version_not_served_has_no_codec(version: int) -> None:
     with pytest.raises(KeyError):
         APIS[12].decode_request[version]
     with pytest.raises(KeyError):
         APIS[12].encode_response[version]
+    with pytest.raises(KeyError):
+        APIS[12].encode_request[version]
+    with pytest.raises(KeyError):
+        APIS[12].decode_response[version]
 
 
 def test_the_table_imports_no_messages_and_messages_compile_nothing() -> None:

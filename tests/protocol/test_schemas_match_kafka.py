@@ -1,4 +1,5 @@
-"""Our notation against the schemas Apache Kafka publishes, which kafka-python ships as data.
+"""Our notation against the schemas Apache Kafka publishes: kafka-python ships those that clients need as data,
+Kafka's own jar has them all.
 
 The codecs can agree on random values and still differ in what was never drawn; here every field's name,
 place, versions, type, default, nullability and tag is compared.
@@ -6,18 +7,23 @@ place, versions, type, default, nullability and tag is compared.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 from kafka.protocol.schemas.load_json import load_json
 
-from penstock.protocol.apis import APIS
 from penstock.protocol.messages.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
 )
+from penstock.protocol.messages.quorum import CONTROL_TYPE
 from penstock.protocol.schema import NO_UUID, Field, Message, version_range
+from tests import java
+from tests.protocol.samples import EVERY_API, kafka_names
 
 TYPES = {
     "bool": "?",
@@ -32,26 +38,49 @@ TYPES = {
     "records": "records",
 }
 
-# Two structs of one module that have one name in Kafka.
-RENAMED = {
-    "IncrementalAlterableConfig": "AlterableConfig",
-    "IncrementalAlterConfigsResource": "AlterConfigsResource",
-}
-
-CLASSES = [cls for api in APIS.values() for cls in (api.request, api.response)]
-CLASSES += [ConsumerProtocolSubscription, ConsumerProtocolAssignment]
+CLASSES = [cls for api in EVERY_API for cls in (api.request, api.response)]
+CLASSES += [ConsumerProtocolSubscription, ConsumerProtocolAssignment, *CONTROL_TYPE.values()]
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_every_field_is_as_kafka_defines_it(cls: type[Message]) -> None:
-    schema = load_json(cls.__name__)
+    schema = schema_of(cls.__name__)
     served = version_range(cls.VERSIONS)
-    assert schema.get("apiKey", -1) == cls.KEY
+    if cls not in CONTROL_TYPE.values():
+        assert schema.get("apiKey", -1) == cls.KEY
     flexible = versions_of(schema["flexibleVersions"], served)
     assert [
         version for version in served if cls.FLEXIBLE and version in version_range(cls.FLEXIBLE)
     ] == flexible
+    for common in schema.get("commonStructs", ()):
+        put_in_place(common, schema["fields"])
     compare(cls, schema["fields"], list(served))
+
+
+def schema_of(name: str) -> Any:
+    try:
+        return load_json(name)
+    except FileNotFoundError:
+        return json.loads(
+            re.sub(r"^\s*//.*$", "", in_kafkas_jar(f"common/message/{name}.json"), flags=re.MULTILINE)
+        )
+
+
+def in_kafkas_jar(path: str) -> str:
+    jars = java.classpath(
+        f"org.apache.kafka:kafka_2.13:{java.KAFKA_VERSION}",
+        f"org.apache.kafka:kafka-tools:{java.KAFKA_VERSION}",
+    ).split(os.pathsep)
+    with ZipFile(next(jar for jar in jars if "kafka-clients-" in jar)) as files:
+        return files.read(path).decode()
+
+
+def put_in_place(common: dict[str, Any], fields: list[dict[str, Any]]) -> None:
+    """A struct that is used in several places is defined beside them."""
+    for field in fields:
+        if field["type"].removeprefix("[]") == common["name"]:
+            field["fields"] = common["fields"]
+        put_in_place(common, field.get("fields", []))
 
 
 def compare(cls: type[Message], schema: list[dict[str, Any]], alive: list[int]) -> None:
@@ -77,7 +106,7 @@ def compare_type(ours: Field, theirs: dict[str, Any], versions: list[int], where
     is_array = kind != theirs["type"]
     assert (ours.kind == "array") == is_array, where
     if kind not in TYPES:
-        assert RENAMED.get(ours.element.__name__, ours.element.__name__) == kind, where
+        assert kind in kafka_names(ours.element), where
         compare(ours.element, theirs["fields"], versions)
     else:
         assert (ours.element.kind if is_array else ours.kind) == TYPES[kind], where

@@ -1,7 +1,10 @@
-"""The APIs we serve: which versions, which header, which classes, and their codecs ready to call.
+"""The APIs we serve: which versions, which header, which classes, on which listener, and their codecs.
 
 This table is what ApiVersions advertises, so an API appears here only once it works: clients switch to the
 newest version they are offered at once. Message modules are imported when an API is first used.
+
+A node has two listeners. Clients come to one; the other nodes come to the internal one, with what only nodes
+may ask and with what they forward for clients.
 
 What a newcomer gets wrong: ``advertised_min`` is not ``version_min``. Produce is advertised from 0 although 3
 is the first version we read, because older librdkafka stops compressing when it sees a higher minimum
@@ -18,6 +21,9 @@ from typing import Any
 from penstock.protocol.schema import Message, decoder, encoder
 
 API_VERSIONS = 18
+
+CLIENT = "client"
+INTERNAL = "internal"
 
 
 class Codecs(dict[int, Callable[..., Any]]):
@@ -46,6 +52,7 @@ class Api:
         *,
         flexible_from: int | None,
         advertised_min: int | None = None,
+        listeners: tuple[str, ...] = (CLIENT, INTERNAL),
     ) -> None:
         self.key = key
         self.name = name
@@ -54,10 +61,14 @@ class Api:
         self.advertised_min = version_min if advertised_min is None else advertised_min
         # None when no version is flexible.
         self.flexible_from = flexible_from
+        self.listeners = listeners
         self._module = module
-        # (buffer, position) -> (request, next position), and response -> parts.
+        # What a server needs: (buffer, position) -> (request, next position), and response -> parts.
         self.decode_request = Codecs(self, lambda version: decoder(self.request, version))
         self.encode_response = Codecs(self, lambda version: encoder(self.response, version))
+        # What a client needs, which is what every node is to the others.
+        self.encode_request = Codecs(self, lambda version: encoder(self.request, version))
+        self.decode_response = Codecs(self, lambda version: decoder(self.response, version))
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.version_min}-{self.version_max}>"
@@ -121,3 +132,42 @@ APIS: dict[int, Api] = {
         Api(75, "DescribeTopicPartitions", "topics", 0, 0, flexible_from=0),
     )
 }
+
+# What only nodes ask of each other.
+NODES = (INTERNAL,)
+
+CLUSTER_APIS: dict[int, Api] = {
+    api.key: api
+    for api in (
+        Api(35, "DescribeLogDirs", "placement", 1, 4, flexible_from=2),
+        Api(43, "ElectLeaders", "placement", 0, 2, flexible_from=2),
+        Api(45, "AlterPartitionReassignments", "placement", 0, 1, flexible_from=0),
+        Api(46, "ListPartitionReassignments", "placement", 0, 0, flexible_from=0),
+        Api(52, "Vote", "quorum", 0, 2, flexible_from=0, listeners=NODES),
+        Api(53, "BeginQuorumEpoch", "quorum", 0, 1, flexible_from=1, listeners=NODES),
+        Api(54, "EndQuorumEpoch", "quorum", 0, 1, flexible_from=1, listeners=NODES),
+        Api(55, "DescribeQuorum", "quorum", 0, 2, flexible_from=0),
+        Api(56, "AlterPartition", "brokers", 2, 3, flexible_from=0, listeners=NODES),
+        Api(59, "FetchSnapshot", "quorum", 0, 1, flexible_from=0, listeners=NODES),
+        Api(62, "BrokerRegistration", "brokers", 0, 4, flexible_from=0, listeners=NODES),
+        Api(63, "BrokerHeartbeat", "brokers", 0, 2, flexible_from=0, listeners=NODES),
+        Api(64, "UnregisterBroker", "brokers", 0, 0, flexible_from=0),
+        Api(67, "AllocateProducerIds", "brokers", 0, 0, flexible_from=0, listeners=NODES),
+        Api(73, "AssignReplicasToDirs", "brokers", 0, 0, flexible_from=0, listeners=NODES),
+        Api(80, "AddRaftVoter", "quorum", 0, 1, flexible_from=0),
+        Api(81, "RemoveRaftVoter", "quorum", 0, 0, flexible_from=0),
+        Api(82, "UpdateRaftVoter", "quorum", 0, 0, flexible_from=0, listeners=NODES),
+    )
+}
+
+
+def api_for(key: int) -> Api | None:
+    """The API of a key, whatever listener it is for."""
+    return APIS.get(key) or CLUSTER_APIS.get(key)
+
+
+def advertised(listener: str) -> list[Api]:
+    """What ApiVersions says on a listener, in the order of the keys."""
+    assert listener in (CLIENT, INTERNAL), listener
+    apis = [*APIS.values(), *CLUSTER_APIS.values()]
+    return sorted((api for api in apis if listener in api.listeners), key=lambda api: api.key)

@@ -1,0 +1,177 @@
+"""What brokers tell the controller: that they are there, who is in sync, where their replicas lie.
+
+All of it goes over the internal listener, except UnregisterBroker, which an administrator sends. A struct
+whose name several messages share in Kafka's schemas stands here with its message's name before it.
+
+What a newcomer gets wrong: a broker epoch is not a leader epoch. It is the offset of the broker's registration
+in the metadata log, and it tells one life of a broker from the next (KIP-903).
+"""
+
+from __future__ import annotations
+
+from penstock.protocol.schema import Message, array, boolean, int8, int16, int32, int64, string, uint16, uuid
+
+
+class BrokerState(Message):
+    broker_id: int = int32()
+    # -1 when the leader does not know it, which the controller lets pass.
+    broker_epoch: int = int64(default=-1)
+
+
+class AlterPartitionRequestPartition(Message):
+    partition_index: int = int32()
+    leader_epoch: int = int32()
+    new_isr: list[int] = array(int32, "0-2")
+    new_isr_with_epochs: list[BrokerState] = array(BrokerState, "3+")
+    # 1 while an unclean election is being made good (KIP-704).
+    leader_recovery_state: int = int8("1+")
+    # The one this proposal was made from; the controller refuses any other.
+    partition_epoch: int = int32()
+
+
+class AlterPartitionRequestTopic(Message):
+    topic_id: bytes = uuid("2+")
+    partitions: list[AlterPartitionRequestPartition] = array(AlterPartitionRequestPartition)
+
+
+class AlterPartitionRequest(Message, key=56, versions="2-3", flexible="0+"):
+    broker_id: int = int32()
+    broker_epoch: int = int64(default=-1)
+    topics: list[AlterPartitionRequestTopic] = array(AlterPartitionRequestTopic)
+
+
+class AlterPartitionResponsePartition(Message):
+    partition_index: int = int32()
+    error_code: int = int16()
+    leader_id: int = int32()
+    leader_epoch: int = int32()
+    isr: list[int] = array(int32)
+    leader_recovery_state: int = int8("1+")
+    partition_epoch: int = int32()
+
+
+class AlterPartitionResponseTopic(Message):
+    topic_id: bytes = uuid("2+")
+    partitions: list[AlterPartitionResponsePartition] = array(AlterPartitionResponsePartition)
+
+
+class AlterPartitionResponse(Message, key=56, versions="2-3", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    topics: list[AlterPartitionResponseTopic] = array(AlterPartitionResponseTopic)
+
+
+class Listener(Message):
+    name: str = string()
+    host: str = string()
+    port: int = uint16()
+    security_protocol: int = int16()
+
+
+class Feature(Message):
+    name: str = string()
+    min_supported_version: int = int16()
+    max_supported_version: int = int16()
+
+
+class BrokerRegistrationRequest(Message, key=62, versions="0-4", flexible="0+"):
+    broker_id: int = int32()
+    cluster_id: str = string()
+    # A new one at every start of the process.
+    incarnation_id: bytes = uuid()
+    listeners: list[Listener] = array(Listener)
+    features: list[Feature] = array(Feature)
+    rack: str | None = string(nullable=True)
+    is_migrating_zk_broker: bool = boolean("1+")
+    log_dirs: list[bytes] = array(uuid, "2+")
+    # What the last clean stop left behind. Any other value and the broker may have lost data (KIP-966).
+    previous_broker_epoch: int = int64("3+", default=-1)
+
+
+class BrokerRegistrationResponse(Message, key=62, versions="0-4", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    broker_epoch: int = int64(default=-1)
+
+
+class BrokerHeartbeatRequest(Message, key=63, versions="0-2", flexible="0+"):
+    broker_id: int = int32()
+    broker_epoch: int = int64(default=-1)
+    # The last offset applied, inclusive.
+    current_metadata_offset: int = int64()
+    want_fence: bool = boolean()
+    want_shut_down: bool = boolean()
+    # All that are offline, every time, not only the new ones.
+    offline_log_dirs: list[bytes] = array(uuid, "1+", tag=0)
+    cordoned_log_dirs: list[bytes] | None = array(uuid, "2+", nullable=True, default=None, tag=1)
+
+
+class BrokerHeartbeatResponse(Message, key=63, versions="0-2", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    is_caught_up: bool = boolean()
+    is_fenced: bool = boolean(default=True)
+    should_shut_down: bool = boolean()
+
+
+class UnregisterBrokerRequest(Message, key=64, versions="0", flexible="0+"):
+    broker_id: int = int32()
+
+
+class UnregisterBrokerResponse(Message, key=64, versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+
+
+class AllocateProducerIdsRequest(Message, key=67, versions="0", flexible="0+"):
+    broker_id: int = int32()
+    broker_epoch: int = int64(default=-1)
+
+
+class AllocateProducerIdsResponse(Message, key=67, versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    producer_id_start: int = int64()
+    producer_id_len: int = int32()
+
+
+class AssignReplicasToDirsRequestPartition(Message):
+    partition_index: int = int32()
+
+
+class AssignReplicasToDirsRequestTopic(Message):
+    topic_id: bytes = uuid()
+    partitions: list[AssignReplicasToDirsRequestPartition] = array(AssignReplicasToDirsRequestPartition)
+
+
+class AssignReplicasToDirsRequestDirectory(Message):
+    id: bytes = uuid()
+    topics: list[AssignReplicasToDirsRequestTopic] = array(AssignReplicasToDirsRequestTopic)
+
+
+class AssignReplicasToDirsRequest(Message, key=73, versions="0", flexible="0+"):
+    broker_id: int = int32()
+    broker_epoch: int = int64(default=-1)
+    directories: list[AssignReplicasToDirsRequestDirectory] = array(AssignReplicasToDirsRequestDirectory)
+
+
+class AssignReplicasToDirsResponsePartition(Message):
+    partition_index: int = int32()
+    error_code: int = int16()
+
+
+class AssignReplicasToDirsResponseTopic(Message):
+    topic_id: bytes = uuid()
+    partitions: list[AssignReplicasToDirsResponsePartition] = array(AssignReplicasToDirsResponsePartition)
+
+
+class AssignReplicasToDirsResponseDirectory(Message):
+    id: bytes = uuid()
+    topics: list[AssignReplicasToDirsResponseTopic] = array(AssignReplicasToDirsResponseTopic)
+
+
+class AssignReplicasToDirsResponse(Message, key=73, versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    directories: list[AssignReplicasToDirsResponseDirectory] = array(AssignReplicasToDirsResponseDirectory)

@@ -1,0 +1,145 @@
+"""Where replicas are, and where they should be: elections, reassignments, log directories.
+
+These are an administrator's requests. All but DescribeLogDirs, which each broker answers for itself, are
+decided by the controller.
+"""
+
+from __future__ import annotations
+
+from penstock.protocol.schema import Message, array, boolean, int8, int16, int32, int64, string
+
+
+class TopicPartitions(Message):
+    topic: str = string()
+    partitions: list[int] = array(int32)
+
+
+class ElectLeadersRequest(Message, key=43, versions="0-2", flexible="2+"):
+    # 0: the preferred leader, 1: an unclean one (KIP-460).
+    election_type: int = int8("1+")
+    # None: all partitions.
+    topic_partitions: list[TopicPartitions] | None = array(TopicPartitions, nullable=True)
+    timeout_ms: int = int32(default=60_000)
+
+
+class PartitionResult(Message):
+    partition_id: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+
+
+class ReplicaElectionResult(Message):
+    topic: str = string()
+    partition_result: list[PartitionResult] = array(PartitionResult)
+
+
+class ElectLeadersResponse(Message, key=43, versions="0-2", flexible="2+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16("1+")
+    replica_election_results: list[ReplicaElectionResult] = array(ReplicaElectionResult)
+
+
+class ReassignablePartition(Message):
+    partition_index: int = int32()
+    # None: cancel the reassignment that is under way.
+    replicas: list[int] | None = array(int32, nullable=True, default=None)
+
+
+class ReassignableTopic(Message):
+    name: str = string()
+    partitions: list[ReassignablePartition] = array(ReassignablePartition)
+
+
+class AlterPartitionReassignmentsRequest(Message, key=45, versions="0-1", flexible="0+"):
+    timeout_ms: int = int32(default=60_000)
+    allow_replication_factor_change: bool = boolean("1+", default=True)
+    topics: list[ReassignableTopic] = array(ReassignableTopic)
+
+
+class ReassignablePartitionResponse(Message):
+    partition_index: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+
+
+class ReassignableTopicResponse(Message):
+    name: str = string()
+    partitions: list[ReassignablePartitionResponse] = array(ReassignablePartitionResponse)
+
+
+class AlterPartitionReassignmentsResponse(Message, key=45, versions="0-1", flexible="0+"):
+    throttle_time_ms: int = int32()
+    allow_replication_factor_change: bool = boolean("1+", default=True)
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    responses: list[ReassignableTopicResponse] = array(ReassignableTopicResponse)
+
+
+class ListPartitionReassignmentsTopics(Message):
+    name: str = string()
+    partition_indexes: list[int] = array(int32)
+
+
+class ListPartitionReassignmentsRequest(Message, key=46, versions="0", flexible="0+"):
+    timeout_ms: int = int32(default=60_000)
+    # None: all topics.
+    topics: list[ListPartitionReassignmentsTopics] | None = array(
+        ListPartitionReassignmentsTopics, nullable=True, default=None
+    )
+
+
+class OngoingPartitionReassignment(Message):
+    partition_index: int = int32()
+    # Old and new together, as the partition has them now.
+    replicas: list[int] = array(int32)
+    adding_replicas: list[int] = array(int32)
+    removing_replicas: list[int] = array(int32)
+
+
+class OngoingTopicReassignment(Message):
+    name: str = string()
+    partitions: list[OngoingPartitionReassignment] = array(OngoingPartitionReassignment)
+
+
+class ListPartitionReassignmentsResponse(Message, key=46, versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    topics: list[OngoingTopicReassignment] = array(OngoingTopicReassignment)
+
+
+class DescribableLogDirTopic(Message):
+    topic: str = string()
+    partitions: list[int] = array(int32)
+
+
+class DescribeLogDirsRequest(Message, key=35, versions="1-4", flexible="2+"):
+    # None: all topics.
+    topics: list[DescribableLogDirTopic] | None = array(DescribableLogDirTopic, nullable=True)
+
+
+class DescribeLogDirsPartition(Message):
+    partition_index: int = int32()
+    partition_size: int = int64()
+    # How far the end of the log is behind the high watermark.
+    offset_lag: int = int64()
+    is_future_key: bool = boolean()
+
+
+class DescribeLogDirsTopic(Message):
+    name: str = string()
+    partitions: list[DescribeLogDirsPartition] = array(DescribeLogDirsPartition)
+
+
+class DescribeLogDirsResult(Message):
+    error_code: int = int16()
+    log_dir: str = string()
+    topics: list[DescribeLogDirsTopic] = array(DescribeLogDirsTopic)
+    total_bytes: int = int64("4+", default=-1)
+    usable_bytes: int = int64("4+", default=-1)
+
+
+class DescribeLogDirsResponse(Message, key=35, versions="1-4", flexible="2+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16("3+")
+    results: list[DescribeLogDirsResult] = array(DescribeLogDirsResult)
