@@ -1,0 +1,224 @@
+"""The roles of a node in the quorum: one small class each, with what it knows only while it has the role.
+
+    Unattached  -> Follower     heard who leads the epoch
+    Unattached  -> Prospective  election timeout; or, with an empty log, every listed node is newborn too
+    Follower    -> Prospective  fetch timeout; the leader's process is gone
+    Follower    -> Unattached   the leader has resigned; any timeout of a node without a vote
+    Prospective -> Candidate    enough voters say that they would elect it: the epoch grows by one
+    Prospective -> Follower     not enough do, and a leader is known that may yet be there
+    Prospective -> Unattached   not enough do
+    Candidate   -> Leader       elected
+    Candidate   -> Unattached   not elected
+    Leader      -> Unattached   not heard from a majority for too long; resigned; removed from the voters
+    any         -> Follower, Unattached   heard of a higher epoch
+
+A role is replaced as a whole, so nothing of an old one can leak into the next: an answer to what an old role
+asked finds nobody who remembers asking. What outlives roles (epoch, vote, high watermark) is in ``raft.Raft``,
+and so are the rules; these classes keep counts and moments.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from penstock.raft.events import (
+    ChangeVoterRequest,
+    DescribeRequest,
+    FetchRequest,
+    SnapshotRequest,
+    VoteRequest,
+)
+from penstock.raft.quorum import Voter, Voters, reached_by_majority
+from penstock.raft.storage import SnapshotId
+
+NEVER_MS = 2**62
+
+
+class Unattached:
+    """Knows the epoch and not its leader, and asks around. A node without a vote does nothing else."""
+
+    __slots__ = ("asked", "election_at_ms", "newborns", "search_at_ms")
+
+    leader_id: int | None = None
+
+    def __init__(self, election_at_ms: int, search_at_ms: int) -> None:
+        self.election_at_ms = election_at_ms
+        # When it asks the next node, or the next time all of them.
+        self.search_at_ms = search_at_ms
+        # Unanswered, by the node asked.
+        self.asked: dict[int, DescribeRequest] = {}
+        # Nodes found to have an empty log like ours, with the directories they have now.
+        self.newborns: dict[int, Voter] = {}
+
+    @property
+    def deadline_ms(self) -> int:
+        return min(self.election_at_ms, self.search_at_ms)
+
+
+class Follower:
+    __slots__ = (
+        "download",
+        "fetch",
+        "fetch_at_ms",
+        "has_fetched",
+        "is_leader_gone",
+        "leader_high_watermark",
+        "leader_id",
+        "timeout_at_ms",
+    )
+
+    def __init__(self, leader_id: int, timeout_at_ms: int) -> None:
+        self.leader_id = leader_id
+        # Moved by each answer of the leader.
+        self.timeout_at_ms = timeout_at_ms
+        # Unanswered; while there is one, the log is durable and ends at its offset.
+        self.fetch: FetchRequest | None = None
+        # When to try again after a failure.
+        self.fetch_at_ms = NEVER_MS
+        # Instead of a fetch, while our log lies before the leader's.
+        self.download: Download | None = None
+        self.leader_high_watermark = 0
+        # Whether the leader has answered at all: only then do we vouch for it when asked for a PreVote.
+        self.has_fetched = False
+        self.is_leader_gone = False
+
+    @property
+    def deadline_ms(self) -> int:
+        return min(self.timeout_at_ms, self.fetch_at_ms)
+
+
+class Download:
+    """A snapshot on its way here."""
+
+    __slots__ = ("position", "request", "snapshot_id")
+
+    def __init__(self, snapshot_id: SnapshotId) -> None:
+        self.snapshot_id = snapshot_id
+        self.position = 0
+        self.request: SnapshotRequest | None = None
+
+
+class _Election:
+    __slots__ = ("ask_at_ms", "asked", "granted", "needed", "refused", "timeout_at_ms", "voters")
+
+    leader_id: int | None = None
+
+    def __init__(self, voters: Voters, needed: int, me: Voter, timeout_at_ms: int) -> None:
+        self.voters = voters
+        self.needed = needed
+        self.timeout_at_ms = timeout_at_ms
+        # When it asks those again from whom nothing was heard.
+        self.ask_at_ms = NEVER_MS
+        # Unanswered, by the node asked.
+        self.asked: dict[int, VoteRequest] = {}
+        self.granted: list[Voter] = [me]
+        self.refused: list[Voter] = []
+
+    @property
+    def deadline_ms(self) -> int:
+        return min(self.timeout_at_ms, self.ask_at_ms)
+
+    @property
+    def is_won(self) -> bool:
+        return len(self.granted) >= self.needed
+
+    @property
+    def is_lost(self) -> bool:
+        return len(self.voters) - len(self.refused) < self.needed
+
+    def silent(self) -> list[Voter]:
+        """Those who have neither granted nor refused, and who are not being asked."""
+        heard = [*self.granted, *self.refused]
+        return [voter for voter in self.voters if voter not in heard and voter.id not in self.asked]
+
+
+class Prospective(_Election):
+    """Asks whether it would be elected, before it disturbs anyone with a higher epoch (KIP-996)."""
+
+    __slots__ = ("former_leader_id",)
+
+    def __init__(
+        self, voters: Voters, needed: int, me: Voter, timeout_at_ms: int, former_leader_id: int | None
+    ) -> None:
+        super().__init__(voters, needed, me, timeout_at_ms)
+        # It leads this epoch, and may be silent or merely not heard by us.
+        self.former_leader_id = former_leader_id
+
+
+class Candidate(_Election):
+    """Has voted for itself in this epoch."""
+
+    __slots__ = ()
+
+
+class Progress:
+    """How far a replica has come, as its fetches say."""
+
+    __slots__ = ("fetched_ms", "offset")
+
+    def __init__(self, fetched_ms: int) -> None:
+        # All below is durable there, and the same as here. 0 until it has fetched in this epoch.
+        self.offset = 0
+        self.fetched_ms = fetched_ms
+
+
+class Parked:
+    """A fetch with nothing to answer yet."""
+
+    __slots__ = ("deadline_ms", "request", "token")
+
+    def __init__(self, token: Any, request: FetchRequest, deadline_ms: int) -> None:
+        self.token = token
+        self.request = request
+        self.deadline_ms = deadline_ms
+
+
+class Leader:
+    __slots__ = (
+        "begin_at_ms",
+        "change",
+        "epoch_start_offset",
+        "leader_id",
+        "parked",
+        "progress",
+        "quorum_at_ms",
+    )
+
+    def __init__(self, leader_id: int, epoch_start_offset: int, quorum_at_ms: int, begin_at_ms: int) -> None:
+        self.leader_id: int = leader_id
+        # Of its LeaderChange. Nothing of older epochs is committed by counting copies (Raft, figure 8); with
+        # this record everything before it is.
+        self.epoch_start_offset = epoch_start_offset
+        # When to look whether a majority still fetches. Fetches do not move it, the look does.
+        self.quorum_at_ms = quorum_at_ms
+        # When to make itself known again to voters who do not fetch.
+        self.begin_at_ms = begin_at_ms
+        # Voters and observers.
+        self.progress: dict[Voter, Progress] = {}
+        # At most one of each replica.
+        self.parked: dict[Voter, Parked] = {}
+        # A change of the voters that somebody waits for.
+        self.change: tuple[Any, ChangeVoterRequest] | None = None
+
+    @property
+    def deadline_ms(self) -> int:
+        deadline_ms = min(self.quorum_at_ms, self.begin_at_ms)
+        for parked in self.parked.values():
+            deadline_ms = min(deadline_ms, parked.deadline_ms)
+        return deadline_ms
+
+    def offset_of(self, replica: Voter) -> int:
+        progress = self.progress.get(replica)
+        return 0 if progress is None else progress.offset
+
+    def heard_from_majority_ms(self, voters: Voters, me: Voter, now_ms: int) -> int:
+        """Since when a majority, this node included if it has a vote, has been heard."""
+        return reached_by_majority(
+            [
+                now_ms if voter == me else self.progress[voter].fetched_ms if voter in self.progress else -1
+                for voter in voters
+            ]
+        )
+
+
+Role: TypeAlias = Unattached | Follower | Prospective | Candidate | Leader
