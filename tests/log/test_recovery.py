@@ -180,9 +180,48 @@ def test_a_checkpoint_with_too_many_epochs_is_corrected(files: FakeFiles, log: L
     assert recovered(files).epochs.entries == [(0, 0), (1, 4), (2, 8)]
 
 
-def test_an_epoch_that_wrote_nothing_is_forgotten(files: FakeFiles, log: Log) -> None:
+def test_an_epoch_that_began_at_the_end_of_the_log_is_kept(files: FakeFiles, log: Log) -> None:
     log.epochs.assign(7, 10)
+    assert recovered(files).epochs.entries == [(0, 0), (1, 4), (2, 8), (7, 10)]
+
+
+def test_an_epoch_that_began_behind_the_end_of_the_log_is_forgotten(files: FakeFiles, log: Log) -> None:
+    log.epochs.assign(7, 11)
     assert recovered(files).epochs.latest == 2
+
+
+def test_an_epoch_that_a_batch_contradicts_is_forgotten(files: FakeFiles, log: Log) -> None:
+    files.replace(f"{DIRECTORY}/leader-epoch-checkpoint", b"0\n2\n0 0\n1 10\n")
+    assert recovered(files).epochs.entries == [(0, 0), (1, 4), (2, 8)]
+
+
+def test_a_torn_tail_is_no_damage(files: FakeFiles, log: Log) -> None:
+    files.open(path(8)).truncate(2 * BATCH_BYTES - 5)
+    again = recovered(files, recovery_point=9)
+    assert again.log_end_offset == 9
+    assert again.recovery is not None and not again.recovery.was_cut
+
+
+def test_less_than_the_disk_was_known_to_hold_is_damage(files: FakeFiles, log: Log) -> None:
+    files.damage(path(8), 70, 1)
+    again = recovered(files, recovery_point=9)
+    assert again.log_end_offset == 8
+    assert again.recovery is not None and again.recovery.was_cut
+
+
+def test_the_loss_of_every_segment_is_damage(files: FakeFiles, log: Log) -> None:
+    for base_offset in (0, 4, 8):
+        files.remove(path(base_offset))
+    again = recovered(files, recovery_point=9)
+    assert again.log_end_offset == 0
+    assert again.recovery is not None and again.recovery.was_cut
+
+
+def test_a_lost_segment_is_damage(files: FakeFiles, log: Log) -> None:
+    files.remove(path(8))
+    again = recovered(files, recovery_point=9)
+    assert again.log_end_offset == 8
+    assert again.recovery is not None and again.recovery.was_cut
 
 
 def test_snapshots_from_above_the_recovery_point_are_not_believed(files: FakeFiles, log: Log) -> None:

@@ -21,7 +21,7 @@ from penstock.log.config import LogConfig
 from penstock.log.log import Log, OffsetOutOfRange
 from penstock.log.producers import Duplicate
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import BatchHeader, batches, check_produced, encode_batch
+from penstock.protocol.records import BatchHeader, CorruptBatch, batches, check_produced, encode_batch
 from tests.support_files import FakeFiles, fake_environment
 
 DIRECTORY = "/data/topic-0"
@@ -98,9 +98,55 @@ class LogMachine(RuleBasedStateMachine):
         finally:
             self.files.fail_after(None)
 
-    @rule()
-    def elect(self) -> None:
+    @rule(is_told=st.booleans())
+    def elect(self, is_told: bool) -> None:
         self.epoch += 1
+        if is_told:
+            self.log.begin_epoch(self.epoch)
+            assert self.log.epochs.end_offset_for(self.epoch, self.end) == (self.epoch, self.end)
+
+    @rule(
+        sizes=st.lists(st.integers(0, 300), max_size=20),
+        elected=st.integers(0, 3),
+        damage=st.sampled_from(["none", "none", "cut", "flip"]),
+        room=st.none() | st.integers(0, 3000),
+    )
+    def append_replicated(self, sizes: list[int], elected: int, damage: str, room: int | None) -> None:
+        """What a follower does with an answer that was cut off or damaged, and on a disk that fills up."""
+        self.files.clock.advance(100)
+        answer = bytearray()
+        offset, epoch = self.end, self.epoch
+        sent: list[ModelBatch] = []
+        for count, size in enumerate(sizes):
+            if count == elected:
+                epoch += 1
+            timestamp = self.files.clock.wall
+            batch = encode_batch([(timestamp, b"k", bytes(size), ())], base_offset=offset, leader_epoch=epoch)
+            answer += batch
+            sent.append(ModelBatch(offset, offset + 1, timestamp, epoch, bytes(batch)))
+            self.ever.add(bytes(batch))
+            offset += 1
+        if sent and damage == "cut":
+            del answer[-1:]
+            sent.pop()
+        elif sent and damage == "flip":
+            answer[-1] ^= 1
+            sent.pop()
+        self.files.fail_after(room)
+        try:
+            appended = self.log.append_replicated(answer)
+            assert damage != "flip" or not sizes
+            assert appended == sum(len(batch.data) for batch in sent)
+        except CorruptBatch:
+            assert damage == "flip"
+        except OSError:
+            assert room is not None
+            # Some of it, and nothing of the next batch.
+            sent = [batch for batch in sent if batch.next_offset <= self.log.log_end_offset]
+        self.files.fail_after(None)
+        self.batches += sent
+        self.end += len(sent)
+        self.epoch = epoch
 
     @rule(producer=st.integers(0, PRODUCERS - 1), back=st.integers(1, 5))
     def retry(self, producer: int, back: int) -> None:
@@ -152,6 +198,19 @@ class LogMachine(RuleBasedStateMachine):
             self._forget_from(target)
             assert self.log.log_end_offset == self.end
         self.files.fail_after(None)
+
+    @rule(place=st.integers(-20, 20), snapshot=st.booleans(), is_full=st.booleans())
+    def start_over(self, place: int, snapshot: bool, is_full: bool) -> None:
+        target = max(0, self.end + place)
+        self.files.fail_after(0 if is_full else None)
+        self.log.start_over_at(target, self.epoch if snapshot and target else None)
+        self.files.fail_after(None)
+        assert self.log.epochs.latest == (self.epoch if snapshot and target else -1)
+        self.start = self.end = self.durable = target
+        # Nothing before was in this log.
+        self.start_max = target
+        self.batches = []
+        self._lose_track_of_producers()
 
     @rule(share=st.floats(0, 1), is_full=st.booleans())
     def delete_records(self, share: float, is_full: bool) -> None:

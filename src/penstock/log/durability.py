@@ -46,6 +46,11 @@ class Durability:
         for flush in self._flushes:
             flush.offset = min(flush.offset, offset)
 
+    def started_over(self, offset: int) -> None:
+        """The log is empty and begins here: there is nothing below that could be lost."""
+        self.truncated(offset)
+        self.recovery_point = offset
+
     def prepared(self, offset: int) -> None:
         self._flushes.append(_Flush(offset, offset, self._changes))
 

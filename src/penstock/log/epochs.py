@@ -4,6 +4,9 @@ The entries are (epoch, start offset), both strictly ascending. They are kept in
 in Kafka's text form, and read from there only when first asked. The file is not made durable here but by the
 log's next flush: what a crash may lose is in the batches above the recovery point, and is found there again.
 A full disk keeps an epoch from beginning, but never one from being forgotten: that is what makes room.
+
+What a newcomer gets wrong: the last entry may begin at the log's end. It is of a leader that was elected and
+has written nothing yet (``begin``), and a truncation to that very place forgets it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ _VERSION = "0"
 
 
 class LeaderEpochs:
-    __slots__ = ("_entries", "_files", "is_stale", "path", "writes")
+    __slots__ = ("_entries", "_files", "before_start", "has_directory", "is_stale", "path", "writes")
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
@@ -31,8 +34,12 @@ class LeaderEpochs:
         self._entries: list[tuple[int, int]] | None = None
         # How often the file was written, so that the log knows whether it must be made durable.
         self.writes = 0
-        # The file could not be written, and says more than ``entries``.
+        # The file does not say what ``entries`` does: it could not be written, or need not be yet.
         self.is_stale = False
+        # Without it nothing is read or written: the log is an empty one.
+        self.has_directory = True
+        # The epoch of the last record before the log's start, where somebody who has it all in a snapshot said so.
+        self.before_start = NO_EPOCH
 
     @property
     def entries(self) -> list[tuple[int, int]]:
@@ -42,20 +49,31 @@ class LeaderEpochs:
 
     @property
     def latest(self) -> int:
-        return self.entries[-1][0] if self.entries else NO_EPOCH
+        return self.entries[-1][0] if self.entries else self.before_start
+
+    def begin(self, epoch: int, log_end_offset: int) -> None:
+        """A leader was elected: its epoch begins at the end of the log (KIP-279). The file is not touched.
+
+        It is written with the epoch's first batch. Until then a crash may take the entry, and takes nothing
+        with it: no record of the epoch exists that anybody could ask about, and whoever leads next, be it this
+        node, does so in a later epoch. So an election costs no write, however many partitions it is about.
+        """
+        entries = self.entries
+        if epoch > self.latest:
+            self._entries = [*_compatible(entries, epoch, log_end_offset), (epoch, log_end_offset)]
+            self.is_stale = True
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """A leader's epoch begins here: at its election, or with the first batch of the epoch.
+        """The first batch of an epoch is about to be appended here.
 
         Raises:
             OSError: it could not be written down, and has not begun.
         """
         entries = self.entries
-        if entries and entries[-1][0] == epoch:
+        if not entries or entries[-1][0] != epoch:
+            self._entries = [*_compatible(entries, epoch, start_offset), (epoch, start_offset)]
+        elif not self.is_stale:
             return
-        # Whatever contradicts the newcomer was never committed, or is an epoch that wrote nothing.
-        kept = [entry for entry in entries if entry[0] < epoch and entry[1] < start_offset]
-        self._entries = [*kept, (epoch, start_offset)]
         try:
             self.write()
         except OSError:
@@ -69,21 +87,30 @@ class LeaderEpochs:
         before our first ends where our first begins.
         """
         entries = self.entries
-        if epoch == NO_EPOCH or not entries:
+        if epoch == NO_EPOCH:
             return NO_EPOCH, NO_OFFSET
+        if not entries:
+            # All that is known is what the log goes on from.
+            return (epoch, log_end_offset) if epoch == self.before_start else (NO_EPOCH, NO_OFFSET)
         place = bisect_right(entries, epoch, key=lambda entry: entry[0])
         if place == len(entries):
             return (epoch, log_end_offset) if entries[-1][0] == epoch else (NO_EPOCH, NO_OFFSET)
         end_offset = entries[place][1]
-        return (entries[place - 1][0] if place else epoch), end_offset
+        if place:
+            return entries[place - 1][0], end_offset
+        return (self.before_start if NO_EPOCH < self.before_start < epoch else epoch), end_offset
 
     def epoch_at(self, offset: int) -> int:
         """The epoch in which the record at ``offset`` was written."""
         place = bisect_right(self.entries, offset, key=lambda entry: entry[1])
-        return self.entries[place - 1][0] if place else NO_EPOCH
+        return self.entries[place - 1][0] if place else self.before_start
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """The log now ends here: forget the epochs that began at or behind it."""
+        """The log is cut here: forget the epochs that began at or behind it.
+
+        Also one that began exactly here: if the leader does not know it, to keep it is to be told for ever
+        that we diverge.
+        """
         kept = [entry for entry in self.entries if entry[1] < end_offset]
         if len(kept) != len(self.entries):
             self._shorten(kept)
@@ -97,6 +124,21 @@ class LeaderEpochs:
         elif place > 1:
             self._shorten(entries[place - 1 :])
 
+    def start_over(self, offset: int, before_start: int) -> None:
+        """The log is empty and begins here, behind a record of epoch ``before_start`` if that is known."""
+        self.before_start = before_start
+        self._shorten([] if before_start == NO_EPOCH else [(before_start, offset)])
+
+    def found_directory(self) -> None:
+        """The log is about to have files. What waited for it is written with the next batch."""
+        _ = self.entries
+        self.has_directory = True
+
+    def remove(self) -> None:
+        """Take the file away, as if it had never been written."""
+        self._files.remove(self.path)
+        self._entries = []
+
     def replace(self, entries: list[tuple[int, int]]) -> None:
         """What recovery found in the batches themselves."""
         if entries != self.stored():
@@ -105,7 +147,7 @@ class LeaderEpochs:
 
     def stored(self) -> list[tuple[int, int]] | None:
         """What the file says; None when it is missing or unreadable."""
-        if not self._files.exists(self.path):
+        if not (self.has_directory and self._files.exists(self.path)):
             return None
         try:
             version, count, *lines = self._files.read(self.path).decode().splitlines()
@@ -136,5 +178,11 @@ class LeaderEpochs:
     def _shorten(self, entries: list[tuple[int, int]]) -> None:
         self._entries = entries
         self.is_stale = True
-        with suppress(OSError):
-            self.write()
+        if self.has_directory:
+            with suppress(OSError):
+                self.write()
+
+
+def _compatible(entries: list[tuple[int, int]], epoch: int, start_offset: int) -> list[tuple[int, int]]:
+    """Without what contradicts a newcomer: that was never committed, or is an epoch that wrote nothing."""
+    return [entry for entry in entries if entry[0] < epoch and entry[1] < start_offset]

@@ -18,21 +18,25 @@ from penstock.environment import Buffer, Clock, Environment, File, FileRange, Fi
 from penstock.log.config import LogConfig
 from penstock.log.durability import Durability
 from penstock.log.epochs import NO_EPOCH, LeaderEpochs
+from penstock.log.fetched import good_from
 from penstock.log.lookup import TimestampedOffset, first_from, newest
 from penstock.log.names import DELETED, LOG, SNAPSHOT, offset_of
 from penstock.log.producers import ProducerStates
 from penstock.log.recovery import Recovery, epochs_of, recover
 from penstock.log.retention import count_expired
 from penstock.log.segment import Segment, WrongIndex
-from penstock.log.segments import CorruptLog, Segments
+from penstock.log.segments import CorruptLog, Segments, damaged
 from penstock.log.snapshots import Snapshots, producers_at
-from penstock.protocol.records import BatchHeader, CorruptBatch, batches, patch
+from penstock.log.verification import checked_end
+from penstock.protocol.records import BatchHeader, CorruptBatch, patch
 
 __all__ = ["CorruptLog", "Log", "LogConfig", "OffsetOutOfRange"]
 
 # Places where reads ended, so that the consumers that read on need no search.
 _PLACES_REMEMBERED = 32
 _SMALL_READ_BYTES = 4096
+# Of bytes that must be checked first, no more at a time: the loop waits for it.
+_CHECKED_BYTES_MAX = 1 << 20
 
 
 class OffsetOutOfRange(Exception):
@@ -52,6 +56,7 @@ class Log:
         "_producers",
         "_segments",
         "_snapshots",
+        "before_cut",
         "directory",
         "doomed",
         "epochs",
@@ -91,6 +96,9 @@ class Log:
         self.has_rolled = False
         # Paths that are no longer part of the log, for the shell to take, and to remove after a delay.
         self.doomed: list[str] = []
+        # Called with the offset before the log is cut there: whoever remembers, elsewhere, that it was longer must
+        # first remember less.
+        self.before_cut: Callable[[int], None] | None = None
         # What the last open found, when it had to look.
         self.recovery: Recovery | None = None
 
@@ -127,6 +135,8 @@ class Log:
             if not (clean and log._open_clean()):
                 log._recover(recovery_point)
             log.log_start_offset = log._segments.items[0].base_offset
+        elif recovery_point > (log_start_offset or 0):
+            log.recovery = Recovery(0, was_cut=True)
         if log_start_offset is not None and log_start_offset > log.log_start_offset:
             log._start_at(log_start_offset)
         if log.recovery is not None:
@@ -146,6 +156,10 @@ class Log:
                     self._snapshots.offsets.append(snapshot)
             elif name.endswith(DELETED):
                 self.doomed.append(f"{self.directory}/{name}")
+        if not self._segments.items:
+            # What a crash may have left beside no segment says nothing about an empty log.
+            self.epochs.has_directory = False
+            self._snapshots.drop_above(-1)
 
     def _open_clean(self) -> bool:
         """Load the last segment; false when the files contradict what was said about them."""
@@ -175,14 +189,7 @@ class Log:
         """Begin where the checkpoint says."""
         if offset > self.log_end_offset:
             # What was lost lies before the start anyway. Its offsets were used: they are not used again.
-            self.doomed += self._segments.drop_behind(-1)
-            self._snapshots.drop_above(-1)
-            self.epochs.truncate_from_end(0)
-            self._epoch = NO_EPOCH
-            self._producers = None
-            self.log_end_offset = offset
-            self._durability.recovery_point = offset
-            self._add_segment()
+            self.start_over_at(offset)
         self.log_start_offset = offset
         # A crash may have undone their removal.
         stale = self._segments.place_of(offset)
@@ -241,44 +248,67 @@ class Log:
         self._append(batch, header, base_offset, leader_epoch)
         return base_offset
 
-    def append_replicated(self, data: Buffer) -> None:
-        """Append batches fetched from the leader, whose offsets and epochs are set.
+    def append_replicated(self, data: Buffer) -> int:
+        """Append batches fetched from the leader, whose offsets and epochs are set; how many bytes.
+
+        A batch at the end that is cut short is left out.
 
         Raises:
-            CorruptBatch: a batch does not continue the log. Those before it were appended.
-            OSError: as ``append``; again, the batches before it were appended.
+            CorruptBatch: a batch is damaged, or does not continue the log. Those before it were appended.
+            OSError: as ``append``; again, some batches may have been appended.
         """
-        view = memoryview(data)
-        for position, header in batches(view):
-            if header.base_offset != self.log_end_offset:
-                raise CorruptBatch(f"offset {header.base_offset} in a log that ends at {self.log_end_offset}")
-            batch = view[position : position + header.size]
-            self._append(batch, header, header.base_offset, header.leader_epoch)
+        headers, wrong = good_from(data, self.log_end_offset)
+        wall_ms = self._clock.wall_ms()
+        config = self._config
+        end = 0
+        with memoryview(data) as view:
+            while headers:
+                first = headers[0]
+                if not self._may_append(first.leader_epoch):
+                    raise CorruptBatch(f"epoch {first.leader_epoch} in a log of epoch {self.epochs.latest}")
+                segment = self._make_ready(
+                    first, first.base_offset, first.last_offset, first.leader_epoch, wall_ms
+                )
+                # As many as go into this segment are written together.
+                count, size = 1, first.size
+                for header in headers[1:]:
+                    if header.leader_epoch != first.leader_epoch or segment.must_roll(
+                        header,
+                        header.last_offset,
+                        config,
+                        wall_ms,
+                        pending_bytes=size,
+                        pending_timestamp=first.max_timestamp,
+                    ):
+                        break
+                    count += 1
+                    size += header.size
+                written = headers[:count]
+                with view[end : end + size] as run:
+                    segment.append_all(run, written, config)
+                end += size
+                self.log_end_offset = written[-1].next_offset
+                producers = self.producers
+                producers.log_was_empty = False
+                for header in written:
+                    if header.producer_id >= 0:
+                        producers.update(header, header.base_offset, wall_ms)
+                del headers[:count]
+        if wrong is not None:
+            raise wrong
+        return end
+
+    def begin_epoch(self, epoch: int) -> None:
+        """This replica was elected: its leader epoch begins at the end of the log. Nothing is written."""
+        self.epochs.begin(epoch, self.log_end_offset)
 
     def _append(
         self, batch: bytearray | memoryview, header: BatchHeader, base_offset: int, leader_epoch: int
     ) -> None:
-        items = self._segments.items
-        config = self._config
         last_offset = base_offset + header.last_offset_delta
         wall_ms = self._clock.wall_ms()
-        if self._producers is None:
-            # Cheap now. At the first roll it would mean reading the whole segment.
-            _ = self.producers
-        if not items:
-            self._add_segment()
-        segment = items[-1]
-        if segment.must_roll(header, last_offset, config, wall_ms):
-            self._roll()
-            segment = items[-1]
-        if leader_epoch != self._epoch:
-            if leader_epoch < self.epochs.latest:
-                # The checkpoint has no checksum, the batches have: they tell which of us is wrong.
-                self.epochs.replace(epochs_of(self._segments, items))
-            assert leader_epoch >= self.epochs.latest, (leader_epoch, self.epochs.entries)
-            self.epochs.assign(leader_epoch, base_offset)
-            self._epoch = leader_epoch
-        segment.append(batch, header, last_offset, config)
+        segment = self._make_ready(header, base_offset, last_offset, leader_epoch, wall_ms)
+        segment.append(batch, header, last_offset, self._config)
         self.log_end_offset = last_offset + 1
         producers = self._producers
         if producers is not None:
@@ -286,12 +316,41 @@ class Log:
             if header.producer_id >= 0:
                 producers.update(header, base_offset, wall_ms)
 
+    def _make_ready(
+        self, header: BatchHeader, base_offset: int, last_offset: int, leader_epoch: int, wall_ms: int
+    ) -> Segment:
+        """The segment that a batch goes into, with its epoch begun."""
+        items = self._segments.items
+        if self._producers is None:
+            # Cheap now. At the first roll it would mean reading the whole segment.
+            _ = self.producers
+        if not items:
+            self._add_segment()
+        segment = items[-1]
+        if segment.must_roll(header, last_offset, self._config, wall_ms):
+            self._roll()
+            segment = items[-1]
+        if leader_epoch != self._epoch:
+            assert self._may_append(leader_epoch), (leader_epoch, self.epochs.entries)
+            self.epochs.assign(leader_epoch, base_offset)
+            self._epoch = leader_epoch
+        return segment
+
+    def _may_append(self, leader_epoch: int) -> bool:
+        """Whether no batch in the log is of a later epoch."""
+        if leader_epoch != self._epoch and leader_epoch < self.epochs.latest:
+            # The checkpoint has no checksum, the batches have: they tell which of us is wrong.
+            self.epochs.replace(epochs_of(self._segments, self._segments.items))
+            return leader_epoch >= self.epochs.latest
+        return True
+
     def _add_segment(self) -> None:
         """Begin a segment at the end of the log."""
         if not self._segments.items:
             # Whoever made the directory, its own name is durable only with its parent.
             self._files.make_directory(self.directory)
             self._is_parent_durable = False
+            self.epochs.found_directory()
         self._segments.add(self.log_end_offset)
         self._durability.changed()
         # A consumer waiting at the end of the segment before will read on in this one.
@@ -342,7 +401,7 @@ class Log:
                 if segment is not items[-1]:
                     # Recovery does not look at a completed segment again, so its indexes must hold.
                     work += [_sync_once(file) for file in segment.index_files()]
-        if durability.has_changes:
+        if items and durability.has_changes:
             if self._files.exists(self.epochs.path):
                 work.append(_sync_once(self._files.open(self.epochs.path)))
             work.append(self._directory_sync(self.directory))
@@ -376,7 +435,7 @@ class Log:
 
         Raises:
             OffsetOutOfRange: the offset is before the log's start or behind its end.
-            CorruptLog: the bytes on disk are not the batches that were written.
+            CorruptLog: the bytes on disk are not the batches that were written; its ``offset`` says from where on.
         """
         if offset >= self.log_end_offset or offset < self.log_start_offset:
             if offset == self.log_end_offset:
@@ -390,7 +449,7 @@ class Log:
             self._segments.reindex(wrong.segment)
             return self.read(offset, bytes_max, ceiling, at_least_one=at_least_one)
         except CorruptBatch as error:
-            raise CorruptLog(str(error), self.directory) from error
+            raise damaged(self._segments.items[self._segments.place_of(offset)], str(error)) from error
 
     def _read(self, offset: int, bytes_max: int, ceiling: int, at_least_one: bool) -> FileRange | None:
         segments = self._segments
@@ -406,8 +465,11 @@ class Log:
         if position < 0:
             position = segment.locate(offset)
             if position == segment.size:
-                raise CorruptLog(f"offset {offset} is missing", segment.path)
+                raise damaged(segment, f"offset {offset} is missing")
 
+        if bytes_max > _CHECKED_BYTES_MAX and position < segment.trusted_from:
+            at_least_one = at_least_one or segment.header_at(position).size <= bytes_max
+            bytes_max = _CHECKED_BYTES_MAX
         is_active = place == len(items) - 1
         end_offset = self.log_end_offset if is_active else items[place + 1].base_offset
         if ceiling >= end_offset:
@@ -429,7 +491,18 @@ class Log:
                 first = first or segment.header_at(position)
                 end, next_offset = position + first.size, first.next_offset
         elif end <= position:
+            if next_offset == end_offset:
+                raise damaged(segment, f"offset {offset} is missing")
             return None
+        if position < segment.trusted_from:
+            # Another process wrote this: it is looked at once, before anybody gets it.
+            unknown_end = min(end, segment.trusted_from)
+            following = None if is_active else items[place + 1]
+            good_end, good_offset = checked_end(segment, position, unknown_end, following)
+            if good_end <= position:
+                raise CorruptLog(f"the batch at offset {good_offset} is damaged", segment.path, good_offset)
+            if good_end < unknown_end:
+                end, next_offset = good_end, good_offset
         if is_active or next_offset < end_offset:
             if len(places) >= _PLACES_REMEMBERED and next_offset not in places:
                 del places[next(iter(places))]
@@ -447,18 +520,29 @@ class Log:
     # Shortening
 
     def truncate_to(self, offset: int) -> None:
-        """Remove everything from the batch that holds ``offset`` on."""
+        """Remove everything from the batch that holds ``offset`` on, or from a damaged one before it.
+
+        A power failure may undo it as long as no flush has followed, and then brings back what was removed,
+        never parts of it behind what was appended since: that is of a later epoch, and recovery will not have
+        an earlier one behind it. (Or it is what was removed: a damaged log that was fetched again.)
+        """
+        self._places.clear()
         if offset >= self.log_end_offset:
+            # Nothing to remove, but an epoch may have begun here that the leader does not know.
+            self.epochs.truncate_from_end(self.log_end_offset)
+            self._epoch = NO_EPOCH
             return
         segments = self._segments
-        self._places.clear()
+        position = 0
+        place = segments.place_of(offset)
+        if place >= 0:
+            segments.load(segments.items[place])
+            # The batch goes as a whole.
+            position, offset = segments.items[place].locate_cut(offset)
+        self._warn_of_cut(offset)
         self.doomed += segments.drop_behind(offset)
         if segments.items:
-            segment = segments.activate()
-            position = segments.look(segment, Segment.locate, offset)
-            # The batch goes as a whole.
-            offset = segment.header_at(position).base_offset
-            segment.truncate(position, self._config, self._clock.wall_ms())
+            segments.activate().truncate(position, self._config, self._clock.wall_ms())
             self.log_end_offset = offset
         else:
             self.log_end_offset = offset
@@ -466,9 +550,46 @@ class Log:
         self.log_start_offset = min(self.log_start_offset, offset)
         self._durability.truncated(offset)
         self.epochs.truncate_from_end(offset)
-        self._epoch = self.epochs.latest
+        self._epoch = NO_EPOCH
         self._snapshots.drop_above(offset)
         self._producers = None
+
+    def start_over_at(self, offset: int, epoch: int | None = None) -> None:
+        """Drop everything; the log begins and ends here.
+
+        For a follower whose end lies before its leader's start, and for a metadata log whose beginning is now a
+        snapshot; ``epoch`` is that of the last record in the snapshot.
+
+        A crash on the way leaves the beginning of the old log, or an empty one, or the new one: the epochs go
+        first, because nothing in the new log could contradict them, and nothing new is made before the removal
+        of the old is durable.
+        """
+        self._places.clear()
+        if not self._segments.items and offset == self.log_end_offset == 0:
+            self.epochs.start_over(offset, NO_EPOCH)
+            return
+        self._warn_of_cut(offset)
+        if self._segments.items or self._snapshots.offsets:
+            self.epochs.remove()
+            self._snapshots.drop_above(-1)
+            self._files.sync_directory(self.directory)
+            self.doomed += self._segments.drop_behind(-1)
+            self._files.sync_directory(self.directory)
+        self._epoch = NO_EPOCH
+        self._producers = None
+        self.log_start_offset = self.log_end_offset = offset
+        self._durability.started_over(offset)
+        try:
+            self._add_segment()
+        except OSError as error:
+            # On a full disk the next append makes it. Until then a crash leaves an empty log.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        self.epochs.start_over(offset, NO_EPOCH if epoch is None else epoch)
+
+    def _warn_of_cut(self, offset: int) -> None:
+        if self.before_cut is not None:
+            self.before_cut(offset)
 
     def delete_before(self, offset: int) -> None:
         """Raise the start of the log (DeleteRecords); segments wholly before it go.

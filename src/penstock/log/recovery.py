@@ -17,16 +17,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from crc32c import crc32c
-
 from penstock.environment import File
 from penstock.log.epochs import NO_EPOCH, LeaderEpochs
 from penstock.log.names import CORRUPT
 from penstock.log.producers import ProducerStates
-from penstock.log.segment import RELATIVE_MAX, Segment
+from penstock.log.segment import Segment
 from penstock.log.segments import Segments
 from penstock.log.snapshots import Snapshots, producers_at
-from penstock.protocol.records import CRC_START, HEADER_SIZE, BatchHeader, CorruptBatch, decode_header
+from penstock.log.verification import good_batches
+from penstock.protocol.records import HEADER_SIZE, BatchHeader, CorruptBatch, decode_header
+
+__all__ = ["Recovery", "epochs_of", "good_batches", "recover"]
 
 _CHUNK_BYTES = 1 << 20
 
@@ -41,6 +42,9 @@ class Recovery:
     cut_bytes: int = 0
     # Paths of files that are no longer part of the log.
     set_aside: list[str] = field(default_factory=list)
+    # Less is left than the disk was known to hold: this is damage and no torn tail. What is missing may have been
+    # committed, so a replica that finds this must not lead before it has caught up.
+    was_cut: bool = False
 
 
 def recover(
@@ -79,6 +83,7 @@ def recover(
                 recovery.set_aside.append(segment.copy_aside(end, CORRUPT))
             segment.file.truncate(end)
             segment.size = end
+        segment.trusted_from = 0
 
     kept = start
     for segment in items[start:]:
@@ -95,42 +100,11 @@ def recover(
         segment.close()
     del items[kept:]
     segments.unload_completed()
-    epochs.replace(epoch_entries)
+    recovery.was_cut = recovery.log_end_offset < recovery_point
+    epochs.replace(epoch_entries + _begun_at_the_end(epochs, epoch_entries, recovery.log_end_offset))
     snapshots.drop_above(recovery.log_end_offset)
     snapshots.drop_old()
     return recovery, producers
-
-
-def good_batches(file: File, size: int, base_offset: int, epoch: int) -> Iterator[tuple[int, BatchHeader]]:
-    """The batches of a segment up to the first that is not as it was written."""
-    position = 0
-    next_offset = base_offset
-    chunk = b""
-    chunk_start = 0
-    while size - position >= HEADER_SIZE:
-        at = position - chunk_start
-        if at + HEADER_SIZE > len(chunk):
-            chunk, chunk_start, at = file.read_at(position, _CHUNK_BYTES), position, 0
-        try:
-            header = decode_header(chunk, at)
-        except CorruptBatch:
-            return
-        if (
-            header.size > size - position
-            or header.base_offset != next_offset
-            or header.leader_epoch < epoch
-            or header.last_offset_delta < 0
-            or header.last_offset - base_offset > RELATIVE_MAX
-        ):
-            return
-        if at + header.size > len(chunk):
-            chunk, chunk_start, at = file.read_at(position, max(_CHUNK_BYTES, header.size)), position, 0
-        if crc32c(memoryview(chunk)[at + CRC_START : at + header.size]) != header.crc:
-            return
-        yield position, header
-        next_offset = header.next_offset
-        epoch = header.leader_epoch
-        position += header.size
 
 
 def _is_torn(file: File, position: int) -> bool:
@@ -150,6 +124,16 @@ def _epochs_before(segments: Segments, epochs: LeaderEpochs, start: int) -> list
     if stored is not None or start == 0:
         return [entry for entry in stored or () if entry[1] < segments.items[start].base_offset]
     return epochs_of(segments, segments.items[:start])
+
+
+def _begun_at_the_end(
+    epochs: LeaderEpochs, found: list[tuple[int, int]], log_end_offset: int
+) -> list[tuple[int, int]]:
+    """The epoch that the checkpoint says begins where the log ends: no batch can tell of it, or deny it."""
+    stored = epochs.stored()
+    if stored and stored[-1][1] == log_end_offset and (not found or stored[-1][0] > found[-1][0]):
+        return stored[-1:]
+    return []
 
 
 def epochs_of(segments: Segments, items: Iterable[Segment]) -> list[tuple[int, int]]:

@@ -20,6 +20,7 @@ from itertools import pairwise
 
 from penstock.environment import File, Files
 from penstock.log.config import LogConfig
+from penstock.log.epochs import NO_OFFSET
 from penstock.log.index import OffsetIndex, TimeIndex
 from penstock.log.names import INDEX, LOG, SEGMENT_SUFFIXES, TIME_INDEX, path_of
 from penstock.protocol.records import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, CorruptBatch, decode_header
@@ -54,13 +55,16 @@ class Segment:
         "_tail_last",
         "_tail_positions",
         "base_offset",
+        "checked",
         "created_ms",
+        "damaged_at",
         "first_timestamp",
         "is_loaded",
         "max_timestamp",
         "offsets",
         "size",
         "times",
+        "trusted_from",
     )
 
     # From here on only in a loaded segment.
@@ -86,6 +90,12 @@ class Segment:
         self.base_offset = base_offset
         # Of the log file in bytes; -1 until measured.
         self.size = -1
+        # Everything from this position on was written by this process, or has been checked by it.
+        self.trusted_from = 0
+        # What else has been checked, in order: (position, end, the offset that follows there).
+        self.checked: tuple[tuple[int, int, int], ...] = ()
+        # The offset of the first batch that is not as it was written; None when none is known.
+        self.damaged_at: int | None = None
         # Of all batches; NO_TIMESTAMP when they have none, and until loaded. Survives ``unload``.
         self.max_timestamp = NO_TIMESTAMP
         self._file: File | None = None
@@ -117,7 +127,7 @@ class Segment:
 
     def measure(self) -> int:
         if self.size < 0:
-            self.size = self._files.size(self.path)
+            self.size = self.trusted_from = self._files.size(self.path)
         return self.size
 
     def load(self, config: LogConfig, wall_ms: int) -> int:
@@ -201,14 +211,27 @@ class Segment:
 
     # Appending
 
-    def must_roll(self, header: BatchHeader, last_offset: int, config: LogConfig, wall_ms: int) -> bool:
-        """Whether a batch belongs into a new segment. The rules are Kafka's."""
-        size = self.size
+    def must_roll(
+        self,
+        header: BatchHeader,
+        last_offset: int,
+        config: LogConfig,
+        wall_ms: int,
+        *,
+        pending_bytes: int = 0,
+        pending_timestamp: int = NO_TIMESTAMP,
+    ) -> bool:
+        """Whether a batch belongs into a new segment. The rules are Kafka's.
+
+        ``pending_bytes`` are on their way into this one, and begin with a batch of ``pending_timestamp``.
+        """
+        size = self.size + pending_bytes
         relative = last_offset - self.base_offset
         if size == 0:
             return relative > RELATIVE_MAX
-        if self.first_timestamp >= 0 <= header.max_timestamp:
-            age_ms = header.max_timestamp - self.first_timestamp
+        first_timestamp = self.first_timestamp if self.size else pending_timestamp
+        if first_timestamp >= 0 <= header.max_timestamp:
+            age_ms = header.max_timestamp - first_timestamp
         else:
             age_ms = wall_ms - self.created_ms
         index_bytes = config.segment_index_bytes
@@ -225,8 +248,17 @@ class Segment:
         self, batch: bytearray | memoryview, header: BatchHeader, last_offset: int, config: LogConfig
     ) -> None:
         """Write a batch at the end. Raises OSError with nothing changed."""
-        position = self.size
         self.file.append((batch,))
+        self._written(header, last_offset, config)
+
+    def append_all(self, batches: memoryview, headers: Iterable[BatchHeader], config: LogConfig) -> None:
+        """Write several batches, whose offsets are set, with one call. Raises OSError with nothing changed."""
+        self.file.append((batches,))
+        for header in headers:
+            self._written(header, header.last_offset, config)
+
+    def _written(self, header: BatchHeader, last_offset: int, config: LogConfig) -> None:
+        position = self.size
         size = header.size
         self.size = position + size
         if position == 0:
@@ -248,17 +280,19 @@ class Segment:
         """Cut at a batch's beginning; the offset behind what is left."""
         self.file.truncate(position)
         self.size = position
+        self.trusted_from = min(self.trusted_from, position)
+        self.checked = ()
+        self.damaged_at = None
         # Cut and not made again: a segment may be large, and what goes is at its end.
         self.offsets.cut(1, position)
-        entry = self.offsets.last()
         end = 0
-        for _, header in self.headers(entry[1] if entry else 0):
-            end = header.next_offset - self.base_offset
-        self.times.cut(1, end)
         try:
+            for _, header in self._headers_from(self.offsets.last()):
+                end = header.next_offset - self.base_offset
+            self.times.cut(1, end)
             self.times.write()
             self.offsets.write()
-        except OSError:
+        except (OSError, WrongIndex):
             return self.rebuild(self.headers(), config, wall_ms, durable=False)
         next_offset = self.load(config, wall_ms)
         self.offsets.is_durable = self.times.is_durable = False
@@ -292,12 +326,14 @@ class Segment:
         """The batches from a batch's beginning on.
 
         Raises:
-            CorruptBatch: there is none where one should begin, or the last one is cut short.
+            CorruptBatch: there is none where one should begin, or the last one is cut short, or one has other
+                offsets than those that follow.
         """
         file = self.file
         end = self.size if end is None else end
         window = b""
         window_start = position
+        next_offset = NO_OFFSET if position else self.base_offset
         while position < end:
             at = position - window_start
             if at + HEADER_SIZE > len(window):
@@ -307,6 +343,13 @@ class Segment:
             header = decode_header(window, at)
             if header.size > end - position:
                 raise CorruptBatch(f"the batch at {position} of {self.path} is cut short")
+            if next_offset not in (header.base_offset, NO_OFFSET):
+                raise CorruptBatch(f"the batch at {position} of {self.path} is not the one that follows")
+            next_offset = header.next_offset
+            if not header.base_offset < next_offset <= self.base_offset + RELATIVE_MAX + 1:
+                raise CorruptBatch(
+                    f"the batch at {position} of {self.path} has offsets that do not belong there"
+                )
             yield position, header
             position += header.size
 
@@ -352,6 +395,27 @@ class Segment:
             if header.last_offset >= offset:
                 return position
         return self.size
+
+    def locate_cut(self, offset: int) -> tuple[int, int]:
+        """Where to cut so that ``offset`` and all behind it go: (position, the offset that follows there).
+
+        That is the beginning of the batch that holds the offset, or of a damaged one before it.
+        """
+        entry = self.offsets.floor(0, offset - self.base_offset - 1)
+        try:
+            position, next_offset = self._cut_from(entry, offset)
+        except WrongIndex:
+            position, next_offset = self._cut_from(None, offset)
+        return position, next_offset
+
+    def _cut_from(self, entry: tuple[int, int] | None, offset: int) -> tuple[int, int]:
+        position, next_offset = 0, self.base_offset
+        with suppress(CorruptBatch):
+            for at, header in self._headers_from(entry):
+                if header.last_offset >= offset:
+                    return at, header.base_offset
+                position, next_offset = at + header.size, header.next_offset
+        return position, next_offset
 
     def whole_batches(self, position: int, bytes_max: int, end: int) -> tuple[int, int]:
         """Where to end a read of at most ``bytes_max`` bytes before ``end``, and the offset to go on from.

@@ -15,6 +15,7 @@ from penstock.environment import Clock, Files
 from penstock.log.config import LogConfig
 from penstock.log.names import DELETED
 from penstock.log.segment import Segment, WrongIndex
+from penstock.log.verification import first_damage
 from penstock.protocol.records import NO_TIMESTAMP, BatchHeader, CorruptBatch
 
 Result = TypeVar("Result")
@@ -24,10 +25,14 @@ _LOADED_MAX = 4
 
 
 class CorruptLog(OSError):
-    """Bytes that should be whole are not: the disk cannot be trusted."""
+    """Bytes that should be whole are not. From ``offset`` on the log is worth nothing; before it, all it was.
 
-    def __init__(self, message: str, path: str) -> None:
+    A replica is healed by ``Log.truncate_to(offset)``, and by fetching what then is missing.
+    """
+
+    def __init__(self, message: str, path: str, offset: int) -> None:
         super().__init__(errno.EIO, message, path)
+        self.offset = offset
 
 
 class Segments:
@@ -121,9 +126,21 @@ class Segments:
             self.reindex(segment)
             return look(segment, *arguments)
         except CorruptBatch as error:
-            raise CorruptLog(str(error), segment.path) from error
+            raise damaged(segment, str(error)) from error
 
     def reindex(self, segment: Segment) -> None:
+        """Make the indexes again: what they say is not what is there.
+
+        Raises:
+            CorruptLog: it is the batches that are wrong.
+        """
+        if segment.damaged_at is not None:
+            raise damaged(segment, "its batches and its index disagree")
+        try:
+            for _ in segment.headers():
+                pass
+        except CorruptBatch as error:
+            raise damaged(segment, str(error)) from error
         segment.rebuild(segment.headers(), self.config, self._clock.wall_ms(), durable=True)
 
     # Looking
@@ -170,6 +187,10 @@ class Segments:
         assert not self.items or self.items[-1].is_loaded
         assert all(segment.is_loaded and segment is not self.items[-1] for segment in self._loaded)
         assert len(self._loaded) <= _LOADED_MAX
+
+
+def damaged(segment: Segment, message: str) -> CorruptLog:
+    return CorruptLog(message, segment.path, first_damage(segment))
 
 
 def _base_offset(segment: Segment) -> int:
