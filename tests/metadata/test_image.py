@@ -109,7 +109,7 @@ def test_untouched_topics_are_shared_between_images() -> None:
     second, delta = first.apply([partition(1, 1)])
     assert second.topics["b"] is first.topics["b"]
     assert second.brokers is first.brokers and second.configs is first.configs
-    assert delta == Delta(changed=("a",))
+    assert delta == Delta(changed=("a",), partitions_changed=(("a", 1),))
 
 
 def test_equal_replicas_of_a_batch_are_one_object() -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from penstock.metadata import broker_settings
-from penstock.metadata.broker_settings import BROKER, OPTIONS
+from penstock.metadata.broker_settings import BROKER, OPTIONS, OWN
 from penstock.metadata.settings import (
     INT_MAX,
     LONG_MAX,
@@ -21,12 +21,16 @@ from penstock.metadata.settings import (
     format_value,
     parse,
 )
-from penstock.metadata.topic_settings import DURABILITY, SYNONYMS, TOPIC
+from penstock.metadata.topic_settings import SYNONYMS, TOPIC
 
 TABLE = Path(__file__).with_name("kafka_settings.tsv")
 
 # Every default that differs from Kafka's, so that a new departure has to be written down here.
 OTHER_DEFAULTS = {
+    "broker.heartbeat.interval.ms": "3000",
+    "controller.quorum.election.timeout.ms": "500",
+    "controller.quorum.fetch.timeout.ms": "1000",
+    "leader.imbalance.check.interval.seconds": "30",
     "offsets.topic.replication.factor": "1",
     "queued.max.request.bytes": str(256 << 20),
 }
@@ -88,8 +92,10 @@ def test_broker_setting_of_kafka_is_known(kafka: KafkaSetting) -> None:
     assert_same_limits(ours, kafka)
 
 
-def test_only_the_durability_mode_is_a_broker_setting_of_our_own() -> None:
-    assert BROKER.keys() - {kafka.name for kafka in kafka_settings("broker")} == {DURABILITY}
+def test_settings_of_our_own_say_so_in_their_names() -> None:
+    ours = BROKER.keys() - {kafka.name for kafka in kafka_settings("broker")}
+    assert ours == OWN
+    assert all(name.startswith("penstock.") for name in ours)
 
 
 def assert_same_limits(ours: Setting, kafka: KafkaSetting) -> None:

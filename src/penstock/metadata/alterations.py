@@ -182,6 +182,9 @@ def _check_settings(resource: ConfigResource, before: Mapping[str, str], after: 
         setting = _setting(resource.type, name)
         if not setting.is_dynamic:
             raise Refusal(ErrorCode.INVALID_REQUEST, f"{name} can only be set when the broker is started.")
+        if name == "min.insync.replicas" and resource.name:
+            # What the controller takes for safe rests on it, so brokers must not differ (as in Kafka with KIP-966).
+            raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} is set for a topic or for all brokers.")
         _check(setting, text)
 
 

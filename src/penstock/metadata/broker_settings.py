@@ -33,6 +33,13 @@ _NO_SECURITY = "authentication, authorization and encryption do not work yet"
 _NO_TRANSACTIONS = "transactions do not work yet"
 _NO_JAVA = "there is no JVM to load a class into"
 
+# Settings of our own.
+REBALANCE = "penstock.rebalance.enable"
+REBALANCE_DELAY_MS = "penstock.rebalance.delay.ms"
+REBALANCE_PARTITIONS_MAX = "penstock.rebalance.partitions.max"
+REBUILD_DELAY_MS = "penstock.replica.rebuild.delay.ms"
+OWN = frozenset((DURABILITY, REBALANCE, REBALANCE_DELAY_MS, REBALANCE_PARTITIONS_MAX, REBUILD_DELAY_MS))
+
 # Settings that options of ``penstock serve`` stand for; the same thing is not said in two places.
 OPTIONS = {
     "node.id": "--node-id",
@@ -68,17 +75,16 @@ _WITHOUT_MEANING = {
         queued.max.requests share.fetch.purgatory.purge.interval.requests""",
     "this is a single node": """
         alter.log.dirs.replication.quota.window.num alter.log.dirs.replication.quota.window.size.seconds
-        auto.leader.rebalance.enable broker.heartbeat.interval.ms broker.session.timeout.ms
         controlled.shutdown.enable controller.quorum.append.linger.ms controller.quorum.auto.join.enable
-        controller.quorum.election.backoff.max.ms controller.quorum.election.timeout.ms
+        controller.quorum.election.backoff.max.ms
         controller.quorum.fetch.max.bytes controller.quorum.fetch.snapshot.max.bytes
-        controller.quorum.fetch.timeout.ms controller.quorum.request.timeout.ms
+        controller.quorum.request.timeout.ms
         controller.quorum.retry.backoff.ms controller.socket.timeout.ms early.start.listeners
         follower.fetch.last.tiered.offset.enable initial.broker.registration.timeout.ms
-        leader.imbalance.check.interval.seconds log.dir.failure.timeout.ms num.replica.fetchers process.roles
-        replica.fetch.backoff.ms replica.fetch.max.bytes replica.fetch.min.bytes
-        replica.fetch.response.max.bytes replica.fetch.wait.max.ms
-        replica.high.watermark.checkpoint.interval.ms replica.lag.time.max.ms replica.selector.class
+        log.dir.failure.timeout.ms process.roles
+       
+       
+        replica.high.watermark.checkpoint.interval.ms replica.selector.class
         replica.socket.receive.buffer.bytes replica.socket.timeout.ms replication.quota.window.num
         replication.quota.window.size.seconds request.timeout.ms socket.connection.setup.timeout.max.ms
         socket.connection.setup.timeout.ms""",
@@ -210,6 +216,37 @@ BROKER: dict[str, Setting] = table(
     # Three in Kafka, which a single node cannot give.
     short("offsets.topic.replication.factor", 1, "Replicas of the topic that keeps groups' offsets.", 1),
     integer("offsets.topic.segment.bytes", 100 << 20, "Segment size of the topic that keeps offsets.", 14),
+    # The cluster. Sessions and timeouts are the specification's.
+    integer(
+        "broker.heartbeat.interval.ms", 3000, "How often a broker tells the controller that it is there.", 1
+    ),
+    integer("broker.session.timeout.ms", 9000, "The silence after which a broker is fenced.", 1),
+    integer("controller.quorum.election.timeout.ms", 500, "How long a candidate waits for votes.", 0),
+    integer(
+        "controller.quorum.fetch.timeout.ms",
+        1000,
+        "The silence of a controller after which another is elected.",
+        0,
+    ),
+    long("replica.lag.time.max.ms", 30_000, "How long a replica may be behind before it is out of sync.", 1),
+    integer("num.replica.fetchers", 1, "Connections over which one broker follows another.", 1),
+    integer("replica.fetch.max.bytes", 1 << 20, "The most a follower asks of one partition at a time.", 0),
+    integer("replica.fetch.response.max.bytes", 10 << 20, "The most a follower asks for at a time.", 0),
+    integer("replica.fetch.min.bytes", 1, "What a follower's fetch waits for.", 0),
+    integer("replica.fetch.wait.max.ms", 500, "How long a follower's fetch waits.", 0),
+    integer("replica.fetch.backoff.ms", 1000, "The longest pause after a follower's fetch has failed.", 0),
+    boolean("auto.leader.rebalance.enable", True, "Whether leaderships go back to the first replica."),
+    # Every 300 s in Kafka, which is a long time to have one broker do the work of two.
+    long("leader.imbalance.check.interval.seconds", 30, "How often leaderships go back.", 1),
+    boolean(REBALANCE, True, "Whether a broker that joins gets its share of the replicas by itself."),
+    long(REBALANCE_DELAY_MS, 10_000, "How long after the last broker joined it begins to.", 0),
+    integer(REBALANCE_PARTITIONS_MAX, 50, "Partitions that are moved at one time.", 1),
+    long(
+        REBUILD_DELAY_MS,
+        600_000,
+        "How long a broker is away before its replicas are built elsewhere; -1: for ever.",
+        -1,
+    ),
     # What options of the command say.
     integer("node.id", None, "The number of this node, unique in its cluster.", 0),
     integer("broker.id", None, "Kafka's old name of node.id."),

@@ -1,5 +1,9 @@
 """The controller: decides about topics, partitions, settings, brokers and producer ids.
 
+This is the door, and what has no better home. Brokers and their sessions are in ``brokers.py``, proposals of
+leaders in ``isr.py``, what administrators move in ``reassignment.py``, what moves by itself in
+``rebalancing.py``, and what an election is in ``elections.py``.
+
 It never writes and never sends. ``handle`` looks at its image, returns the changes to append to the metadata
 log and the answer that may leave once they are committed, and has already applied the changes to its own
 image, so that two requests in flight see each other ("decide ahead"). Readers are served from another image,
@@ -19,20 +23,51 @@ from typing import NamedTuple
 
 from penstock.decision import Decision
 from penstock.metadata.alterations import alter_configs, incremental_alter_configs
+from penstock.metadata.brokers import Brokers
 from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
-from penstock.metadata.configs import broker_value, layers_of
 from penstock.metadata.creation import Creation
-from penstock.metadata.image import BrokerImage, Endpoint, Image, TopicImage, registration_record
+from penstock.metadata.decided import UNCLEAN, Decided
+from penstock.metadata.image import (
+    BROKER_RESOURCE,
+    BrokerImage,
+    ConfigResource,
+    Endpoint,
+    Image,
+    TopicImage,
+    config_record,
+    registration_record,
+)
+from penstock.metadata.isr import alter_partition, assign_replicas_to_dirs, without_outdated_eligible
+from penstock.metadata.reassignment import alter_reassignments, elect_leaders, list_reassignments
+from penstock.metadata.rebalancing import Rebalancing
 from penstock.metadata.refusal import Refusal
-from penstock.metadata.topics import collision_key, is_internal
+from penstock.metadata.topics import is_internal
+from penstock.metadata.values import CLUSTER_ID, NO_LEADER
 from penstock.model import NO_TOPIC_ID, BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.brokers import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsResponse,
+    BrokerHeartbeatRequest,
+    BrokerRegistrationRequest,
+    UnregisterBrokerRequest,
+)
 from penstock.protocol.messages.configs import AlterConfigsRequest, IncrementalAlterConfigsRequest
 from penstock.protocol.messages.metadata_records import (
+    ConfigRecord,
     FeatureLevelRecord,
     PartitionChangeRecord,
     ProducerIdsRecord,
     RemoveTopicRecord,
+)
+from penstock.protocol.messages.placement import (
+    AlterPartitionReassignmentsRequest,
+    ElectLeadersRequest,
+    ListPartitionReassignmentsRequest,
 )
 from penstock.protocol.messages.topics import (
     CreatableTopicResult,
@@ -65,49 +100,138 @@ class ProducerIds(NamedTuple):
 
 
 class Controller:
-    def __init__(self, image: Image, *, random: Random, broker: int, static: Mapping[str, str]) -> None:
-        """``broker`` is the node that this runs on, and ``static`` are the settings it was started with."""
-        # What was decided, be it committed or not.
-        self.image = image
-        self._random = random
-        self._broker = broker
-        self._static = static
-        # The name of each topic by its collision key.
-        self._names = {collision_key(name): name for name in image.topics}
+    def __init__(
+        self,
+        image: Image,
+        *,
+        random: Random,
+        broker: int,
+        static: Mapping[str, str],
+        brokers_expected: int = 1,
+    ) -> None:
+        """``broker`` is the node that this runs on, and ``static`` are the settings it was started with.
 
-    def handle(self, request: Message, version: int, wall_ms: int) -> Decision[Message]:
+        ``brokers_expected`` is how many brokers the cluster is known to have, be they registered yet or not.
+        """
+        self._decided = Decided(image, broker=broker, static=static)
+        self._random = random
+        self._brokers_expected = brokers_expected
+        self._brokers = Brokers(self._decided)
+        self._rebalancing = Rebalancing(self._decided, self._brokers)
+
+    @property
+    def image(self) -> Image:
+        """What was decided, be it committed or not."""
+        return self._decided.image
+
+    def took_over(self, now_ms: int) -> None:
+        """Begin to watch the brokers, each with a fresh session."""
+        self._brokers.took_over(now_ms)
+        self._rebalancing.took_over(now_ms)
+
+    def was_asleep(self, now_ms: int) -> None:
+        """The node did nothing for a while: that it heard of nobody says nothing about them."""
+        self._brokers.renew(now_ms)
+
+    def handle(
+        self,
+        request: Message,
+        version: int,
+        wall_ms: int,
+        now_ms: int = 0,
+        *,
+        from_host: str | None = None,
+        from_broker: bool = False,
+    ) -> Decision[Message]:
+        """Decide about a request.
+
+        ``from_host`` stands in for an endpoint without a host. ``from_broker`` says that a broker asks for
+        itself, not for a client: it may create the brokers' own topics.
+        """
+        decided = self._decided
         match request:
+            case BrokerHeartbeatRequest():
+                return self._complete(self._brokers.heartbeat(request, now_ms))
+            case AlterPartitionRequest():
+                return self._complete(self._alter_partition(request, version))
             case CreateTopicsRequest():
-                made = self._create_topics(request, version, wall_ms)
-                return self._decided(*made, validate_only=request.validate_only)
+                made = self._create_topics(request, version, wall_ms, from_broker)
+                return self._decide(*made, validate_only=request.validate_only)
             case DeleteTopicsRequest():
-                return self._decided(*self._delete_topics(request, version))
+                return self._decide(*self._delete_topics(request, version))
             case CreatePartitionsRequest():
                 added = self._create_partitions(request, wall_ms)
-                return self._decided(*added, validate_only=request.validate_only)
+                return self._decide(*added, validate_only=request.validate_only)
             case AlterConfigsRequest():
-                return self._decided(*alter_configs(request, self.image), validate_only=request.validate_only)
+                return self._alter_configs(*alter_configs(request, self.image), request.validate_only)
             case IncrementalAlterConfigsRequest():
                 altered = incremental_alter_configs(request, self.image)
-                return self._decided(*altered, validate_only=request.validate_only)
+                return self._alter_configs(*altered, request.validate_only)
+            case BrokerRegistrationRequest():
+                return self._complete(self._brokers.register(request, now_ms, from_host))
+            case UnregisterBrokerRequest():
+                self._rebalancing.has_unregistered = True
+                return self._complete(self._brokers.unregister(request, now_ms))
+            case AllocateProducerIdsRequest():
+                return self._allocate_producer_ids(request)
+            case AssignReplicasToDirsRequest():
+                return self._complete(self._assign_replicas(request))
+            case AlterPartitionReassignmentsRequest():
+                return self._complete(alter_reassignments(decided, request))
+            case ListPartitionReassignmentsRequest():
+                return self._complete(list_reassignments(decided, request))
+            case ElectLeadersRequest():
+                return self._complete(elect_leaders(decided, request))
             case _:
                 raise AssertionError(f"{type(request).__name__} is not for the controller")
 
+    def tick(self, now_ms: int, wall_ms: int) -> Decision[Message]:
+        """What is to be decided because time has passed, or because the last decision had no room for it."""
+        self._brokers.tick(now_ms)
+        self._rebalancing.tick(now_ms)
+        return self._complete()
+
+    def next_deadline_ms(self, now_ms: int) -> int | None:
+        """When ``tick`` has something to do next; None when nothing will come by itself."""
+        deadlines = (self._brokers.next_deadline_ms(now_ms), self._rebalancing.next_deadline_ms())
+        return min([deadline for deadline in deadlines if deadline is not None], default=None)
+
+    def broker_lost(self, broker: int, epoch: int, now_ms: int) -> Decision[Message]:
+        """Its connection closed and re-connecting was refused: fence it at once. An epoch of -1 is any."""
+        self._brokers.lost(BrokerId(broker), epoch, now_ms)
+        return self._complete()
+
     def apply(self, changes: Iterable[Message]) -> None:
         """Take over changes that were not decided here, as when replaying the log."""
-        self.image, delta = self.image.apply(changes)
-        for topic in delta.deleted:
-            self._names.pop(collision_key(topic.name), None)
-        for name in delta.created:
-            self._names[collision_key(name)] = name
+        self._decided.apply(changes)
 
-    def found_cluster(self) -> Decision[Message]:
+    def check(self) -> None:
+        """Assert what must be true between two decisions (invariants 17 to 20 as far as the metadata goes)."""
+        self._decided.check()
+        self._brokers.check()
+        brokers = self.image.brokers
+        for topic in self.image.topics.values():
+            for partition in topic.partitions:
+                assert not partition.last_known_elr or partition.leader == NO_LEADER, partition
+                assert len(partition.last_known_elr) <= 1, partition
+                for member in partition.isr:
+                    known = brokers.get(member)
+                    assert known is not None, (topic.name, partition)
+                    assert (
+                        not known.fenced
+                        or member in self._brokers.to_evict
+                        or partition.replicas == (member,)
+                    ), (topic.name, partition)
+
+    def found_cluster(self, cluster_id: str = "") -> Decision[Message]:
         """What a metadata log begins with; nothing when it has begun."""
-        if METADATA_VERSION in self.image.features:
-            return Decision()
-        return self._decided(
-            [FeatureLevelRecord(name=METADATA_VERSION, feature_level=METADATA_VERSION_LEVEL)]
-        )
+        changes: list[Message] = []
+        if METADATA_VERSION not in self.image.features:
+            changes.append(FeatureLevelRecord(name=METADATA_VERSION, feature_level=METADATA_VERSION_LEVEL))
+        # Also in a log that was begun by a release that kept it elsewhere.
+        if cluster_id and not self.image.cluster_id:
+            changes.append(config_record(ConfigResource(BROKER_RESOURCE, ""), CLUSTER_ID, cluster_id))
+        return self._decide(changes)
 
     def register_broker(
         self,
@@ -148,22 +272,21 @@ class Controller:
                 for partition in topic.partitions
                 if partition.leader == broker
             ]
-        return self._decided(changes, registered)
+        return self._decide(changes, registered)
 
     def allocate_producer_ids(self, broker: int, broker_epoch: int) -> Decision[Message]:
         """Give a broker a block of producer ids; the response is ProducerIds, or an ErrorCode."""
-        known = self.image.brokers.get(BrokerId(broker))
-        if known is None:
-            return Decision(response=ErrorCode.BROKER_ID_NOT_REGISTERED)
-        if known.epoch != broker_epoch:
-            return Decision(response=ErrorCode.STALE_BROKER_EPOCH)
+        try:
+            self._brokers.check_epoch(broker, broker_epoch)
+        except Refusal as refusal:
+            return Decision(response=refusal.error)
         first = self.image.next_producer_id
         if first > _LONG_MAX - PRODUCER_IDS:
             return Decision(response=ErrorCode.UNKNOWN_SERVER_ERROR)
         change = ProducerIdsRecord(
             broker_id=broker, broker_epoch=broker_epoch, next_producer_id=first + PRODUCER_IDS
         )
-        return self._decided([change], ProducerIds(first, PRODUCER_IDS))
+        return self._decide([change], ProducerIds(first, PRODUCER_IDS))
 
     def create_internal_topic(
         self, name: str, partitions: int, replication_factor: int, settings: Mapping[str, str], wall_ms: int
@@ -174,19 +297,56 @@ class Controller:
             result = creation.internal_topic(name, partitions, replication_factor, settings)
         except Refusal as refusal:
             result = CreatableTopicResult(name=name, error_code=refusal.error, error_message=refusal.message)
-        return self._decided(creation.changes, result)
+        return self._decide(creation.changes, result)
 
-    def _decided(
+    def _decide(
         self, changes: Sequence[Message], response: object = None, *, validate_only: bool = False
     ) -> Decision[Message]:
-        if validate_only:
-            return Decision(response=response)
-        if changes:
-            self.apply(changes)
-        return Decision(list(changes), response)
+        if not validate_only:
+            self._decided.take(changes)
+        return self._complete(response)
+
+    def _complete(self, response: object = None) -> Decision[Message]:
+        return Decision(self._decided.drain(), response)
+
+    def _alter_configs(
+        self, changes: Sequence[ConfigRecord], response: object, validate_only: bool
+    ) -> Decision[Message]:
+        if not validate_only:
+            self._decided.take(changes)
+            self._decided.take(without_outdated_eligible(self._decided, changes))
+            if any(change.name == UNCLEAN for change in changes):
+                self._brokers.has_to_elect = True
+        return self._complete(response)
+
+    def _alter_partition(self, request: AlterPartitionRequest, version: int) -> AlterPartitionResponse:
+        try:
+            sender = self._brokers.check_epoch(request.broker_id, request.broker_epoch)
+        except Refusal:
+            # Kafka's answer for a broker that is not registered too.
+            return AlterPartitionResponse(error_code=ErrorCode.STALE_BROKER_EPOCH)
+        return alter_partition(self._decided, sender, request, version)
+
+    def _assign_replicas(self, request: AssignReplicasToDirsRequest) -> AssignReplicasToDirsResponse:
+        try:
+            sender = self._brokers.check_epoch(request.broker_id, request.broker_epoch)
+        except Refusal as refusal:
+            return AssignReplicasToDirsResponse(error_code=refusal.error)
+        return assign_replicas_to_dirs(self._decided, sender, request)
+
+    def _allocate_producer_ids(self, request: AllocateProducerIdsRequest) -> Decision[Message]:
+        decision = self.allocate_producer_ids(request.broker_id, request.broker_epoch)
+        block = decision.response
+        if isinstance(block, ProducerIds):
+            decision.response = AllocateProducerIdsResponse(
+                producer_id_start=block.first, producer_id_len=block.count
+            )
+        else:
+            decision.response = AllocateProducerIdsResponse(error_code=block)
+        return decision
 
     def _create_topics(
-        self, request: CreateTopicsRequest, version: int, wall_ms: int
+        self, request: CreateTopicsRequest, version: int, wall_ms: int, from_broker: bool
     ) -> tuple[Sequence[Message], CreateTopicsResponse]:
         creation = self._creation(wall_ms)
         times = Counter(topic.name for topic in request.topics)
@@ -197,7 +357,7 @@ class Controller:
             try:
                 if times[topic.name] > 1:
                     raise Refusal(ErrorCode.INVALID_REQUEST, "Each topic may be named once.")
-                result = creation.topic(topic)
+                result = creation.topic(topic, is_own=from_broker)
                 if version >= _SETTINGS_VERSION:
                     result.configs = creation.shown_settings(
                         {config.name: config.value or "" for config in topic.configs}
@@ -230,10 +390,11 @@ class Controller:
     def _creation(self, wall_ms: int) -> Creation:
         return Creation(
             self.image,
-            names=self._names,
+            names=self._decided.names,
             random=self._random,
-            layers=layers_of(self.image, self._broker, self._static),
+            layers=self._decided.layers(),
             wall_ms=wall_ms,
+            brokers_expected=self._brokers_expected,
         )
 
     def _delete_topics(
@@ -245,7 +406,7 @@ class Controller:
         found = {key: self._topic(*key) for key in asked}
         times_asked = Counter(asked)
         times_found = Counter(topic.id for topic in found.values() if topic is not None)
-        is_enabled = broker_value("delete.topic.enable", layers_of(self.image, self._broker, self._static))
+        is_enabled = self._decided.setting("delete.topic.enable")
         changes = []
         results = []
         for (name, id), topic in found.items():

@@ -24,7 +24,14 @@ from penstock.metadata.image import (
 from penstock.metadata.placement import Candidate, TooFewBrokers, place
 from penstock.metadata.refusal import Refusal
 from penstock.metadata.topic_settings import CREATED
-from penstock.metadata.topics import CLUSTER_METADATA_ID, collision_key, is_internal, name_error
+from penstock.metadata.topics import (
+    CLUSTER_METADATA,
+    CLUSTER_METADATA_ID,
+    collision_key,
+    is_internal,
+    name_error,
+)
+from penstock.metadata.values import UNASSIGNED_DIRECTORY
 from penstock.model import NO_TOPIC_ID, BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.metadata_records import TopicRecord
@@ -41,12 +48,21 @@ PARTITIONS_PER_REQUEST_MAX = 10_000
 # Twice what is asked of a cluster.
 PARTITIONS_MAX = 200_000
 
-_UNASSIGNED = bytes(16)
+REPLICATION_FACTOR = "default.replication.factor"
+# Of a topic in a cluster, when nobody says otherwise.
+REPLICATION_DEFAULT = 3
 
 
 class Creation:
     def __init__(
-        self, image: Image, *, names: Mapping[str, str], random: Random, layers: Layers, wall_ms: int
+        self,
+        image: Image,
+        *,
+        names: Mapping[str, str],
+        random: Random,
+        layers: Layers,
+        wall_ms: int,
+        brokers_expected: int = 1,
     ) -> None:
         """``names`` has the name of each topic by its collision key."""
         self.changes: list[Message] = []
@@ -55,14 +71,18 @@ class Creation:
         self._random = random
         self._layers = layers
         self._wall_ms = wall_ms
+        self._brokers_expected = brokers_expected
         # What this request was granted so far, by collision key.
         self._new_names: dict[str, str] = {}
         self._new_partitions = 0
         # What answers tell about the settings of a topic, shared by topics that set the same.
         self._shown: dict[frozenset[tuple[str, str]], list[CreatableTopicConfigs]] = {}
 
-    def topic(self, asked: CreatableTopic) -> CreatableTopicResult:
-        """Create a topic for a client. Raises Refusal."""
+    def topic(self, asked: CreatableTopic, *, is_own: bool = False) -> CreatableTopicResult:
+        """Create a topic for a client, or (``is_own``) for a broker itself. Raises Refusal."""
+        if is_own and is_internal(asked.name):
+            settings = _given_settings(asked)
+            return self.internal_topic(asked.name, asked.num_partitions, asked.replication_factor, settings)
         self._check_name(asked.name)
         settings = _given_settings(asked)
         check_topic_settings(settings, internal=False)
@@ -75,10 +95,10 @@ class Creation:
         assert is_internal(name)
         if name in self._image.topics:
             raise Refusal(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' is there already.")
+        if name == CLUSTER_METADATA:
+            raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"'{name}' is the log that says this.")
         check_topic_settings(settings, internal=True)
-        return self._create(
-            name, self._placed(partitions, replication_factor, self._random_start()), settings
-        )
+        return self._create(name, self._wanted_replicas(partitions, replication_factor), settings)
 
     def partitions(self, asked: CreatePartitionsTopic) -> None:
         """Add partitions to a topic for a client. Raises Refusal."""
@@ -170,21 +190,30 @@ class Creation:
         """The replicas of each partition of a new topic, placed here or by the client."""
         if asked.assignments:
             return self._assigned(asked)
-        if asked.replication_factor < -1 or asked.replication_factor == 0:
+        return self._wanted_replicas(asked.num_partitions, asked.replication_factor)
+
+    def _wanted_replicas(self, partitions: int, replication_factor: int) -> list[tuple[BrokerId, ...]]:
+        """Place as many; -1 stands for the default."""
+        if replication_factor < -1 or replication_factor == 0:
             raise Refusal(
                 ErrorCode.INVALID_REPLICATION_FACTOR, "The replication factor must be positive, or -1."
             )
-        if asked.num_partitions < -1 or asked.num_partitions == 0:
+        if partitions < -1 or partitions == 0:
             raise Refusal(ErrorCode.INVALID_PARTITIONS, "The number of partitions must be positive, or -1.")
-        return self._placed(
-            broker_value("num.partitions", self._layers)
-            if asked.num_partitions == -1
-            else asked.num_partitions,
-            broker_value("default.replication.factor", self._layers)
-            if asked.replication_factor == -1
-            else asked.replication_factor,
-            self._random_start(),
-        )
+        if partitions == -1:
+            partitions = broker_value("num.partitions", self._layers)
+        if replication_factor == -1:
+            replication_factor = self._default_replication_factor()
+        return self._placed(partitions, replication_factor, self._random_start())
+
+    def _default_replication_factor(self) -> int:
+        """What was set, or else as many as there are brokers, up to three."""
+        if any(REPLICATION_FACTOR in layer for layer in self._layers):
+            factor: int = broker_value(REPLICATION_FACTOR, self._layers)
+            return factor
+        # Those that will be there count too: a topic must not have one replica for ever because it was created
+        # while its cluster was starting.
+        return max(1, min(REPLICATION_DEFAULT, max(len(self._image.brokers), self._brokers_expected)))
 
     def _assigned(self, asked: CreatableTopic) -> list[tuple[BrokerId, ...]]:
         if asked.num_partitions != -1 or asked.replication_factor != -1:
@@ -279,7 +308,7 @@ class Creation:
             replicas=replicas,
             isr=isr,
             # A broker with several directories chooses one itself.
-            directories=tuple(known[0] if len(known) == 1 else _UNASSIGNED for known in directories),
+            directories=tuple(known[0] if len(known) == 1 else UNASSIGNED_DIRECTORY for known in directories),
         )
 
     def _new_id(self) -> TopicId:

@@ -14,12 +14,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from penstock.metadata.topic_settings import CREATED
+from penstock.metadata.values import (
+    BROKER_RESOURCE,
+    CLUSTER_ID,
+    NEWCOMER,
+    NO_LEADER,
+    NO_LEADER_CHANGE,
+    TOPIC_RESOURCE,
+    BrokerImage,
+    ConfigResource,
+    Delta,
+    Endpoint,
+    PartitionImage,
+    TopicImage,
+    check_partition,
+    config_record,
+    newcomer_record,
+    partition_record,
+    registered,
+    registration_record,
+)
 from penstock.model import BrokerId, TopicId
 from penstock.protocol.messages.metadata_records import (
-    BrokerEndpoint,
     BrokerRegistrationChangeRecord,
     ConfigRecord,
     FeatureLevelRecord,
@@ -36,109 +55,27 @@ from penstock.protocol.messages.metadata_records import (
 )
 from penstock.protocol.schema import Message
 
-NO_LEADER = BrokerId(-1)
-# In a PartitionChangeRecord: the leader stays, and so does its epoch.
-NO_LEADER_CHANGE = -2
-# What else a PartitionChangeRecord may bring; None leaves it as it was.
-_BROKER_LISTS = (
-    *("isr", "replicas", "removing_replicas", "adding_replicas"),
-    *("eligible_leader_replicas", "last_known_elr"),
-)
-
-# Resource types of ConfigRecord and of the config requests.
-TOPIC_RESOURCE = 2
-BROKER_RESOURCE = 4
+__all__ = [
+    "BROKER_RESOURCE",
+    "NO_LEADER",
+    "NO_LEADER_CHANGE",
+    "TOPIC_RESOURCE",
+    "BrokerImage",
+    "ConfigResource",
+    "Delta",
+    "Endpoint",
+    "Image",
+    "PartitionImage",
+    "TopicImage",
+    "config_record",
+    "partition_record",
+    "registration_record",
+]
 
 T = TypeVar("T")
 
-
-class ConfigResource(NamedTuple):
-    type: int
-    # A topic's name, or a broker's id in digits; empty for all brokers.
-    name: str
-
-
-class Endpoint(NamedTuple):
-    name: str
-    host: str
-    port: int
-    security_protocol: int
-
-
-class BrokerImage(NamedTuple):
-    id: BrokerId
-    # Grows with each registration; a request with an older one comes from a process that was replaced.
-    epoch: int
-    # One process's life.
-    incarnation_id: bytes
-    endpoints: tuple[Endpoint, ...]
-    rack: str | None
-    # Registered, but not (or no longer) to be given leadership.
-    fenced: bool
-    in_controlled_shutdown: bool
-    # Ids of its data directories.
-    directories: tuple[bytes, ...]
-
-    @property
-    def host(self) -> str:
-        return self.endpoints[0].host
-
-    @property
-    def port(self) -> int:
-        return self.endpoints[0].port
-
-    @property
-    def is_active(self) -> bool:
-        return not self.fenced and not self.in_controlled_shutdown
-
-
-class PartitionImage(NamedTuple):
-    """One partition. There may be 100,000, so equal tuples in them are one object."""
-
-    index: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses here
-    # In the ISR, or NO_LEADER.
-    leader: BrokerId
-    # Grows with each election, be it of the same leader.
-    leader_epoch: int
-    # Grows with each change of anything here.
-    partition_epoch: int
-    # In order of preference.
-    replicas: tuple[BrokerId, ...]
-    # A subset of the replicas.
-    isr: tuple[BrokerId, ...]
-    # The data directory of each replica, in their order; zeros where its broker has not said.
-    directories: tuple[bytes, ...]
-    removing_replicas: tuple[BrokerId, ...] = ()
-    adding_replicas: tuple[BrokerId, ...] = ()
-    # KIP-966.
-    eligible_leader_replicas: tuple[BrokerId, ...] = ()
-    last_known_elr: tuple[BrokerId, ...] = ()
-    leader_recovery_state: int = 0
-
-
-class TopicImage(NamedTuple):
-    name: str
-    id: TopicId
-    # Partition n is at place n.
-    partitions: tuple[PartitionImage, ...] = ()
-    # Wall time; -1 in a log written by others.
-    created_ms: int = -1
-
-
-class Delta(NamedTuple):
-    """What a batch of changes made different, for those who must act on it."""
-
-    # Names of topics that are there now and were not before, under their present ids.
-    created: tuple[str, ...] = ()
-    # As they were when they were deleted; also those that were created and deleted by the same batch, because
-    # their directories may exist all the same.
-    deleted: tuple[TopicImage, ...] = ()
-    # Names of topics that were there before and have new or changed partitions.
-    changed: tuple[str, ...] = ()
-    # Resources whose settings changed, except topics that were created or deleted.
-    configs_changed: tuple[ConfigResource, ...] = ()
-    # Brokers that were registered, unregistered, fenced, unfenced or changed.
-    brokers_changed: tuple[BrokerId, ...] = ()
+# Every broker, as a resource with settings.
+_EVERYONE = ConfigResource(BROKER_RESOURCE, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +92,10 @@ class Image:
     # The first one that no broker has been given.
     next_producer_id: int = 0
     partition_count: int = 0
+    # Empty in a log that was begun without one.
+    cluster_id: str = ""
+    # Brokers that have not had their share of the replicas yet, in order.
+    newcomers: tuple[BrokerId, ...] = ()
 
     def topic_config(self, name: str) -> Mapping[str, str]:
         """What a topic itself sets."""
@@ -188,7 +129,10 @@ class Image:
             FeatureLevelRecord(name=name, feature_level=level)
             for name, level in sorted(self.features.items())
         ]
+        if self.cluster_id:
+            changes.append(config_record(_EVERYONE, CLUSTER_ID, self.cluster_id))
         changes += [registration_record(broker) for _, broker in sorted(self.brokers.items())]
+        changes += [newcomer_record(broker, True) for broker in self.newcomers]
         for topic in self.topics.values():
             changes.append(TopicRecord(name=topic.name, topic_id=topic.id))
             changes += [partition_record(topic.id, partition) for partition in topic.partitions]
@@ -215,7 +159,7 @@ class Image:
             assert topic.partitions, f"{name} has no partitions"
             for index, partition in enumerate(topic.partitions):
                 assert partition.index == index, f"partitions of {name} are not dense"
-                _check_partition(partition)
+                check_partition(partition)
         for id, broker in self.brokers.items():
             assert broker.id == id and broker.epoch >= 0 and broker.endpoints
         for resource, settings in self.configs.items():
@@ -223,6 +167,7 @@ class Image:
             assert resource.type != TOPIC_RESOURCE or resource.name in self.topics, f"{resource} is left over"
         assert self.partition_count == sum(len(topic.partitions) for topic in self.topics.values())
         assert self.next_producer_id >= 0
+        assert list(self.newcomers) == sorted(self.newcomers) and self.brokers.keys() >= set(self.newcomers)
 
 
 _NOTHING: Mapping[str, str] = {}
@@ -238,6 +183,8 @@ class _Draft:
         self._configs: dict[ConfigResource, Mapping[str, str]] | None = None
         self._next_producer_id = base.next_producer_id
         self._partition_count = base.partition_count
+        self._cluster_id = base.cluster_id
+        self._newcomers = base.newcomers
         # The topics' dictionaries; copied with the first change of any topic.
         self._topics: dict[str, TopicImage] | None = None
         self._topics_by_id: dict[TopicId, TopicImage] = {}
@@ -249,16 +196,17 @@ class _Draft:
         self._deleted: list[TopicImage] = []
         self._configs_changed: dict[ConfigResource, None] = {}
         self._brokers_changed: dict[BrokerId, None] = {}
+        self._partitions_changed: dict[tuple[str, int], None] = {}
         # Resources whose settings were already copied by this batch.
         self._own_configs: set[ConfigResource] = set()
         self._shared: dict[object, object] = {}
 
     def apply(self, change: Message) -> None:
         match change:
-            case PartitionRecord():
-                self._partition(change)
             case PartitionChangeRecord():
                 self._partition_change(change)
+            case PartitionRecord():
+                self._partition(change)
             case TopicRecord():
                 self._topic(change)
             case RemoveTopicRecord():
@@ -266,10 +214,9 @@ class _Draft:
             case ConfigRecord():
                 self._config(change)
             case RegisterBrokerRecord():
-                self._put_broker(_registered(change))
+                self._put_broker(registered(change))
             case UnregisterBrokerRecord():
-                del self._writable_brokers()[BrokerId(change.broker_id)]
-                self._brokers_changed[BrokerId(change.broker_id)] = None
+                self._unregister(BrokerId(change.broker_id))
             case FenceBrokerRecord():
                 self._put_broker(self._broker(change.id, change.epoch)._replace(fenced=True))
             case UnfenceBrokerRecord():
@@ -300,6 +247,8 @@ class _Draft:
             features=base.features if self._features is None else self._features,
             next_producer_id=self._next_producer_id,
             partition_count=self._partition_count,
+            cluster_id=self._cluster_id,
+            newcomers=self._newcomers,
         )
         return image, Delta(
             created=tuple(self._created),
@@ -311,6 +260,7 @@ class _Draft:
                 if resource.type != TOPIC_RESOURCE or resource.name not in self._created
             ),
             brokers_changed=tuple(self._brokers_changed),
+            partitions_changed=tuple(self._partitions_changed),
         )
 
     # Topics.
@@ -333,7 +283,9 @@ class _Draft:
         self._partition_count -= len(topic.partitions)
         self._deleted.append(topic)
         self._created.pop(topic.name, None)
-        self._changed.pop(topic.name, None)
+        if self._changed.pop(topic.name, True) is None:
+            for index in range(len(topic.partitions)):
+                self._partitions_changed.pop((topic.name, index), None)
         resource = ConfigResource(TOPIC_RESOURCE, topic.name)
         self._configs_changed.pop(resource, None)
         if resource in (self._base.configs if self._configs is None else self._configs):
@@ -356,7 +308,7 @@ class _Draft:
             self._ids(change.last_known_elr or ()),
             change.leader_recovery_state,
         )
-        _check_partition(partition)
+        check_partition(partition)
         if partition.index < len(partitions):
             partitions[partition.index] = partition
         else:
@@ -365,31 +317,55 @@ class _Draft:
             )
             partitions.append(partition)
             self._partition_count += 1
-        self._touched(topic)
+        self._touched(topic, partition.index)
 
     def _partition_change(self, change: PartitionChangeRecord) -> None:
+        # Tens of thousands come in one batch when a broker dies, so this is written for speed.
         topic, partitions = self._opened(TopicId(change.topic_id))
         before = partitions[change.partition_id]
-        new: dict[str, object] = {"partition_epoch": before.partition_epoch + 1}
-        for name in _BROKER_LISTS:
-            ids = getattr(change, name)
-            if ids is not None:
-                new[name] = self._ids(ids)
-        if change.directories is not None:
-            new["directories"] = self._share(tuple(change.directories))
-        if change.leader_recovery_state >= 0:
-            new["leader_recovery_state"] = change.leader_recovery_state
+        index, leader, leader_epoch, partition_epoch, replicas, isr, directories = before[:7]
+        removing_replicas, adding_replicas, elr, last_known_elr, recovery_state = before[7:]
+        if change.isr is not None:
+            isr = self._ids(change.isr)
         if change.leader != NO_LEADER_CHANGE:
-            new["leader"] = BrokerId(change.leader)
-            new["leader_epoch"] = before.leader_epoch + 1
-        after = before._replace(**new)  # type: ignore[arg-type]
-        _check_partition(after)
-        partitions[change.partition_id] = after
-        self._touched(topic)
+            leader = BrokerId(change.leader)
+            leader_epoch += 1
+        if change.replicas is not None:
+            replicas = self._ids(change.replicas)
+        if change.directories is not None:
+            directories = self._share(tuple(change.directories))
+        if change.removing_replicas is not None:
+            removing_replicas = self._ids(change.removing_replicas)
+        if change.adding_replicas is not None:
+            adding_replicas = self._ids(change.adding_replicas)
+        if change.eligible_leader_replicas is not None:
+            elr = self._ids(change.eligible_leader_replicas)
+        if change.last_known_elr is not None:
+            last_known_elr = self._ids(change.last_known_elr)
+        if change.leader_recovery_state >= 0:
+            recovery_state = change.leader_recovery_state
+        partition = PartitionImage(
+            index,
+            leader,
+            leader_epoch,
+            partition_epoch + 1,
+            replicas,
+            isr,
+            directories,
+            removing_replicas,
+            adding_replicas,
+            elr,
+            last_known_elr,
+            recovery_state,
+        )
+        check_partition(partition)
+        partitions[index] = partition
+        self._touched(topic, index)
 
-    def _touched(self, topic: TopicImage) -> None:
+    def _touched(self, topic: TopicImage, index: int) -> None:
         if topic.name not in self._created:
             self._changed[topic.name] = None
+            self._partitions_changed[topic.name, index] = None
 
     def _opened(self, id: TopicId) -> tuple[TopicImage, list[PartitionImage]]:
         opened = self._open.get(id)
@@ -422,6 +398,9 @@ class _Draft:
             topic, partitions = self._opened(self._writable_topics()[resource.name].id)
             self._open[topic.id] = (topic._replace(created_ms=int(change.value or -1)), partitions)
             return
+        if resource.type == BROKER_RESOURCE and change.name in (CLUSTER_ID, NEWCOMER):
+            self._hidden(resource, change)
+            return
         configs = self._writable_configs()
         settings = configs.get(resource, {})
         if resource not in self._own_configs:
@@ -438,6 +417,14 @@ class _Draft:
             configs.pop(resource, None)
             self._own_configs.discard(resource)
         self._configs_changed[resource] = None
+
+    def _hidden(self, resource: ConfigResource, change: ConfigRecord) -> None:
+        if change.name == CLUSTER_ID:
+            self._cluster_id = change.value or ""
+            return
+        broker = BrokerId(int(resource.name))
+        others = [newcomer for newcomer in self._newcomers if newcomer != broker]
+        self._newcomers = tuple(others) if change.value is None else tuple(sorted([*others, broker]))
 
     def _writable_configs(self) -> dict[ConfigResource, Mapping[str, str]]:
         if self._configs is None:
@@ -458,6 +445,11 @@ class _Draft:
         broker = self._writable_brokers()[BrokerId(id)]
         assert broker.epoch == epoch, f"a change for epoch {epoch} of broker {id}, which is in {broker.epoch}"
         return broker
+
+    def _unregister(self, id: BrokerId) -> None:
+        del self._writable_brokers()[id]
+        self._newcomers = tuple(newcomer for newcomer in self._newcomers if newcomer != id)
+        self._brokers_changed[id] = None
 
     def _put_broker(self, broker: BrokerImage) -> None:
         self._writable_brokers()[broker.id] = broker
@@ -482,70 +474,8 @@ class _Draft:
     # Sharing.
 
     def _ids(self, ids: Iterable[int]) -> tuple[BrokerId, ...]:
-        return self._share(tuple(map(BrokerId, ids)))
+        return self._share(tuple(ids))  # type: ignore[arg-type]  # plain numbers until here
 
     def _share(self, value: T) -> T:
         """The first equal value that this batch brought, so that there is one of each."""
         return self._shared.setdefault(value, value)  # type: ignore[return-value]
-
-
-def partition_record(topic_id: bytes, partition: PartitionImage) -> PartitionRecord:
-    """The change that creates a partition in its present state."""
-    return PartitionRecord(
-        partition_id=partition.index,
-        topic_id=topic_id,
-        replicas=list(partition.replicas),
-        isr=list(partition.isr),
-        removing_replicas=list(partition.removing_replicas),
-        adding_replicas=list(partition.adding_replicas),
-        leader=partition.leader,
-        leader_recovery_state=partition.leader_recovery_state,
-        leader_epoch=partition.leader_epoch,
-        partition_epoch=partition.partition_epoch,
-        directories=list(partition.directories),
-        eligible_leader_replicas=list(partition.eligible_leader_replicas) or None,
-        last_known_elr=list(partition.last_known_elr) or None,
-    )
-
-
-def config_record(resource: ConfigResource, name: str, value: str | None) -> ConfigRecord:
-    """The change of one setting; with None, its removal."""
-    return ConfigRecord(resource_type=resource.type, resource_name=resource.name, name=name, value=value)
-
-
-def registration_record(broker: BrokerImage) -> RegisterBrokerRecord:
-    """The change that registers a broker in its present state."""
-    return RegisterBrokerRecord(
-        broker_id=broker.id,
-        incarnation_id=broker.incarnation_id,
-        broker_epoch=broker.epoch,
-        end_points=[
-            BrokerEndpoint(name=name, host=host, port=port, security_protocol=protocol)
-            for name, host, port, protocol in broker.endpoints
-        ],
-        rack=broker.rack,
-        fenced=broker.fenced,
-        in_controlled_shutdown=broker.in_controlled_shutdown,
-        log_dirs=list(broker.directories),
-    )
-
-
-def _registered(change: RegisterBrokerRecord) -> BrokerImage:
-    return BrokerImage(
-        BrokerId(change.broker_id),
-        change.broker_epoch,
-        change.incarnation_id,
-        tuple(Endpoint(end.name, end.host, end.port, end.security_protocol) for end in change.end_points),
-        change.rack,
-        change.fenced,
-        change.in_controlled_shutdown,
-        tuple(change.log_dirs),
-    )
-
-
-def _check_partition(partition: PartitionImage) -> None:
-    assert partition.replicas and len(set(partition.replicas)) == len(partition.replicas), partition
-    assert set(partition.isr) <= set(partition.replicas), partition
-    assert partition.leader == NO_LEADER or partition.leader in partition.isr, partition
-    assert partition.leader_epoch >= 0 and partition.partition_epoch >= 0, partition
-    assert len(partition.directories) == len(partition.replicas), partition

@@ -39,7 +39,7 @@ CREATED = "penstock.created.ms"
 NO_COMPACTION = "compaction does not work yet, and a topic must not quietly keep everything"
 NO_TIERS = "segments do not move to remote storage yet"
 AS_PRODUCED = "batches are stored as the producer compressed them"
-ONE_REPLICA = "a single node holds the only replica of each partition"
+NO_THROTTLE = "replicas copy as fast as they can"
 
 TOPIC: dict[str, Setting] = table(
     # How long records are kept.
@@ -57,6 +57,11 @@ TOPIC: dict[str, Setting] = table(
     long("message.timestamp.after.max.ms", 3_600_000, "How far a producer's clock may be ahead.", 0),
     long("message.timestamp.before.max.ms", LONG_MAX, "How far a producer's clock may be behind.", 0),
     integer("min.insync.replicas", 1, "In-sync replicas without which acks=all is refused.", 1),
+    boolean(
+        "unclean.leader.election.enable",
+        False,
+        "Whether a replica that lacks records may lead when there is no other; what it lacks is lost.",
+    ),
     # Segments and their indexes. Kafka asks for segments of 1 MiB since 4.0 (KIP-1030), of 14 bytes before:
     # small ones are how people try out retention, and a segment always holds at least one batch.
     integer("segment.bytes", 1 << 30, "The size at which a new segment is begun.", 14),
@@ -118,8 +123,7 @@ TOPIC: dict[str, Setting] = table(
         ),
     ),
     *without_meaning(
-        ONE_REPLICA,
-        boolean("unclean.leader.election.enable", False, "Whether a replica out of sync may become leader."),
+        NO_THROTTLE,
         strings("follower.replication.throttled.replicas", "", "Followers that copy within a quota."),
         strings("leader.replication.throttled.replicas", "", "Leaders that serve followers within a quota."),
     ),

@@ -1,0 +1,467 @@
+"""Brokers as the controller sees them: registration, heartbeats, sessions, fencing.
+
+::
+
+    unknown --BrokerRegistration--> fenced --heartbeat that has seen the registration--> active
+    active --session over, connection lost, want_fence--> fenced
+    active --want_shut_down--> shutting down --leads nothing that could move--> fenced, may stop
+    any --BrokerRegistration by a new incarnation--> fenced      any --UnregisterBroker--> unknown
+
+A broker that leaves the active state leaves the ISRs and its leaderships move on; one that becomes active gets
+the leaderships that waited for it. That may be tens of thousands of changes, so it is done in portions: the
+broker is fenced by the first, ``to_evict`` remembers that more is to do, and it does not become active before
+all of it is done.
+
+What a newcomer gets wrong: sessions are not in the log. A new controller knows nothing about who is alive, gives
+every broker a whole session, and lets a new incarnation replace one that it has not heard of itself.
+"""
+
+from __future__ import annotations
+
+from penstock.metadata.census import Key
+from penstock.metadata.decided import CHANGES_MAX, MIN_ISR, Decided
+from penstock.metadata.elections import Election
+from penstock.metadata.isr import placed_in
+from penstock.metadata.refusal import Refusal
+from penstock.metadata.values import (
+    BROKER_RESOURCE,
+    NO_LEADER,
+    BrokerImage,
+    ConfigResource,
+    Endpoint,
+    PartitionImage,
+    config_record,
+    newcomer_record,
+    registration_record,
+)
+from penstock.model import BrokerId
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.brokers import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
+)
+from penstock.protocol.messages.metadata_records import (
+    BrokerRegistrationChangeRecord,
+    PartitionChangeRecord,
+    UnregisterBrokerRecord,
+)
+
+# A cluster, for the defaults of replication (the departures from Kafka in the documentation).
+CLUSTER_BROKERS = 3
+CLUSTER_MIN_ISR = "2"
+ENDPOINTS_MAX = 16
+DIRECTORIES_MAX = 1000
+TEXT_MAX = 1000
+
+
+class Session:
+    __slots__ = ("deadline_ms", "is_heard")
+
+    def __init__(self, deadline_ms: int, is_heard: bool) -> None:
+        self.deadline_ms = deadline_ms
+        # Whether this controller has heard of the broker, or only takes it to be there.
+        self.is_heard = is_heard
+
+
+class Brokers:
+    def __init__(self, decided: Decided) -> None:
+        self._decided = decided
+        self._session_ms: int = decided.setting("broker.session.timeout.ms")
+        self.sessions: dict[BrokerId, Session] = {}
+        # When this controller learned that a broker is fenced; only of those that are.
+        self.fenced_since_ms: dict[BrokerId, int] = {}
+        # When the last broker became active or was registered.
+        self.joined_ms = 0
+        # Fenced brokers, and those that lost a directory, which may still be in ISRs they must leave. True when
+        # partitions of which they are the only replica stay as they are: there is nobody to hand them to, and a
+        # restart would otherwise cost two changes for each.
+        self.to_evict: dict[BrokerId, bool] = {}
+        # Whether a partition without leader may have found one.
+        self.has_to_elect = False
+
+    def took_over(self, now_ms: int) -> None:
+        """Begin anew with what the log says: whoever is not fenced is taken to be there."""
+        self.sessions.clear()
+        self.fenced_since_ms.clear()
+        self.joined_ms = now_ms
+        for broker in self._decided.image.brokers.values():
+            if broker.fenced:
+                self.fenced_since_ms[broker.id] = now_ms
+                # What another controller may have begun.
+                self.to_evict[broker.id] = True
+            else:
+                self.sessions[broker.id] = Session(now_ms + self._session_ms, is_heard=False)
+        self.has_to_elect = True
+
+    def renew(self, now_ms: int) -> None:
+        """Give everybody a whole session again, because the controller itself was asleep."""
+        for session in self.sessions.values():
+            session.deadline_ms = now_ms + self._session_ms
+
+    def next_deadline_ms(self, now_ms: int) -> int | None:
+        if self.to_evict or self.has_to_elect:
+            return now_ms
+        return min([session.deadline_ms for session in self.sessions.values()], default=None)
+
+    def tick(self, now_ms: int) -> None:
+        """Fence whose session is over, and go on with what fencing has begun."""
+        for id, session in list(self.sessions.items()):
+            if now_ms >= session.deadline_ms:
+                self.fence(id, now_ms)
+        self._evict_all(CHANGES_MAX)
+        self._elect(CHANGES_MAX)
+
+    def lost(self, id: BrokerId, epoch: int, now_ms: int) -> None:
+        """Its connection closed and nobody listens where it was: no need to wait for the session."""
+        known = self._decided.image.brokers.get(id)
+        # With an older epoch, the news is of a process that was replaced.
+        if known is not None and epoch in (-1, known.epoch) and not known.fenced:
+            self.fence(id, now_ms)
+            self._evict_all(CHANGES_MAX)
+            self._elect(CHANGES_MAX)
+
+    def fence(self, id: BrokerId, now_ms: int, *, keep_single: bool = False) -> None:
+        self.sessions.pop(id, None)
+        known = self._decided.image.brokers.get(id)
+        if known is None:
+            return
+        if not known.fenced:
+            self._decided.take(
+                [BrokerRegistrationChangeRecord(broker_id=id, broker_epoch=known.epoch, fenced=1)]
+            )
+        self.fenced_since_ms.setdefault(id, now_ms)
+        self.to_evict[id] = keep_single
+
+    def check_epoch(self, id: int, epoch: int) -> BrokerImage:
+        """The broker that sent a request, if it is the one that is registered. Raises Refusal."""
+        known = self._decided.image.brokers.get(BrokerId(id))
+        if known is None:
+            raise Refusal(ErrorCode.BROKER_ID_NOT_REGISTERED)
+        if known.epoch != epoch:
+            raise Refusal(ErrorCode.STALE_BROKER_EPOCH)
+        return known
+
+    def check(self) -> None:
+        brokers = self._decided.image.brokers
+        for id in self.sessions:
+            assert id in brokers, f"a session of broker {id}, which is not registered"
+        for id in self.fenced_since_ms:
+            assert brokers[id].fenced, f"broker {id} is not fenced"
+
+    # Registration.
+
+    def register(
+        self, request: BrokerRegistrationRequest, now_ms: int, from_host: str | None
+    ) -> BrokerRegistrationResponse:
+        try:
+            return BrokerRegistrationResponse(broker_epoch=self._register(request, now_ms, from_host))
+        except Refusal as refusal:
+            return BrokerRegistrationResponse(error_code=refusal.error)
+
+    def _register(self, request: BrokerRegistrationRequest, now_ms: int, from_host: str | None) -> int:
+        decided = self._decided
+        self._check_registration(request)
+        id = BrokerId(request.broker_id)
+        known = decided.image.brokers.get(id)
+        if known is not None:
+            if known.incarnation_id == request.incarnation_id:
+                # Its answer was lost, most likely.
+                self._heard(id, now_ms)
+                return known.epoch
+            self._check_is_successor(known, request, now_ms)
+        # Kafka's rule: whoever knows the epoch of its last registration has lost nothing since.
+        is_clean = known is not None and request.previous_broker_epoch == known.epoch
+        if not is_clean:
+            self.fence(id, now_ms, keep_single=True)
+            if not self._give_up_on(id, keep_single=True):
+                # All of it goes before the registration, so that no other controller can take what is left for
+                # trustworthy. The broker asks again.
+                raise Refusal(ErrorCode.REQUEST_TIMED_OUT)
+        if known is None and decided.image.partition_count:
+            decided.take([newcomer_record(id, True)])
+        self._settle_min_isr(known is None)
+        broker = BrokerImage(
+            id,
+            # The offset of the registration, as in Kafka.
+            decided.image.offset + 1,
+            request.incarnation_id,
+            tuple(
+                Endpoint(end.name, end.host or from_host or "", end.port, end.security_protocol)
+                for end in request.listeners
+            ),
+            request.rack,
+            fenced=True,
+            in_controlled_shutdown=False,
+            directories=tuple(request.log_dirs),
+        )
+        assert known is None or known.epoch < broker.epoch
+        decided.take([registration_record(broker)])
+        if len(broker.directories) == 1 and (known is None or len(known.directories) == 1):
+            self._move_in(broker)
+        self._heard(id, now_ms)
+        self.fenced_since_ms[id] = self.joined_ms = now_ms
+        self.to_evict[id] = True
+        self._evict_all(CHANGES_MAX)
+        return broker.epoch
+
+    def _check_registration(self, request: BrokerRegistrationRequest) -> None:
+        image = self._decided.image
+        if image.cluster_id and request.cluster_id != image.cluster_id:
+            raise Refusal(ErrorCode.INCONSISTENT_CLUSTER_ID)
+        directories = request.log_dirs
+        others = [broker for broker in image.brokers.values() if broker.id != request.broker_id]
+        if (
+            request.broker_id < 0
+            or not 0 < len(request.listeners) <= ENDPOINTS_MAX
+            or any(len(end.host) > TEXT_MAX or len(end.name) > TEXT_MAX for end in request.listeners)
+            or len(request.rack or "") > TEXT_MAX
+            or len(directories) > DIRECTORIES_MAX
+            or len(set(directories)) < len(directories)
+            # A copied disk must not count as two replicas.
+            or any(directory in broker.directories for broker in others for directory in directories)
+        ):
+            raise Refusal(ErrorCode.INVALID_REGISTRATION)
+
+    def _check_is_successor(
+        self, known: BrokerImage, request: BrokerRegistrationRequest, now_ms: int
+    ) -> None:
+        """Refuse a second broker of the same id, as long as the first one may be alive. Raises Refusal."""
+        session = self.sessions.get(known.id)
+        if session is None or not session.is_heard or now_ms >= session.deadline_ms:
+            return
+        # A process holds the lock of its directories. Whoever has them, or knows what the last one wrote there,
+        # is what became of the last one. So is whoever registers from within this very process.
+        if (
+            request.previous_broker_epoch == known.epoch
+            or any(directory in known.directories for directory in request.log_dirs)
+            or known.id == self._decided.broker
+        ):
+            return
+        raise Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION)
+
+    def _move_in(self, broker: BrokerImage) -> None:
+        """Let the replicas of a broker whose only directory was replaced begin anew in the new one.
+
+        A broker with several says itself where they are: those in one that is missing may be there again soon.
+        """
+        decided = self._decided
+        changes = [
+            placed_in(decided, broker, topic, partition, broker.directories[0])
+            for topic in decided.image.topics.values()
+            for partition in topic.partitions
+            if broker.id in partition.replicas and not broker.has(partition.directory(broker.id))
+        ]
+        decided.take([change for change in changes if change is not None])
+
+    def _settle_min_isr(self, is_new: bool) -> None:
+        """Make min.insync.replicas one setting of the whole cluster, as soon as there is more than one broker.
+
+        What the controller takes for eligible leaders rests on it, so it must not differ between brokers.
+        """
+        decided = self._decided
+        count = len(decided.image.brokers) + is_new
+        if not is_new or count == 1 or MIN_ISR in decided.image.broker_config(None):
+            return
+        text = decided.static.get(MIN_ISR) or (CLUSTER_MIN_ISR if count >= CLUSTER_BROKERS else None)
+        if text is not None:
+            decided.take([config_record(ConfigResource(BROKER_RESOURCE, ""), MIN_ISR, text)])
+
+    # Heartbeats.
+
+    def heartbeat(self, request: BrokerHeartbeatRequest, now_ms: int) -> BrokerHeartbeatResponse:
+        try:
+            known = self.check_epoch(request.broker_id, request.broker_epoch)
+        except Refusal as refusal:
+            return BrokerHeartbeatResponse(error_code=refusal.error)
+        id = known.id
+        if request.offline_log_dirs:
+            self._directories_failed(known, request.offline_log_dirs)
+        self._heard(id, now_ms)
+        may_stop = False
+        has_caught_up = request.current_metadata_offset >= known.epoch
+        if known.fenced:
+            may_stop = request.want_shut_down
+            if not (request.want_shut_down or request.want_fence) and has_caught_up:
+                self._unfence(known, now_ms)
+        elif request.want_shut_down:
+            may_stop = request.want_fence or not self._hand_over(known)
+            if may_stop:
+                self.fence(id, now_ms, keep_single=True)
+                self._evict_all(CHANGES_MAX)
+        elif request.want_fence:
+            self.fence(id, now_ms)
+            self._evict_all(CHANGES_MAX)
+        self._elect(CHANGES_MAX)
+        return BrokerHeartbeatResponse(
+            is_caught_up=has_caught_up,
+            is_fenced=self._decided.image.brokers[id].fenced,
+            should_shut_down=may_stop,
+        )
+
+    def _heard(self, id: BrokerId, now_ms: int) -> None:
+        self.sessions[id] = Session(now_ms + self._session_ms, is_heard=True)
+
+    def _unfence(self, known: BrokerImage, now_ms: int) -> None:
+        self._evict_all(CHANGES_MAX)
+        if known.id in self.to_evict:
+            return
+        self._decided.take(
+            [BrokerRegistrationChangeRecord(broker_id=known.id, broker_epoch=known.epoch, fenced=-1)]
+        )
+        self.fenced_since_ms.pop(known.id, None)
+        self.joined_ms = now_ms
+        self.has_to_elect = True
+
+    def _directories_failed(self, known: BrokerImage, offline: list[bytes]) -> None:
+        left = [directory for directory in known.directories if directory not in offline]
+        # A broker that lost all of them stops by itself.
+        if left and len(left) < len(known.directories):
+            self._decided.take(
+                [BrokerRegistrationChangeRecord(broker_id=known.id, broker_epoch=known.epoch, log_dirs=left)]
+            )
+        elif known.id in self.sessions and self.sessions[known.id].is_heard:
+            return
+        # Also at the first news of old failures: another controller may not have come to the end.
+        self.to_evict.setdefault(known.id, True)
+        self._evict_all(CHANGES_MAX)
+
+    def _hand_over(self, known: BrokerImage) -> bool:
+        """Give away what a broker that wants to stop can give away; False when nothing is left."""
+        decided = self._decided
+        if not known.in_controlled_shutdown:
+            decided.take(
+                [
+                    BrokerRegistrationChangeRecord(
+                        broker_id=known.id, broker_epoch=known.epoch, in_controlled_shutdown=1
+                    )
+                ]
+            )
+        changes: list[PartitionChangeRecord] = []
+        for key in decided.census.in_isr.get(known.id, ()):
+            topic, partition = decided.find(key)
+            if len(partition.isr) == 1 and not partition.eligible_leader_replicas:
+                continue
+            revision = decided.revision(topic, partition)
+            revision.election = Election.IF_NEEDED
+            revision.leave_isr(known.id)
+            change = revision.change()
+            # Where nobody could take its place, it leads to the end.
+            if change is not None and revision.isr and change.leader != NO_LEADER:
+                changes.append(change)
+                if len(changes) == CHANGES_MAX:
+                    break
+        decided.take(changes)
+        return bool(changes)
+
+    def unregister(self, request: UnregisterBrokerRequest, now_ms: int) -> UnregisterBrokerResponse:
+        decided = self._decided
+        id = BrokerId(request.broker_id)
+        known = decided.image.brokers.get(id)
+        if known is None:
+            return UnregisterBrokerResponse(
+                error_code=ErrorCode.BROKER_ID_NOT_REGISTERED, error_message=f"There is no broker {id}."
+            )
+        self.fence(id, now_ms)
+        if not self._give_up_on(id, keep_single=False):
+            return UnregisterBrokerResponse(
+                error_code=ErrorCode.REQUEST_TIMED_OUT,
+                error_message="It is in the ISR of very many partitions: try again.",
+            )
+        decided.take([UnregisterBrokerRecord(broker_id=id, broker_epoch=known.epoch)])
+        self.sessions.pop(id, None)
+        self.fenced_since_ms.pop(id, None)
+        self.to_evict.pop(id, None)
+        self._elect(CHANGES_MAX)
+        return UnregisterBrokerResponse(error_message=None)
+
+    # Moving partitions.
+
+    def _evict_all(self, changes_max: int) -> None:
+        for id, keep_single in list(self.to_evict.items()):
+            made = self._evict(id, keep_single, changes_max)
+            changes_max -= made
+            if changes_max <= 0:
+                return
+            del self.to_evict[id]
+            # Somebody eligible may lead where the ISR was emptied before it was known to be alive.
+            self.has_to_elect = True
+
+    def _evict(self, id: BrokerId, keep_single: bool, changes_max: int) -> int:
+        """Take a broker out of the ISRs that it must not be in; the number of changes that took."""
+        decided = self._decided
+        broker = decided.image.brokers.get(id)
+        keys = decided.census.in_isr.get(id, {})
+        changes: list[PartitionChangeRecord] = []
+        # Leaderships first: their clients are waiting.
+        for is_led in (True, False) if decided.census.led.get(id) else (False,):
+            for key in keys:
+                topic, partition = decided.find(key)
+                if (partition.leader == id) != is_led:
+                    continue
+                has_directory = broker is not None and broker.has(partition.directory(id))
+                if broker is not None and not broker.fenced and has_directory:
+                    continue
+                if keep_single and has_directory and partition.replicas == (id,):
+                    continue
+                revision = decided.revision(topic, partition)
+                revision.leave_isr(id)
+                change = revision.change()
+                assert change is not None
+                changes.append(change)
+                if len(changes) >= changes_max:
+                    decided.take(changes)
+                    return len(changes)
+        decided.take(changes)
+        return len(changes)
+
+    def _give_up_on(self, id: BrokerId, *, keep_single: bool) -> bool:
+        """Let nothing rest on what a broker holds, because it lost some of it; False when more is to do."""
+        decided = self._decided
+        changes: list[PartitionChangeRecord] = []
+        single: list[PartitionChangeRecord] = []
+        for (topic_id, index), partition in self._resting_on(id):
+            if keep_single and partition.replicas == (id,) and partition.leader == id:
+                # What it has is all there is. The new epoch is how clients find out (KIP-320).
+                single.append(PartitionChangeRecord(partition_id=index, topic_id=topic_id, leader=id))
+                continue
+            if len(changes) >= CHANGES_MAX:
+                decided.take(changes)
+                return False
+            revision = decided.revision(decided.image.topics_by_id[topic_id], partition)
+            revision.lose(id)
+            change = revision.change()
+            assert change is not None
+            changes.append(change)
+        # At the very end and all at once, because nothing shows of which it was done.
+        decided.take(changes + single)
+        return True
+
+    def _resting_on(self, id: BrokerId) -> list[tuple[Key, PartitionImage]]:
+        # A walk over everything, but only when a broker lost data.
+        return [
+            ((topic.id, partition.index), partition)
+            for topic in self._decided.image.topics.values()
+            for partition in topic.partitions
+            if id in partition.isr or id in partition.eligible_leader_replicas
+        ]
+
+    def _elect(self, changes_max: int) -> None:
+        """Look for leaders where there are none, if there may be some now."""
+        if not self.has_to_elect:
+            return
+        decided = self._decided
+        changes: list[PartitionChangeRecord] = []
+        for key in decided.census.leaderless:
+            topic, partition = decided.find(key)
+            change = decided.revision(topic, partition).change()
+            if change is not None:
+                changes.append(change)
+                if len(changes) >= changes_max:
+                    break
+        else:
+            self.has_to_elect = False
+        decided.take(changes)

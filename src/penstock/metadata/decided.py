@@ -1,0 +1,132 @@
+"""All that was decided, be it committed or not: what every decision of the controller starts from.
+
+The parts of the controller (brokers, ISRs, reassignments, ...) share one ``Decided``. A part looks at the image
+and the census, and hands its changes to ``take``, which applies them at once: so the next step of the same
+decision sees them, and so does the next request. ``drain`` ends the decision. What a newcomer gets wrong:
+``take`` is not a proposal. What was taken goes into the log or the whole controller is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock.metadata.census import Census, Key
+from penstock.metadata.configs import Layers, broker_value, layers_of, topic_value
+from penstock.metadata.elections import Election, Revision, Standing
+from penstock.metadata.image import BROKER_RESOURCE, Image, PartitionImage, TopicImage
+from penstock.metadata.topics import collision_key
+from penstock.metadata.values import UNASSIGNED_DIRECTORY
+from penstock.model import BrokerId
+from penstock.protocol.schema import Message
+
+# More changes than these are made in several decisions: a batch of the metadata log is written, sent and applied
+# as a whole, and everything else waits for it.
+CHANGES_MAX = 10_000
+
+MIN_ISR = "min.insync.replicas"
+UNCLEAN = "unclean.leader.election.enable"
+
+
+class Decided:
+    # Replaced only by those who test whether a mistake in it would be found.
+    revision_type: type[Revision] = Revision
+
+    def __init__(self, image: Image, *, broker: int, static: Mapping[str, str]) -> None:
+        """``broker`` is the node that this runs on, and ``static`` are the settings it was started with."""
+        self.image = image
+        self.census = Census(image)
+        # The name of each topic by its collision key.
+        self.names = {collision_key(name): name for name in image.topics}
+        self.broker = BrokerId(broker)
+        self.static = static
+        # Those of the decision being made.
+        self._changes: list[Message] = []
+        # What topics that say so themselves, or do not (None), come to.
+        self._min_isrs: dict[str | None, int] = {}
+        self._uncleans: dict[str | None, bool] = {}
+
+    def take(self, changes: Sequence[Message]) -> None:
+        """Decide these changes, in order, and no others in between."""
+        if changes:
+            self._changes += changes
+            self.apply(changes)
+
+    def drain(self) -> list[Message]:
+        """The changes of the decision that is complete now."""
+        changes = self._changes
+        self._changes = []
+        return changes
+
+    def apply(self, changes: Iterable[Message]) -> None:
+        """Take over changes that were not decided here, as when replaying the log."""
+        before = self.image
+        self.image, delta = before.apply(changes)
+        self.census.follow(before, self.image, delta)
+        for topic in delta.deleted:
+            self.names.pop(collision_key(topic.name), None)
+        for name in delta.created:
+            self.names[collision_key(name)] = name
+        if any([resource.type == BROKER_RESOURCE for resource in delta.configs_changed]):
+            self._min_isrs.clear()
+            self._uncleans.clear()
+
+    def check(self) -> None:
+        self.image.check()
+        self.census.check(self.image)
+        assert self.names == {collision_key(name): name for name in self.image.topics}
+        assert not self._changes, "a decision was left open"
+
+    # Settings.
+
+    def layers(self) -> Layers:
+        return layers_of(self.image, self.broker, self.static)
+
+    def setting(self, name: str) -> Any:
+        return broker_value(name, self.layers())
+
+    def min_isr(self, topic: str) -> int:
+        """As set; a partition with fewer replicas needs no more than it has."""
+        overrides = self.image.topic_config(topic)
+        text = overrides.get(MIN_ISR)
+        known = self._min_isrs.get(text)
+        if known is None:
+            known = self._min_isrs[text] = topic_value(MIN_ISR, overrides, self.layers())
+        return known
+
+    def election_of(self, topic: str) -> Election:
+        """How far an election may go for a topic."""
+        overrides = self.image.topic_config(topic)
+        text = overrides.get(UNCLEAN)
+        known = self._uncleans.get(text)
+        if known is None:
+            known = self._uncleans[text] = topic_value(UNCLEAN, overrides, self.layers())
+        return Election.UNCLEAN if known else Election.IF_NEEDED
+
+    # Brokers and partitions.
+
+    def is_active(self, broker: int) -> bool:
+        known = self.image.brokers.get(BrokerId(broker))
+        return known is not None and known.is_active
+
+    def standing_of(self, broker: BrokerId, directory: bytes) -> Standing:
+        """What a replica on a broker, in one of its directories, is good for."""
+        known = self.image.brokers.get(broker)
+        if known is None or known.fenced or not known.has(directory):
+            return Standing.GONE
+        return Standing.STOPPING if known.in_controlled_shutdown else Standing.ACTIVE
+
+    def directory_for(self, broker: BrokerId) -> bytes:
+        """Where a new replica on a broker will lie; a broker with several directories chooses one itself."""
+        directories = self.image.brokers[broker].directories
+        return directories[0] if len(directories) == 1 else UNASSIGNED_DIRECTORY
+
+    def find(self, key: Key) -> tuple[TopicImage, PartitionImage]:
+        topic = self.image.topics_by_id[key[0]]
+        return topic, topic.partitions[key[1]]
+
+    def revision(self, topic: TopicImage, partition: PartitionImage) -> Revision:
+        """A partition to be changed, with an election as far as its topic allows."""
+        revision = self.revision_type(topic.id, partition, self.min_isr(topic.name), self.standing_of)
+        revision.election = self.election_of(topic.name)
+        return revision

@@ -1,0 +1,262 @@
+"""What brokers say about the partitions they hold: who is in sync (AlterPartition), and where replicas lie.
+
+The leader of a partition proposes its in-sync replicas; the controller accepts a proposal only if it was made
+from the present state (leader epoch and partition epoch) by the present leader, and only with members that
+could be elected: registered under the epoch that the leader has seen them fetch with (KIP-903), not fenced, not
+shutting down (KIP-841). What a newcomer gets wrong: an error here is not a failure of the whole request; and
+a proposal may complete a reassignment, which may make somebody else the leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.metadata.decided import MIN_ISR, Decided
+from penstock.metadata.image import Image, PartitionImage, TopicImage
+from penstock.metadata.refusal import Refusal
+from penstock.metadata.values import (
+    BROKER_RESOURCE,
+    RECOVERED,
+    RECOVERING,
+    TOPIC_RESOURCE,
+    BrokerImage,
+)
+from penstock.model import BrokerId, TopicId
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.brokers import (
+    AlterPartitionRequest,
+    AlterPartitionRequestPartition,
+    AlterPartitionResponse,
+    AlterPartitionResponsePartition,
+    AlterPartitionResponseTopic,
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsResponse,
+    AssignReplicasToDirsResponseDirectory,
+    AssignReplicasToDirsResponsePartition,
+    AssignReplicasToDirsResponseTopic,
+)
+from penstock.protocol.messages.metadata_records import ConfigRecord, PartitionChangeRecord
+
+# Members of the ISR come with their epochs since this version.
+_EPOCHS_VERSION = 3
+
+
+def alter_partition(
+    decided: Decided, sender: BrokerImage, request: AlterPartitionRequest, version: int
+) -> AlterPartitionResponse:
+    """Judge the proposals of a broker whose epoch was found to be right."""
+    proposals = _Proposals(decided, sender.id, version)
+    asked = [
+        (topic.topic_id, proposals.propose(TopicId(topic.topic_id), topic.partitions))
+        for topic in request.topics
+    ]
+    decided.take(proposals.changes)
+    return AlterPartitionResponse(
+        topics=[
+            AlterPartitionResponseTopic(
+                topic_id=topic_id,
+                partitions=[_answer(decided.image, topic_id, sender.id, *result) for result in results],
+            )
+            for topic_id, results in asked
+        ]
+    )
+
+
+class _Proposals:
+    def __init__(self, decided: Decided, sender: BrokerId, version: int) -> None:
+        self._decided = decided
+        self._sender = sender
+        self._has_epochs = version >= _EPOCHS_VERSION
+        self._seen: set[tuple[TopicId, int]] = set()
+        self.changes: list[PartitionChangeRecord] = []
+
+    def propose(
+        self, topic_id: TopicId, partitions: Iterable[AlterPartitionRequestPartition]
+    ) -> list[tuple[int, ErrorCode]]:
+        topic = self._decided.image.topics_by_id.get(topic_id)
+        results = []
+        for asked in partitions:
+            try:
+                self._propose(topic, asked)
+                error = ErrorCode.NONE
+            except Refusal as refusal:
+                error = refusal.error
+            results.append((asked.partition_index, error))
+        return results
+
+    def _propose(self, topic: TopicImage | None, asked: AlterPartitionRequestPartition) -> None:
+        if topic is None:
+            raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID)
+        if not 0 <= asked.partition_index < len(topic.partitions):
+            raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        key = (topic.id, asked.partition_index)
+        if key in self._seen:
+            raise Refusal(ErrorCode.INVALID_REQUEST)
+        self._seen.add(key)
+        partition = topic.partitions[asked.partition_index]
+        if self._has_epochs:
+            isr = [(BrokerId(state.broker_id), state.broker_epoch) for state in asked.new_isr_with_epochs]
+        else:
+            isr = [(BrokerId(broker), -1) for broker in asked.new_isr]
+        self._check(partition, asked, [broker for broker, _ in isr])
+        if not all([self._is_eligible(partition, *member) for member in isr]):
+            raise Refusal(ErrorCode.INELIGIBLE_REPLICA)
+        revision = self._decided.revision(topic, partition)
+        members = {broker for broker, _ in isr}
+        if members != set(partition.isr):
+            # In the order of preference, whatever order the leader has them in.
+            revision.isr = tuple([broker for broker in partition.replicas if broker in members])
+        revision.recovery_state = asked.leader_recovery_state
+        # Also when nothing else changes: the new partition epoch makes void whatever the leader has sent before and
+        # not been answered, which it may count on.
+        self.changes.append(
+            revision.change()
+            or PartitionChangeRecord(partition_id=partition.index, topic_id=topic.id, isr=list(partition.isr))
+        )
+
+    def _check(
+        self, partition: PartitionImage, asked: AlterPartitionRequestPartition, isr: list[BrokerId]
+    ) -> None:
+        """Raises Refusal. The order is Kafka's; leaders act on which error comes first."""
+        # Its image is ahead of ours, so it must have it from another controller.
+        if asked.leader_epoch > partition.leader_epoch or asked.partition_epoch > partition.partition_epoch:
+            raise Refusal(ErrorCode.NOT_CONTROLLER)
+        if asked.leader_epoch < partition.leader_epoch:
+            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH)
+        if self._sender != partition.leader:
+            raise Refusal(ErrorCode.INVALID_REQUEST)
+        if asked.partition_epoch < partition.partition_epoch:
+            raise Refusal(ErrorCode.INVALID_UPDATE_VERSION)
+        members = set(isr)
+        if (
+            len(members) < len(isr)
+            or not members <= set(partition.replicas)
+            or partition.leader not in members
+            or asked.leader_recovery_state not in (RECOVERED, RECOVERING)
+        ):
+            raise Refusal(ErrorCode.INVALID_REQUEST)
+        if asked.leader_recovery_state == RECOVERING and (
+            len(isr) > 1 or partition.leader_recovery_state == RECOVERED
+        ):
+            raise Refusal(ErrorCode.INVALID_REQUEST)
+
+    def _is_eligible(self, partition: PartitionImage, broker: BrokerId, epoch: int) -> bool:
+        known = self._decided.image.brokers.get(broker)
+        return (
+            known is not None
+            and known.is_active
+            # -1 from a leader that does not know it.
+            and epoch in (-1, known.epoch)
+            and known.has(partition.directory(broker))
+        )
+
+
+def _answer(
+    image: Image, topic_id: bytes, sender: BrokerId, index: int, error: ErrorCode
+) -> AlterPartitionResponsePartition:
+    if error:
+        return AlterPartitionResponsePartition(partition_index=index, error_code=error)
+    partition = image.topics_by_id[TopicId(topic_id)].partitions[index]
+    if partition.leader != sender:
+        # The proposal was accepted, and with it a reassignment that takes the leadership away.
+        return AlterPartitionResponsePartition(partition_index=index, error_code=ErrorCode.NEW_LEADER_ELECTED)
+    return AlterPartitionResponsePartition(
+        partition_index=index,
+        leader_id=partition.leader,
+        leader_epoch=partition.leader_epoch,
+        isr=list(partition.isr),
+        leader_recovery_state=partition.leader_recovery_state,
+        partition_epoch=partition.partition_epoch,
+    )
+
+
+def without_outdated_eligible(
+    decided: Decided, changes: Iterable[ConfigRecord]
+) -> list[PartitionChangeRecord]:
+    """What must go along with changes of settings: the end of eligible leaders that are none any more.
+
+    With a lower min.insync.replicas the leader may commit what they do not have. To be called when the settings
+    have been taken, and taken with them as one decision.
+    """
+    image = decided.image
+    topics: dict[str, TopicImage] = {}
+    for change in changes:
+        if change.name != MIN_ISR:
+            continue
+        if change.resource_type == BROKER_RESOURCE:
+            topics = dict(image.topics)
+            break
+        if change.resource_type == TOPIC_RESOURCE:
+            topics[change.resource_name] = image.topics[change.resource_name]
+    found = [
+        decided.revision(topic, partition).change()
+        for topic in topics.values()
+        for partition in topic.partitions
+        if partition.eligible_leader_replicas
+    ]
+    return [change for change in found if change is not None]
+
+
+def assign_replicas_to_dirs(
+    decided: Decided, sender: BrokerImage, request: AssignReplicasToDirsRequest
+) -> AssignReplicasToDirsResponse:
+    """Write down where a broker keeps its replicas."""
+    changes: list[PartitionChangeRecord] = []
+    seen: set[tuple[bytes, int]] = set()
+    directories = []
+    for directory in request.directories:
+        topics = []
+        for topic in directory.topics:
+            partitions = []
+            for partition in topic.partitions:
+                key = (topic.topic_id, partition.partition_index)
+                result = AssignReplicasToDirsResponsePartition(partition_index=partition.partition_index)
+                try:
+                    if key in seen:
+                        raise Refusal(ErrorCode.INVALID_REQUEST)
+                    seen.add(key)
+                    change = _assigned(decided, sender, TopicId(key[0]), key[1], directory.id)
+                    if change is not None:
+                        changes.append(change)
+                except Refusal as refusal:
+                    result.error_code = refusal.error
+                partitions.append(result)
+            topics.append(AssignReplicasToDirsResponseTopic(topic_id=topic.topic_id, partitions=partitions))
+        directories.append(AssignReplicasToDirsResponseDirectory(id=directory.id, topics=topics))
+    decided.take(changes)
+    return AssignReplicasToDirsResponse(directories=directories)
+
+
+def _assigned(
+    decided: Decided, sender: BrokerImage, topic_id: TopicId, index: int, directory: bytes
+) -> PartitionChangeRecord | None:
+    topic = decided.image.topics_by_id.get(topic_id)
+    if topic is None:
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID)
+    if not 0 <= index < len(topic.partitions):
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    partition = topic.partitions[index]
+    if sender.id not in partition.replicas:
+        raise Refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    return placed_in(decided, sender, topic, partition, directory)
+
+
+def placed_in(
+    decided: Decided, sender: BrokerImage, topic: TopicImage, partition: PartitionImage, directory: bytes
+) -> PartitionChangeRecord | None:
+    """The change that says in which of its directories a broker has its replica."""
+    before = partition.directory(sender.id)
+    revision = decided.revision(topic, partition)
+    revision.directories = tuple(
+        [
+            directory if broker == sender.id else known
+            for broker, known in zip(partition.replicas, partition.directories)
+        ]
+    )
+    if directory != before and not sender.has(before):
+        # Begun anew, because the directory it was in is gone. Nothing may rest on it, and it does not lead by
+        # itself: the directory may come back, and with it the records.
+        revision.lose(sender.id, everything=True)
+    elif not sender.has(directory):
+        revision.leave_isr(sender.id)
+    return revision.change()
