@@ -14,11 +14,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.broker.broker import Broker
 from penstock.broker.config import BrokerConfig
 from penstock.broker.logs import Logger
 from penstock.broker.options import ServeOptions
-from penstock.broker.server import Server
+from penstock.broker.server import Node
 from penstock.environment import Buffer, Environment, File, Stream
 from penstock.protocol.apis import APIS
 from penstock.protocol.schema import Message, decode, encoder
@@ -155,7 +154,13 @@ class VirtualNetwork:
     def close(self) -> None:
         self._on_connect = None
 
-    def connect(self, peer: str) -> VirtualStream:
+    def connect(
+        self, host: str, port: int, done: Callable[[Stream | None, OSError | None], None]
+    ) -> None:
+        """There is nobody else in this world."""
+        self._spawn.soon(lambda: done(None, ConnectionRefusedError("nobody listens")))
+
+    def dial(self, peer: str) -> VirtualStream:
         assert self._on_connect is not None, "nobody listens"
         ours, theirs = VirtualStream(self._spawn, "broker"), VirtualStream(self._spawn, peer)
         ours.other, theirs.other = theirs, ours
@@ -168,7 +173,7 @@ class Client:
 
     def __init__(self, world: World, peer: str = "127.0.0.1") -> None:
         self._world = world
-        self.stream = world.network.connect(peer)
+        self.stream = world.network.dial(peer)
         self._sent: deque[tuple[int, type[Message], int]] = deque()
         self._correlation_id = 0
         self._received = bytearray()
@@ -242,10 +247,18 @@ class World:
             config_file=None,
         )
         config, _ = BrokerConfig.load(options.settings)
-        logger = Logger(node=1)
-        self.broker = Broker(self.environment, options, config, logger, on_failure=self.failures.append)
-        self.server = Server(self.environment, self.broker, config, logger)
-        self.broker.announce(*self.server.listen("127.0.0.1", 9092))
+        ready: list[object] = []
+        self.node = Node(
+            self.environment,
+            options,
+            config,
+            Logger(node=1),
+            on_ready=ready.append,
+            on_failure=self.failures.append,
+        )
+        self.broker = self.node.broker
+        self.node.start()
+        self.run_until(lambda: bool(ready or self.failures), 60_000)
 
     def client(self, peer: str = "127.0.0.1") -> Client:
         return Client(self, peer)
@@ -262,6 +275,5 @@ class World:
     def restarted(self, *, clean: bool) -> World:
         """The same disk under a new process: after a clean stop, or as a killed one left it."""
         if clean:
-            self.server.close()
-            self.broker.close()
+            self.node.close()
         return World(files=self.files)

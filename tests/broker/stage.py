@@ -185,8 +185,19 @@ class Stage:
         broker: Any = SimpleNamespace(encoded_api_versions={})
         if data_dir is not None:
             options = ServeOptions(1, (str(data_dir),), ("127.0.0.1", 9092), None, None, {}, None)
-            broker = Broker(self.environment, options, config, logger, on_failure=self.failures.append)
-            broker.announce("127.0.0.1", 9092)
+            active: list[bool] = []
+            broker = Broker(
+                self.environment,
+                options,
+                config,
+                logger,
+                on_failure=self.failures.append,
+                on_active=lambda: active.append(True),
+            )
+            broker.start(("127.0.0.1", 9092), None)
+            while not active:
+                self.clock.ms += 1
+                self.spawn.run()
         self.broker = broker
         self.server = Server(self.environment, broker, config, logger)
         self.server.listen("127.0.0.1", 0)

@@ -1,7 +1,8 @@
 """One node: its storage, its metadata, its partitions and its coordinators, put together.
 
 Handlers get the Broker and reach everything through it. It holds no state of its own beyond caches of
-answers, which are dropped whenever the committed image moves.
+answers, which are dropped whenever the committed image moves. Every node has one of these, also one that is
+only a controller: that one hosts no partitions because it never registers as a broker.
 """
 
 from __future__ import annotations
@@ -11,31 +12,43 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.broker.config import BrokerConfig, TopicConfig
-from penstock.broker.connection import WAITING, Call, Encoded
-from penstock.broker.consensus import Consensus
+from penstock.broker.connection import WAITING, Call, Connection, Encoded
+from penstock.broker.consensus import Consensus, ConsensusSettings
+from penstock.broker.controlling import ActiveController, refusal
 from penstock.broker.coordinators import Coordinators
+from penstock.broker.directories import DirectoryReports
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.logs import Logger
+from penstock.broker.membership import Membership
 from penstock.broker.options import ServeOptions
 from penstock.broker.partitions import HostedPartition, Partitions
+from penstock.broker.peers import Peers
+from penstock.broker.replicas import IsrProposals, ReplicaFetchers
 from penstock.broker.sessions import FetchSessions
-from penstock.broker.storage import METADATA_DIRECTORY, Storage
-from penstock.decision import Decision
+from penstock.broker.storage import METADATA_DIRECTORY, Directory, Storage
 from penstock.environment import Environment
-from penstock.metadata.controller import Controller
-from penstock.metadata.controller import ProducerIds as AllocatedIds
 from penstock.metadata.image import BrokerImage, Delta, Endpoint, Image
 from penstock.metadata.topics import CONSUMER_OFFSETS
-from penstock.model import BrokerId, TopicId, parse_id
+from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
+from penstock.protocol.messages.brokers import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from penstock.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from penstock.protocol.schema import Message
+from penstock.raft.raft import RaftSettings
+from penstock.replication.follower import FetchLimits
 
 # Kafka's number for a listener without TLS and SASL.
 PLAINTEXT = 0
 CREATE_TOPICS_VERSION = 7
+ALLOCATE_VERSION = 0
 # With more logs to close, asking the kernel for everything at once is several times faster.
 SYNCED_ONE_BY_ONE_MAX = 32
+# A request for the controller waits this long for there to be one.
+FORWARD_TIMEOUT_MS = 20_000
+FORWARD_RETRY_MS = 50
+# After the controller has made a topic, this broker should hear of it; longer than this nobody waits.
+SEEN_TIMEOUT_MS = 2_000
+RECOVERED_PER_TURN = 16
 
 
 class Broker:
@@ -47,108 +60,126 @@ class Broker:
         logger: Logger,
         *,
         on_failure: Callable[[str], None],
+        on_active: Callable[[], None],
     ) -> None:
         self.environment = environment
         self.config = config
         self.logger = logger
-        self.node_id = BrokerId(options.node_id)
+        self.fail = on_failure
+        self.me = self.node_id = BrokerId(options.node_id)
+        self.lag_max_ms = config.replica_lag_time_max_ms
         self._rack = options.rack
-        # Of this run's registration.
-        self.broker_epoch = -1
+        self.is_broker = "broker" in options.roles
         # Answers in bytes, by what was asked; valid for the current image.
-        self.encoded_api_versions: dict[int, Encoded] = {}
+        self.encoded_api_versions: dict[tuple[str, int], Encoded] = {}
         self.encoded_metadata: dict[tuple[int, bool, bool], Encoded] = {}
+        self._on_seen: list[Callable[[], None]] = []
 
-        self.storage = Storage(environment, options.data_dirs[0], options.node_id, logger, on_failure)
-        self.cluster_id = self.storage.cluster_id
-        self.partitions = Partitions(self.storage, self._topic_config)
+        self.storage = Storage(
+            environment,
+            options.data_dirs,
+            options.node_id,
+            logger,
+            on_failure,
+            on_directory_failed=self._directory_failed,
+            is_alone=not options.controllers,
+        )
+        self.peers = Peers(environment)
+        for node, (host, port) in options.controllers.items():
+            self.peers.set_address(node, host, port)
+        self.partitions = Partitions(self.storage, self, self._topic_config)
         self.consensus = Consensus(
             environment,
             os.path.join(self.storage.path, METADATA_DIRECTORY),
+            node_id=options.node_id,
+            directory_id=self.storage.directory_ids[0],
+            controllers=options.controllers,
+            peers=self.peers,
             lost_page_cache=self.storage.lost_page_cache,
+            logger=logger,
             on_committed=self._committed,
+            on_active=self._became_active,
             on_failure=on_failure,
+            cluster_id=self.storage.cluster_id,
+            settings=ConsensusSettings(
+                raft=RaftSettings(
+                    fetch_timeout_ms=config.controller_quorum_fetch_timeout_ms,
+                    election_timeout_ms=config.controller_quorum_election_timeout_ms,
+                )
+            ),
         )
-        self.controller = self._controller()
+        self.controlling = ActiveController(
+            environment,
+            self.consensus,
+            config,
+            logger,
+            node_id=options.node_id,
+            cluster_id=self.storage.cluster_id or "",
+            brokers_expected=max(1, len(options.controllers)),
+        )
+        self.connections_of_brokers = BrokerConnections(self)
+        self.membership = Membership(self, rack=options.rack, on_active=on_active)
         self.producer_ids = ProducerIds(self)
         self.fetch_sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, environment.clock, environment.random
         )
+        self.proposals = IsrProposals(
+            environment,
+            self.ask_controller,
+            logger,
+            me=self.node_id,
+            broker_epoch=lambda: self.membership.epoch,
+            lag_max_ms=self.lag_max_ms,
+            on_answered=HostedPartition.proposal_answered,
+        )
+        self.fetchers = ReplicaFetchers(
+            environment,
+            self.peers,
+            logger,
+            me=self.node_id,
+            broker_epoch=lambda: self.membership.epoch,
+            limits=FetchLimits(
+                max_wait_ms=config.replica_fetch_wait_max_ms,
+                min_bytes=config.replica_fetch_min_bytes,
+                max_bytes=config.replica_fetch_response_max_bytes,
+                partition_max_bytes=config.replica_fetch_max_bytes,
+                backoff_ms=config.replica_fetch_backoff_ms,
+            ),
+            lanes=config.num_replica_fetchers,
+        )
+        self.directories = DirectoryReports(self)
         self.coordinators = Coordinators(self)
-        self._start()
         self.housekeeping = Housekeeping(environment, config, self.storage, self.partitions, logger)
 
-    @property
-    def image(self) -> Image:
-        """Committed state: what clients may be told."""
-        return self.consensus.image
+    # Life
 
-    def brokers(self) -> Iterable[BrokerImage]:
-        return self.image.brokers.values()
+    def start(self, client: tuple[str, int] | None, internal: tuple[str, int] | None) -> None:
+        """Take part from now on; clients and nodes reach this one at these addresses."""
+        self.consensus.start()
+        if self.is_broker:
+            endpoints = []
+            if client is not None:
+                endpoints.append(Endpoint("PLAINTEXT", *client, PLAINTEXT))
+            if internal is not None:
+                endpoints.append(Endpoint("INTERNAL", *internal, PLAINTEXT))
+            self.membership.start(endpoints)
 
-    def topic_name(self, topic_id: bytes) -> str:
-        """Empty when no topic has this id."""
-        topic = self.image.topics_by_id.get(TopicId(topic_id))
-        return "" if topic is None else topic.name
+    def stop(self, then: Callable[[], None]) -> None:
+        """Hand over what this node leads; ``then`` it may be closed."""
 
-    def decide(self, request: Message, call: Call) -> Any:
-        """Let the controller handle a request, and answer it when the decision is committed."""
-        decision = self.controller.handle(request, call.version, self.environment.clock.wall_ms())
-        self.propose(decision, call.answer, lambda: call.answer(_void(decision.response)))
-        return WAITING
+        def left() -> None:
+            self.consensus.resign()
+            # The last words to the others should leave before the connections end.
+            self.environment.spawn.later(FORWARD_RETRY_MS, then)
 
-    def propose(
-        self, decision: Decision[Message], answer: Callable[[Any], None], refused: Callable[[], None]
-    ) -> None:
-        """``answer(response)`` once the decision is committed; ``refused()`` when the disk has no room for it."""
-        if not self.consensus.propose(decision, answer):
-            self.logger.error("the disk is full: a change of the metadata was refused")
-            self.controller = self._controller()
-            refused()
-
-    def create_topics(self, names: list[str], done: Callable[[dict[str, int]], None]) -> None:
-        """Create topics because somebody asked for them, with the broker's defaults."""
-        topics = [CreatableTopic(name=name, num_partitions=-1, replication_factor=-1) for name in names]
-        decision = self.controller.handle(
-            CreateTopicsRequest(topics=topics), CREATE_TOPICS_VERSION, self.environment.clock.wall_ms()
-        )
-        self.propose(
-            decision,
-            lambda response: done({topic.name: topic.error_code for topic in response.topics}),
-            lambda: done(dict.fromkeys(names, ErrorCode.KAFKA_STORAGE_ERROR)),
-        )
-
-    def create_offsets_topic(self, done: Callable[[int], None]) -> None:
-        decision = self.controller.create_internal_topic(
-            CONSUMER_OFFSETS,
-            self.config.offsets_topic_num_partitions,
-            self.config.offsets_topic_replication_factor,
-            {"cleanup.policy": "compact", "segment.bytes": str(self.config.offsets_topic_segment_bytes)},
-            self.environment.clock.wall_ms(),
-        )
-        self.propose(
-            decision,
-            lambda result: done(result.error_code),
-            lambda: done(ErrorCode.COORDINATOR_NOT_AVAILABLE),
-        )
-
-    def announce(self, host: str, port: int) -> None:
-        """Write down that this node serves at this address from now on."""
-        self.consensus.propose_now(self.controller.found_cluster())
-        registered: BrokerImage = self.consensus.propose_now(
-            self.controller.register_broker(
-                self.node_id,
-                incarnation_id=self.environment.random.randbytes(16),
-                endpoints=[Endpoint("PLAINTEXT", host, port, PLAINTEXT)],
-                rack=self._rack,
-                directories=[parse_id(self.storage.directory_id)],
-                lost_page_cache=self.storage.lost_page_cache,
-            )
-        )
-        self.broker_epoch = registered.epoch
+        self.membership.leave(left)
 
     def close(self) -> None:
         """Flush and close every log, and say so: the next start need not look inside."""
+        self.membership.close()
+        self.fetchers.close()
+        self.proposals.close()
+        self.peers.close()
         hosted_logs = [hosted for hosted in self.partitions if hosted.is_open]
         for hosted in hosted_logs:
             hosted.log.seal()
@@ -158,27 +189,260 @@ class Broker:
             hosted.log.close()
         self.storage.prepare_checkpoint(self.partitions)()
         self.consensus.close()
-        self.storage.leave_clean_marker(self.broker_epoch)
+        self.storage.leave_clean_marker(self.membership.epoch)
 
-    def _controller(self) -> Controller:
-        return Controller(
-            self.consensus.decided_image(),
-            random=self.environment.random,
-            broker=self.node_id,
-            static=self.config.static,
+    # What the cluster has agreed on
+
+    @property
+    def image(self) -> Image:
+        """Committed state: what clients may be told."""
+        return self.consensus.image
+
+    @property
+    def cluster_id(self) -> str | None:
+        """None on a fresh node that has not heard from its cluster."""
+        return self.image.cluster_id or self.storage.cluster_id
+
+    @property
+    def controller_id(self) -> int:
+        """The node that clients may take for the controller; any broker passes their requests on."""
+        leader = self.consensus.leader_id
+        return leader if leader is not None and leader in self.image.brokers else self.node_id
+
+    def brokers(self) -> Iterable[BrokerImage]:
+        """Those that clients can talk to."""
+        return [broker for broker in self.image.brokers.values() if not broker.fenced]
+
+    def topic_name(self, topic_id: bytes) -> str:
+        """Empty when no topic has this id."""
+        topic = self.image.topics_by_id.get(TopicId(topic_id))
+        return "" if topic is None else topic.name
+
+    def exists(self, topic: str, index: int) -> bool:
+        known = self.image.topics.get(topic)
+        return known is not None and 0 <= index < len(known.partitions)
+
+    def _committed(self, image: Image, delta: Delta) -> None:
+        self.encoded_metadata.clear()
+        if image.cluster_id and self.storage.cluster_id != image.cluster_id:
+            if self.storage.cluster_id is not None:
+                self.fail(f"{self.storage.path} belongs to another cluster; choose another --data-dir")
+                return
+            self.storage.adopt_cluster_id(image.cluster_id)
+        for broker in delta.brokers_changed:
+            known = image.brokers.get(broker)
+            if known is not None and known.internal is not None and broker != self.node_id:
+                self.peers.set_address(broker, known.internal.host, known.internal.port)
+        self.partitions.apply(image, delta)
+        if delta.deleted:
+            self.coordinators.topics_deleted([topic.name for topic in delta.deleted])
+        self.membership.image_moved()
+        if self._on_seen:
+            waiting, self._on_seen = self._on_seen, []
+            for look in waiting:
+                look()
+
+    def _became_active(self, is_active: bool) -> None:
+        self.controlling.on_active(is_active)
+        if is_active:
+            # The one before may have died together with a broker's process.
+            self.connections_of_brokers.probe_all()
+
+    def _topic_config(self, image: Image, name: str) -> TopicConfig:
+        return self.config.topic_config(image, self.node_id, name)
+
+    # The controller
+
+    def ask_controller(
+        self,
+        request: Message,
+        version: int,
+        done: Callable[[Any | None], None],
+        *,
+        lane: str = "forward",
+        timeout_ms: int = FORWARD_TIMEOUT_MS,
+    ) -> None:
+        """Ask the active controller, be it here; ``done(None)`` when there is no answer."""
+        leader = self.consensus.leader_id
+        if self.consensus.is_active:
+            self.controlling.handle(request, version, done, from_broker=True)
+        elif leader is None or leader == self.node_id:
+            self.environment.spawn.soon(lambda: done(None))
+        else:
+            self.peers.call(leader, lane, request, version, done, timeout_ms=timeout_ms)
+
+    def decide(self, request: Message, call: Call) -> Any:
+        """Have the controller handle a request: this node's own for the others, the active one for clients."""
+        if call.is_internal:
+            self.controlling.handle(request, call.version, call.answer, from_broker=True)
+        else:
+            self.forward(request, call.version, call.answer)
+        return WAITING
+
+    def forward(self, request: Message, version: int, answer: Callable[[Any], None]) -> None:
+        """``answer(response)`` of the active controller, waiting until there is one."""
+        deadline_ms = self.environment.clock.now_ms() + FORWARD_TIMEOUT_MS
+
+        def ask() -> None:
+            leader = self.consensus.leader_id
+            was_known = self.consensus.is_active or (leader is not None and leader != self.node_id)
+
+            def done(response: Any | None) -> None:
+                if response is not None and not _is_from_wrong_controller(response):
+                    answer(response)
+                elif self.environment.clock.now_ms() >= deadline_ms:
+                    answer(response or refusal(request, version, ErrorCode.NOT_CONTROLLER))
+                elif (
+                    response is not None
+                    or not was_known
+                    or (leader is not None and self.peers.is_refused(leader, "forward"))
+                ):
+                    # It certainly was not carried out: again, when there is another controller.
+                    self.environment.spawn.later(FORWARD_RETRY_MS, ask)
+                else:
+                    # Perhaps it was carried out. The client knows better whether to ask again.
+                    answer(refusal(request, version, ErrorCode.NOT_CONTROLLER))
+
+            self.ask_controller(request, version, done)
+
+        ask()
+
+    def create_topics(self, names: list[str], done: Callable[[dict[str, int]], None]) -> None:
+        """Create topics because somebody asked for them, with the broker's defaults."""
+        topics = [CreatableTopic(name=name, num_partitions=-1, replication_factor=-1) for name in names]
+        self._create(
+            topics,
+            lambda response: done({topic.name: topic.error_code for topic in response.topics}),
         )
 
-    def _start(self) -> None:
-        """Host what the image says, and look at every log the last run did not close."""
-        image = self.image
-        self._committed(image, Delta(created=tuple(image.topics)))
-        self.storage.quarantine_strays(image)
-        if not self.storage.was_clean:
-            for name in self.storage.partitions_on_disk():
+    def create_offsets_topic(self, done: Callable[[int], None]) -> None:
+        topic = CreatableTopic(
+            name=CONSUMER_OFFSETS,
+            num_partitions=self.config.offsets_topic_num_partitions,
+            # As many as other topics have, unless somebody has said how many.
+            replication_factor=(
+                self.config.offsets_topic_replication_factor
+                if "offsets.topic.replication.factor" in self.config.static
+                else -1
+            ),
+            configs=[
+                CreatableTopicConfig(name="cleanup.policy", value="compact"),
+                CreatableTopicConfig(
+                    name="segment.bytes", value=str(self.config.offsets_topic_segment_bytes)
+                ),
+            ],
+        )
+        self._create([topic], lambda response: done(response.topics[0].error_code))
+
+    def _create(self, topics: list[CreatableTopic], done: Callable[[Any], None]) -> None:
+        def created(response: Any) -> None:
+            made = [topic.name for topic in response.topics if not topic.error_code]
+            self.when_seen(made, lambda: done(response))
+
+        self.forward(CreateTopicsRequest(topics=topics), CREATE_TOPICS_VERSION, created)
+
+    def when_seen(self, names: list[str], then: Callable[[], None]) -> None:
+        """Go on when this broker knows the topics, so that who made them finds them here."""
+        deadline_ms = self.environment.clock.now_ms() + SEEN_TIMEOUT_MS
+
+        def look() -> None:
+            topics = self.image.topics
+            if all(name in topics for name in names) or self.environment.clock.now_ms() >= deadline_ms:
+                then()
+            else:
+                self._on_seen.append(look)
+
+        look()
+
+    # For the hosted partitions
+
+    def live(self, broker: int) -> int | None:
+        known = self.image.brokers.get(BrokerId(broker))
+        return known.epoch if known is not None and known.is_active else None
+
+    def wants_proposal(self, hosted: HostedPartition) -> None:
+        self.proposals.wants_proposal(hosted)
+
+    def appended(self, hosted: HostedPartition) -> None:
+        self.proposals.appended(hosted)
+
+    def role_changed(self, hosted: HostedPartition) -> None:
+        if not hosted.is_leader:
+            self.proposals.forget(hosted)
+        self._follow(hosted)
+        if hosted.topic == CONSUMER_OFFSETS:
+            self.coordinators.role_changed(hosted)
+
+    def established(self, hosted: HostedPartition) -> None:
+        if hosted.topic == CONSUMER_OFFSETS:
+            self.coordinators.role_changed(hosted)
+
+    def nearest_replica(self, hosted: HostedPartition, rack: str, offset: int) -> int:
+        """A replica in the consumer's rack that has what it asks for; -1 when none is better than this one."""
+        brokers = self.image.brokers
+        if self._rack == rack:
+            return -1
+        for replica in hosted.image.isr:
+            known = brokers.get(replica)
+            if (
+                known is not None
+                and known.rack == rack
+                and known.is_active
+                and replica != self.node_id
+                and hosted.replication.end_offset_of(replica) >= offset
+            ):
+                return replica
+        return -1
+
+    def reassigned(self, hosted: HostedPartition) -> None:
+        self.directories.assigned(hosted)
+        self._follow(hosted)
+
+    def _follow(self, hosted: HostedPartition) -> None:
+        """Fetch from the partition's leader, if another broker is it."""
+        if not self.membership.are_logs_ready:
+            return
+        if hosted.is_leader or hosted.is_deleted or hosted.is_offline or hosted.leader < 0:
+            self.fetchers.unfollow(hosted.key)
+            return
+        try:
+            self.fetchers.follow(hosted, is_throttled=self.node_id in hosted.image.adding_replicas)
+        except OSError as error:
+            self.logger.error("cannot follow", partition=repr(hosted), error=str(error))
+            self.directories.damaged(hosted, 0)
+
+    def placed(self, hosted: HostedPartition) -> None:
+        self.directories.placed(hosted)
+
+    def damaged(self, hosted: HostedPartition, offset: int) -> None:
+        self.logger.error("damaged", partition=repr(hosted), offset=offset)
+        # Whoever found it is in the middle of reading.
+        self.environment.spawn.soon(lambda: self.directories.damaged(hosted, offset))
+
+    # For the membership
+
+    def prepare_partitions(self, then: Callable[[], None]) -> None:
+        """Host what the image says, look at every log the last run did not close, begin to follow."""
+        self.storage.quarantine_strays(self.image)
+        waiting = iter(self.storage.partitions_to_recover())
+
+        def recover_some() -> None:
+            for _ in range(RECOVERED_PER_TURN):
+                name = next(waiting, None)
+                if name is None:
+                    self._prepared(then)
+                    return
                 hosted = self.partitions.get(name.topic, name.partition)
                 if hosted is not None:
                     self._recover(hosted)
-        self.coordinators.load()
+            self.environment.spawn.soon(recover_some)
+
+        recover_some()
+
+    def _prepared(self, then: Callable[[], None]) -> None:
+        then()
+        for hosted in list(self.partitions):
+            self.role_changed(hosted)
 
     def _recover(self, hosted: HostedPartition) -> None:
         try:
@@ -186,15 +450,73 @@ class Broker:
         except OSError as error:
             # The others can be served; whoever asks for this one gets a storage error.
             self.logger.error("cannot open", partition=repr(hosted), error=str(error))
+            self.directories.damaged(hosted, 0)
 
-    def _committed(self, image: Image, delta: Delta) -> None:
-        self.encoded_metadata.clear()
-        self.partitions.apply(image, delta)
-        if delta.deleted:
-            self.coordinators.topics_deleted([topic.name for topic in delta.deleted])
+    def fenced(self) -> None:
+        """The controller has given our partitions to others; the image will say so."""
 
-    def _topic_config(self, image: Image, name: str) -> TopicConfig:
-        return self.config.topic_config(image, self.node_id, name)
+    def _directory_failed(self, directory: Directory, reason: str) -> None:
+        self.logger.error("a data directory is offline", directory=directory.path, reason=reason)
+        for hosted in list(self.partitions):
+            if self.storage.directory_of(hosted) is directory:
+                hosted.take_offline()
+                self.role_changed(hosted)
+        self.membership.directories_changed()
+
+
+def _is_from_wrong_controller(response: Any) -> bool:
+    """Whether the node that answered is not the active controller."""
+    if getattr(response, "error_code", 0) == ErrorCode.NOT_CONTROLLER:
+        return True
+    for results in ("topics", "responses", "results", "replica_election_results"):
+        found = getattr(response, results, None)
+        if found and getattr(found[0], "error_code", 0) == ErrorCode.NOT_CONTROLLER:
+            return True
+    return False
+
+
+class BrokerConnections:
+    """Over which connection each broker sends its heartbeats, so that the end of one is noticed."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        # The connection that the last heartbeat of a broker came on, and its epoch; None when that has ended.
+        self._known: dict[int, tuple[Connection | None, int]] = {}
+
+    def heard(self, connection: Connection, broker_id: int, epoch: int) -> None:
+        known = self._known.get(broker_id)
+        if known is not None and known[0] is connection and known[1] == epoch:
+            return
+        self._known[broker_id] = (connection, epoch)
+        connection.on_closed = lambda: self._ended(connection, broker_id, epoch)
+
+    def registering(self, broker_id: int) -> None:
+        """A process registers. If its predecessor's connection has ended, so has the predecessor."""
+        connection, epoch = self._known.get(broker_id, (None, -1))
+        if connection is None and epoch >= 0:
+            del self._known[broker_id]
+            self._broker.controlling.broker_lost(broker_id, epoch)
+
+    def probe_all(self) -> None:
+        """Look after every broker of which nothing was heard here."""
+        for known in self._broker.image.brokers.values():
+            if not known.fenced and known.id != self._broker.node_id:
+                self._probe(known.id, known.epoch)
+
+    def _ended(self, connection: Connection, broker_id: int, epoch: int) -> None:
+        if self._known.get(broker_id) != (connection, epoch):
+            return
+        self._known[broker_id] = (None, epoch)
+        self._probe(broker_id, epoch)
+
+    def _probe(self, broker_id: int, epoch: int) -> None:
+        def probed(is_refused: bool) -> None:
+            connection = self._known.get(broker_id, (None, epoch))[0]
+            if is_refused and connection is None:
+                self._broker.controlling.broker_lost(broker_id, epoch)
+
+        if self._broker.consensus.is_active:
+            self._broker.peers.probe(broker_id, probed)
 
 
 class ProducerIds:
@@ -205,31 +527,31 @@ class ProducerIds:
         self._next = 0
         # Exclusive.
         self._end = 0
+        self._is_asking = False
+        self._waiting: list[tuple[Callable[[int], None], Callable[[], None]]] = []
 
     def next(self, done: Callable[[int], None], refused: Callable[[], None]) -> None:
-        """``done(producer id)``, or ``refused()`` when there is no room on the disk for a new block."""
+        """``done(producer id)``, or ``refused()`` when the controller gives no new block."""
         if self._next < self._end:
             self._next += 1
             done(self._next - 1)
             return
+        self._waiting.append((done, refused))
+        if not self._is_asking:
+            self._is_asking = True
+            request = AllocateProducerIdsRequest(
+                broker_id=self._broker.node_id, broker_epoch=self._broker.membership.epoch
+            )
+            self._broker.forward(request, ALLOCATE_VERSION, self._allocated)
 
-        def allocated(block: AllocatedIds | ErrorCode) -> None:
-            assert not isinstance(block, ErrorCode), "this broker is registered"
-            # Another request may have brought a block meanwhile; the ids left of it are skipped, never
-            # reused.
-            self._next, self._end = block.first, block.first + block.count
+    def _allocated(self, response: AllocateProducerIdsResponse) -> None:
+        self._is_asking = False
+        waiting, self._waiting = self._waiting, []
+        if response.error_code:
+            for _, refused in waiting:
+                refused()
+            return
+        self._next = response.producer_id_start
+        self._end = self._next + response.producer_id_len
+        for done, refused in waiting:
             self.next(done, refused)
-
-        broker = self._broker
-        decision = broker.controller.allocate_producer_ids(broker.node_id, broker.broker_epoch)
-        broker.propose(decision, allocated, refused)
-
-
-def _void(response: Any) -> Any:
-    """An answer to a request of which nothing came about, because the disk is full."""
-    for results in ("topics", "responses", "results"):
-        for result in getattr(response, results, ()):
-            if not result.error_code:
-                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-                result.error_message = "The broker's disk is full."
-    return response

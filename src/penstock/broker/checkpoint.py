@@ -1,13 +1,20 @@
-"""What is remembered of every log outside it: how far the disk is known to hold it, and where it begins.
+"""What is remembered of every log outside it: how far the disk is known to hold it, where it begins, and how
+far it was known to be committed.
 
 One file, replaced as a whole, a line for each partition:
 
     penstock-checkpoint 1 <CRC-32 of all that follows, in hexadecimal>
-    <topic id> <partition> <recovery point> <log start offset>
+    lowered <how many lines of the file below are in this one already>
+    <topic id> <partition> <recovery point> <log start offset> <high watermark, if not the recovery point>
 
 It goes by topic id and not by name, because a topic that is deleted and made again under the same name is
 another topic: a line about the old one must never shorten the new one. It is a hint: without it more of each
 log is read at the next start, and records that DeleteRecords hid in the middle of a segment show again.
+
+What a newcomer gets wrong: a hint may be too low, but never too high. A log that is cut below what is written
+here would grow again behind a recovery point that speaks of other bytes, and nobody would look at the new
+ones. So ``lower`` is durable before the cut. It is a line appended to a second file,
+``penstock-checkpoint-lowered``: the first may be in the middle of being written by another thread.
 """
 
 from __future__ import annotations
@@ -16,15 +23,19 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 from zlib import crc32
 
-from penstock.environment import Files
+from penstock.environment import File, Files
 from penstock.metadata.image import Image
 from penstock.model import TopicId, format_id, parse_id
+
+LOWERED = "-lowered"
 
 
 class Remembered(NamedTuple):
     # Everything below is on the disk.
     recovery_point: int = 0
     log_start_offset: int = 0
+    # Everything below was committed.
+    high_watermark: int = 0
 
 
 class Checkpoint:
@@ -32,26 +43,83 @@ class Checkpoint:
         self._files = files
         self._path = path
         self._logs: dict[tuple[TopicId, int], Remembered] = {}
+        # How many times something was lowered, and how many of these the file is known to hold.
+        self._lowered = 0
+        self._lowered_in_file = 0
+        self._lowered_file: File | None = None
+        # How many times all was written, or is about to be, and how many of these are done.
+        self._writes = 0
+        self._writes_done = 0
+        # What the file may still remember though it is forgotten: after which write it was.
+        self._forgotten: dict[tuple[TopicId, int], int] = {}
 
     def load(self) -> None:
-        """Raises ValueError when the file is damaged; nothing is remembered then."""
-        if not self._files.exists(self._path):
-            return
-        title, _, text = self._files.read(self._path).decode().partition("\n")
-        if title != _title(text):
-            raise ValueError("it is not what was written")
-        logs = {}
-        for line in text.splitlines():
-            topic_id, partition, recovery_point, log_start_offset = line.split(" ")
-            key = (TopicId(parse_id(topic_id)), int(partition))
-            logs[key] = Remembered(int(recovery_point), int(log_start_offset))
-        self._logs = logs
+        """Raises ValueError when a file is damaged; nothing is remembered then."""
+        if self._files.exists(self._path):
+            title, _, text = self._files.read(self._path).decode().partition("\n")
+            if title != _title(text):
+                raise ValueError("it is not what was written")
+            lines = text.splitlines()
+            if lines and lines[0].startswith("lowered "):
+                self._lowered = self._lowered_in_file = int(lines.pop(0).split(" ")[1])
+            self._logs = dict(map(_parse, lines))
+        if self._files.exists(self._path + LOWERED):
+            self._load_lowered(self._files.read(self._path + LOWERED).decode("utf-8", "replace"))
+
+    def _load_lowered(self, text: str) -> None:
+        for line in text.splitlines(keepends=True):
+            crc, _, rest = line.partition(" ")
+            if crc != f"{crc32(rest.encode()):08x}":
+                return  # the last one, which a crash cut short: the log was not touched yet
+            count, _, remembered = rest.rstrip("\n").partition(" ")
+            if int(count) > self._lowered:
+                self._lowered = int(count)
+                key, log = _parse(remembered)
+                self._logs[key] = log
 
     def get(self, topic_id: TopicId, partition: int) -> Remembered:
         return self._logs.get((topic_id, partition), Remembered())
 
+    def lower(self, topic_id: TopicId, partition: int, offset: int) -> None:
+        """A log is about to be cut here. Durable when this returns.
+
+        Raises:
+            OSError: it could not be written down.
+        """
+        key = (topic_id, partition)
+        known = self._logs.get(key)
+        if known is None or max(known) <= offset:
+            return
+        self._write_lowered(key, Remembered(*(min(place, offset) for place in known)))
+
+    def renew(self, topic_id: TopicId, partition: int) -> None:
+        """A log is about to be made that may have been forgotten: nothing said of the old one holds for it.
+
+        Raises as ``lower``. (A topic that is made again has another id; a replica that comes back has not.)
+        """
+        key = (topic_id, partition)
+        if self._forgotten.get(key, -1) >= self._writes_done:
+            self._write_lowered(key, Remembered())
+        self._forgotten.pop(key, None)
+
+    def _write_lowered(self, key: tuple[TopicId, int], lowered: Remembered) -> None:
+        rest = f"{self._lowered + 1} {_line(key, lowered)}"
+        file = self._lowered_file
+        if file is None:
+            file = self._files.open(self._path + LOWERED)
+        if file.size and self._lowered_in_file == self._lowered:
+            file.truncate(0)
+        file.append((f"{crc32(rest.encode()):08x} {rest}".encode(),))
+        file.prepare_sync()()
+        if self._lowered_file is None:
+            self._files.sync_directory(self._path.rpartition("/")[0])
+            self._lowered_file = file
+        self._logs[key] = lowered
+        self._lowered += 1
+
     def forget(self, topic_id: TopicId, partition: int) -> None:
-        self._logs.pop((topic_id, partition), None)
+        if self._logs.pop((topic_id, partition), None) is not None:
+            self._forgotten[topic_id, partition] = self._writes
 
     def keep_only(self, image: Image) -> None:
         """Forget the topics that no longer exist."""
@@ -60,13 +128,33 @@ class Checkpoint:
     def prepare_write(self, logs: Iterable[tuple[tuple[TopicId, int], Remembered]]) -> Callable[[], None]:
         """Remember these; the work of writing everything down, for a worker thread."""
         self._logs.update(logs)
-        lines = [
-            f"{format_id(topic_id)} {partition} {log.recovery_point} {log.log_start_offset}\n"
-            for (topic_id, partition), log in self._logs.items()
-        ]
-        text = "".join(lines)
+        lowered = self._lowered
+        self._writes += 1
+        writes = self._writes
+        self._forgotten = {key: after for key, after in self._forgotten.items() if after >= self._writes_done}
+        text = "".join(_line(key, log) for key, log in self._logs.items())
+        if lowered:
+            text = f"lowered {lowered}\n{text}"
         content = f"{_title(text)}\n{text}".encode()
-        return lambda: self._files.replace(self._path, content)
+
+        def write() -> None:
+            self._files.replace(self._path, content)
+            self._lowered_in_file = lowered
+            self._writes_done = writes
+
+        return write
+
+
+def _line(key: tuple[TopicId, int], log: Remembered) -> str:
+    watermark = "" if log.high_watermark == log.recovery_point else f" {log.high_watermark}"
+    return f"{format_id(key[0])} {key[1]} {log.recovery_point} {log.log_start_offset}{watermark}\n"
+
+
+def _parse(line: str) -> tuple[tuple[TopicId, int], Remembered]:
+    topic_id, partition, recovery_point, log_start_offset, *rest = line.split(" ")
+    (high_watermark,) = rest or [recovery_point]
+    log = Remembered(int(recovery_point), int(log_start_offset), int(high_watermark))
+    return (TopicId(parse_id(topic_id)), int(partition)), log
 
 
 def _title(text: str) -> str:

@@ -69,6 +69,17 @@ class BrokerConfig:
     fetch_max_bytes: int
     max_incremental_fetch_session_cache_slots: int
     max_request_partition_size_limit: int
+    broker_heartbeat_interval_ms: int
+    broker_session_timeout_ms: int
+    controller_quorum_election_timeout_ms: int
+    controller_quorum_fetch_timeout_ms: int
+    replica_lag_time_max_ms: int
+    num_replica_fetchers: int
+    replica_fetch_max_bytes: int
+    replica_fetch_response_max_bytes: int
+    replica_fetch_wait_max_ms: int
+    replica_fetch_min_bytes: int
+    replica_fetch_backoff_ms: int
     offsets_topic_num_partitions: int
     offsets_topic_replication_factor: int
     offsets_topic_segment_bytes: int
@@ -210,7 +221,7 @@ def _unknown(name: str) -> str:
 
 
 def _check_together(config: BrokerConfig, static: Mapping[str, str]) -> None:
-    """Refuse settings that contradict each other, or what a single node is."""
+    """Refuse settings that contradict each other."""
     groups = config.groups
     if groups.session_timeout_ms_min > groups.session_timeout_ms_max:
         raise ConfigError(
@@ -222,9 +233,11 @@ def _check_together(config: BrokerConfig, static: Mapping[str, str]) -> None:
             f"queued.max.request.bytes ({config.queued_max_request_bytes}) must hold a request of"
             f" socket.request.max.bytes ({config.socket_request_max_bytes})"
         )
-    for name in ("default.replication.factor", "offsets.topic.replication.factor"):
-        if name in static and broker_value(name, Layers({}, {}, static)) > 1:
-            raise ConfigError(f"{name}={static[name].strip()}: a single node can hold one replica")
+    if config.broker_session_timeout_ms <= config.broker_heartbeat_interval_ms:
+        raise ConfigError(
+            f"broker.session.timeout.ms ({config.broker_session_timeout_ms}) must exceed"
+            f" broker.heartbeat.interval.ms ({config.broker_heartbeat_interval_ms})"
+        )
 
 
 def _read(path: str) -> dict[str, str]:

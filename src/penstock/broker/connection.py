@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.environment import Buffer, FileRange, Stream
+from penstock.protocol.apis import INTERNAL
 from penstock.protocol.errors import DecodeError
 from penstock.protocol.framing import Framer
 
@@ -100,6 +101,15 @@ class Call:
     def host(self) -> str:
         return self.connection.peer
 
+    @property
+    def is_internal(self) -> bool:
+        """Whether it came on the listener of the cluster's nodes."""
+        return self.connection.listener == INTERNAL
+
+    @property
+    def listener(self) -> str:
+        return self.connection.listener
+
     def answer(self, response: Any) -> None:
         """Complete a request whose handler returned WAITING."""
         assert self.parts is None, "a request is answered once"
@@ -140,6 +150,8 @@ class Connection:
         "frame_started_ms",
         "is_closed",
         "last_active_ms",
+        "listener",
+        "on_closed",
         "peer",
     )
 
@@ -147,7 +159,10 @@ class Connection:
         self._stream = stream
         self._server = server
         self.peer = stream.peer
+        self.listener = server.listener
         self.is_closed = False
+        # Called once when the connection has ended, for whoever has to know.
+        self.on_closed: Callable[[], None] | None = None
         self.last_active_ms = server.environment.clock.now_ms()
         # Input.
         self._framer = Framer(server.buffers, server.frame_bytes_max)
@@ -211,6 +226,8 @@ class Connection:
         self._waiting.clear()
         self._unsent.clear()
         self._server.closed(self)
+        if self.on_closed is not None:
+            self.on_closed()
 
     # Input
 

@@ -4,6 +4,10 @@ A coordinator decides; this shell appends the decision's changes to its partitio
 they are committed, in the order of the decisions. A decision without changes waits behind one with changes,
 because it may speak of what that one decided.
 
+A coordinator exists only while this broker leads its partition, knows what is committed there, and has read
+all of it back; before that, whoever asks is told that it is loading. When the leadership goes, everybody who
+waits is sent to the next coordinator, which reads the same log.
+
 Until compaction exists, a partition that has grown large against what it holds is written anew: the present
 state is appended behind everything, and then the log is told to begin there.
 """
@@ -15,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.partitions import HostedPartition
+from penstock.broker.partitions import Appended, HostedPartition
 from penstock.decision import Decision
 from penstock.environment import Timer
 from penstock.groups import changes as group_changes
@@ -48,16 +52,48 @@ class GroupPartition:
     def __init__(self, broker: Broker, hosted: HostedPartition, settings: GroupSettings) -> None:
         self._environment = broker.environment
         self._hosted = hosted
+        self._epoch = hosted.leader_epoch
         self.coordinator = Coordinator(settings, broker.environment.random)
         # Decisions that are not committed, in order: the offset to wait for (0: only for those before it).
-        self._uncommitted: deque[tuple[int, Callable[[], None]]] = deque()
+        # Then what to do when they are, and when they can no longer be.
+        self._uncommitted: deque[tuple[int, Callable[[], None], Callable[[], None]]] = deque()
         self._timer: Timer | None = None
         self._timer_ms = 0
         self._is_rewriting = False
-        self._replay()
-        clock = self._environment.clock
-        self.coordinator.loaded(clock.now_ms(), clock.wall_ms())
-        self._arm()
+        self._has_resigned = False
+        # Where the replay has come to; None once it is done.
+        self._replayed: int | None = hosted.log.log_start_offset
+        # How far it has to come: nothing is appended while the coordinator is loading.
+        self._replay_end = hosted.log.log_end_offset
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._replayed is None
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._epoch
+
+    def load_some(self) -> bool:
+        """Read back a part of the log; whether that was the last. Raises OSError."""
+        if self._replayed is not None:
+            self._replay_some()
+            if self._replayed < self._replay_end:
+                return False
+            self._replayed = None
+            clock = self._environment.clock
+            self.coordinator.loaded(clock.now_ms(), clock.wall_ms())
+            self._arm()
+        return True
+
+    def resign(self) -> None:
+        """Another broker leads the partition, or may: send everybody there."""
+        self._has_resigned = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for call, response in self.coordinator.resign().replies:
+            call.answer(response)
 
     def execute(
         self,
@@ -69,10 +105,10 @@ class GroupPartition:
 
         When the disk refuses, the decision is undone and ``answer`` gets ``unavailable`` instead.
         """
-        commit_offset = 0
+        appended: Appended | None = None
         if decision.changes:
             try:
-                commit_offset = self._append(decision.changes)
+                appended = self._append(decision.changes)
             except OSError:
                 self._give_up(decision, answer, unavailable)
                 return
@@ -85,12 +121,19 @@ class GroupPartition:
             if answer is not None and decision.response is not None:
                 answer(decision.response)
 
-        if not commit_offset and not self._uncommitted:
+        def lost() -> None:
+            # Perhaps it will be committed by the next leader, perhaps not: the client has to ask there.
+            _refuse_replies(decision, ErrorCode.NOT_COORDINATOR)
+            if answer is not None and decision.response is not None:
+                answer(unavailable)
+
+        if appended is None and not self._uncommitted:
             committed()
             return
-        self._uncommitted.append((commit_offset, committed))
-        if commit_offset:
-            self._hosted.when_committed(commit_offset, lambda _: self._committed(commit_offset))
+        offset = 0 if appended is None else appended.end_offset
+        self._uncommitted.append((offset, committed, lost))
+        if appended is not None:
+            self._hosted.when_acknowledged(appended, lambda error: self._settled(offset, error), by_all=True)
 
     def rewrite_if_large(self) -> None:
         """Replace a long history by the state it led to, a slice per turn."""
@@ -98,6 +141,7 @@ class GroupPartition:
         records = log.log_end_offset - log.log_start_offset
         if (
             self._is_rewriting
+            or self._has_resigned
             or log.size_bytes < REWRITE_BYTES_MIN
             or records < REWRITE_RATIO * (self.coordinator.change_count + 1)
         ):
@@ -110,6 +154,8 @@ class GroupPartition:
 
         Each group is written as it is at that moment, so nothing newer can lie before it.
         """
+        if self._has_resigned:
+            return
         alive: list[Change] = []
         while groups and len(alive) < CHANGES_PER_SLICE:
             state = self.coordinator.snapshot_of(groups.pop())
@@ -132,12 +178,16 @@ class GroupPartition:
             if not error:
                 self._hosted.delete_before(begin)
 
-        # The new copy must be on the disk before the old one may go.
+        # The new copy must be on the disks before the old one may go.
         self._hosted.flush()
-        self._hosted.when_committed(self._hosted.log.log_end_offset, committed)
+        end_offset = self._hosted.log.log_end_offset
+        copied = Appended(ErrorCode.NONE, end_offset=end_offset, flush_offset=end_offset)
+        self._hosted.when_acknowledged(copied, committed, by_all=True)
 
-    def _append(self, changes: Iterable[Change]) -> int:
-        """The offset that must be committed. Raises OSError."""
+    def _append(self, changes: Iterable[Change]) -> Appended:
+        """Raises OSError, also when there are too few replicas in sync for it to be safe."""
+        if not self._hosted.has_enough_replicas:
+            raise OSError(errno.EAGAIN, "too few replicas in sync")
         batch = encode_batch(self._encoded(changes))
         if len(batch) > BATCH_BYTES_MAX:
             raise OSError(errno.EFBIG, "a group too large to be stored")
@@ -149,10 +199,14 @@ class GroupPartition:
             key, value = group_changes.encode(change)
             yield wall_ms, key, value, ()
 
-    def _committed(self, offset: int) -> None:
+    def _settled(self, offset: int, error: ErrorCode) -> None:
         waiting = self._uncommitted
         while waiting and waiting[0][0] <= offset:
-            waiting.popleft()[1]()
+            _, committed, lost = waiting.popleft()
+            if error:
+                lost()
+            else:
+                committed()
 
     def _give_up(
         self, decision: Decision[Change], answer: Callable[[Any], None] | None, unavailable: Any
@@ -160,9 +214,7 @@ class GroupPartition:
         """The disk refused: undo, and tell everyone who was about to hear of it."""
         clock = self._environment.clock
         self.coordinator.failed(decision, clock.now_ms(), clock.wall_ms())
-        for call, response in decision.replies:
-            response.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-            call.answer(response)
+        _refuse_replies(decision, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._arm()
         if answer is not None and decision.response is not None:
             answer(unavailable)
@@ -181,24 +233,27 @@ class GroupPartition:
 
     def _tick(self) -> None:
         self._timer = None
-        if not self._hosted.is_deleted:
+        if not self._hosted.is_deleted and not self._has_resigned:
             clock = self._environment.clock
             self.execute(self.coordinator.tick(clock.now_ms(), clock.wall_ms()))
 
-    def _replay(self) -> None:
+    def _replay_some(self) -> None:
         log = self._hosted.log
-        offset = log.log_start_offset
-        while offset < log.log_end_offset:
-            found = log.read(offset, READ_BYTES, log.log_end_offset, at_least_one=True)
-            assert found is not None, "the log ends before its end offset"
-            data = found.file.read_at(found.position, found.size)
-            for position, header in batches(data):
-                # Not compressed: we wrote it, so whatever its size is, that is the most there can be.
-                for record in decode_records(data, position, bytes_max=header.size):
-                    change = group_changes.decode(record.key or b"", record.value)
-                    if change is not None:
-                        self.coordinator.apply(change)
-                offset = header.next_offset
+        offset = self._replayed
+        assert offset is not None
+        if offset >= self._replay_end:
+            return
+        found = log.read(offset, READ_BYTES, self._replay_end, at_least_one=True)
+        assert found is not None, "the log ends before its end offset"
+        data = found.file.read_at(found.position, found.size)
+        for position, header in batches(data):
+            # Not compressed: we wrote it, so whatever its size is, that is the most there can be.
+            for record in decode_records(data, position, bytes_max=header.size):
+                change = group_changes.decode(record.key or b"", record.value)
+                if change is not None:
+                    self.coordinator.apply(change)
+            offset = header.next_offset
+        self._replayed = offset
 
 
 class Coordinators:
@@ -206,40 +261,81 @@ class Coordinators:
         self._broker = broker
         self._settings = broker.config.groups
         self._partitions: dict[int, GroupPartition] = {}
+        broker.environment.spawn.later(REWRITE_CHECK_INTERVAL_MS, self._rewrite_large)
 
-    def load(self) -> None:
-        """Read back every partition that holds anything, before the first client can ask."""
-        for hosted in self._broker.partitions.of_topic(CONSUMER_OFFSETS):
-            if hosted.is_open or self._broker.storage.holds(hosted):
-                self._try_load(hosted)
-        self._rewrite_large()
+    def role_changed(self, hosted: HostedPartition) -> None:
+        """Begin to coordinate, or stop, as the partition's leadership says."""
+        self._broker.environment.spawn.soon(lambda: self._follow(hosted))
+
+    def _follow(self, hosted: HostedPartition) -> None:
+        known = self._partitions.get(hosted.index)
+        leads = hosted.is_serving and not hosted.is_deleted
+        if known is not None and not (leads and known.leader_epoch == hosted.leader_epoch):
+            del self._partitions[hosted.index]
+            known.resign()
+            known = None
+        if leads and known is None:
+            try:
+                # Opened by whoever leads it, so that what is committed becomes known.
+                if hosted.replication.has_established and hosted.index not in self._partitions:
+                    self._partitions[hosted.index] = partition = GroupPartition(
+                        self._broker, hosted, self._settings
+                    )
+                    self._load(hosted, partition)
+            except OSError as error:
+                self._failed_to_load(hosted, error)
+
+    def _load(self, hosted: HostedPartition, partition: GroupPartition) -> None:
+        """A slice per turn; the first one now, which mostly is the only one."""
+        if self._partitions.get(hosted.index) is not partition:
+            return
+        try:
+            if not partition.load_some():
+                self._broker.environment.spawn.soon(lambda: self._load(hosted, partition))
+        except OSError as error:
+            del self._partitions[hosted.index]
+            self._failed_to_load(hosted, error)
+
+    def _failed_to_load(self, hosted: HostedPartition, error: OSError) -> None:
+        # Its groups have no coordinator, the others do.
+        self._broker.logger.error("cannot load groups", partition=repr(hosted), error=str(error))
 
     def _rewrite_large(self) -> None:
         for partition in self:
             partition.rewrite_if_large()
         self._broker.environment.spawn.later(REWRITE_CHECK_INTERVAL_MS, self._rewrite_large)
 
-    def of(self, group_id: str) -> GroupPartition | None:
-        """The coordinator of a group; None while the offsets topic does not exist or cannot be read."""
-        hosted = self._broker.partitions.of_topic(CONSUMER_OFFSETS)
-        if not hosted:
+    def of(self, group_id: str) -> GroupPartition | ErrorCode:
+        """The coordinator of a group, if it is here and has read back everything."""
+        index = self.index_of(group_id)
+        if index is None or not self._broker.membership.is_serving():
+            return ErrorCode.NOT_COORDINATOR
+        partition = self._partitions.get(index)
+        if partition is not None and partition.is_loaded:
+            return partition
+        hosted = self._broker.partitions.get(CONSUMER_OFFSETS, index)
+        if hosted is None or not hosted.is_serving:
+            return ErrorCode.NOT_COORDINATOR
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+    def index_of(self, group_id: str) -> int | None:
+        """The partition that remembers a group; None while the offsets topic does not exist."""
+        topic = self._broker.image.topics.get(CONSUMER_OFFSETS)
+        if topic is None:
             return None
-        index = group_changes.partition_for(group_id, len(hosted))
-        return self._partitions.get(index) or self._try_load(hosted[index])
+        return group_changes.partition_for(group_id, len(topic.partitions))
 
     def ready(self, then: Callable[[int], None]) -> None:
         """Create the offsets topic if it does not exist, then go on."""
-        if self._broker.partitions.of_topic(CONSUMER_OFFSETS):
+        if CONSUMER_OFFSETS in self._broker.image.topics:
             then(ErrorCode.NONE)
         else:
             self._broker.create_offsets_topic(then)
 
     def __iter__(self) -> Iterator[GroupPartition]:
-        return iter(list(self._partitions.values()))
+        return iter([partition for partition in self._partitions.values() if partition.is_loaded])
 
     def topics_deleted(self, names: list[str]) -> None:
-        if CONSUMER_OFFSETS in names:
-            self._partitions.clear()
         clock = self._broker.environment.clock
         for partition in self:
             decision = partition.coordinator.topics_deleted(
@@ -247,15 +343,11 @@ class Coordinators:
             )
             partition.execute(decision)
 
-    def _try_load(self, hosted: HostedPartition) -> GroupPartition | None:
-        """None when its log cannot be read: its groups have no coordinator, the others do."""
-        try:
-            partition = GroupPartition(self._broker, hosted, self._settings)
-        except OSError as error:
-            self._broker.logger.error("cannot load groups", partition=repr(hosted), error=str(error))
-            return None
-        self._partitions[hosted.index] = partition
-        return partition
+
+def _refuse_replies(decision: Decision[Change], error: ErrorCode) -> None:
+    for call, response in decision.replies:
+        response.error_code = error
+        call.answer(response)
 
 
 def _batched(records: Iterable[RecordFields]) -> Iterator[list[RecordFields]]:

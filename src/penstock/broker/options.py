@@ -8,7 +8,10 @@ configuration file) until the broker itself reads and checks them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+BROKER = "broker"
+CONTROLLER = "controller"
 
 
 class ServeError(Exception):
@@ -28,3 +31,13 @@ class ServeOptions:
     # From --set; they win over the configuration file.
     settings: Mapping[str, str]
     config_file: str | None
+    # Where the other nodes of the cluster connect; None for a node that is a cluster by itself.
+    internal: tuple[str, int] | None = None
+    # The voters of the metadata quorum and where they listen to other nodes. Empty: this node is the quorum.
+    controllers: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+    roles: tuple[str, ...] = (BROKER, CONTROLLER)
+
+    @property
+    def internal_told(self) -> tuple[str, int] | None:
+        """The internal address that the other nodes are told: ``internal`` may say "every interface"."""
+        return self.controllers.get(self.node_id, self.internal)

@@ -1,29 +1,44 @@
-"""The partitions this broker hosts: each one's log, its high watermark and who waits for it.
+"""The partitions this broker hosts: each one's log, its part in the replication, and who waits for it.
 
 A hosted partition opens its log at the first use, so a restart with ten thousand partitions costs only those
 that are touched. Newcomers: nothing here waits. An append answers at once with the offset after its batch;
-``when_committed`` calls back when the high watermark has passed it, which in ``replicated`` mode on one node
-is immediately and in ``flushed`` mode after the next fsync, which serves every append made meanwhile.
+``when_acknowledged`` calls back when the high watermark has passed it and the flush it asked for is done.
+
+The log remembers the bytes, the replication core (``penstock.replication``) decides who is in sync and what
+is committed, and this class does what both say. In ``flushed`` mode a replica's bytes count only once they
+are on its disk: the core is told of the flushed offset, and a follower asks for more only after its fsync.
 """
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.broker.config import TopicConfig
-from penstock.environment import FileRange
-from penstock.log.log import Log
+from penstock.environment import Buffer, FileRange
+from penstock.log.log import CorruptLog, Log
 from penstock.log.producers import Duplicate
-from penstock.metadata.image import TOPIC_RESOURCE, Delta, Image, TopicImage
+from penstock.metadata.image import TOPIC_RESOURCE, Delta, Image, PartitionImage, TopicImage
+from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import BatchHeader, check_produced, decode_header, set_log_append_time
+from penstock.protocol.records import (
+    BatchHeader,
+    CorruptBatch,
+    check_produced,
+    decode_header,
+    set_log_append_time,
+)
+from penstock.replication.events import Assignment
+from penstock.replication.follower import truncation_offset
+from penstock.replication.partition import Partition, Truncation
 
 if TYPE_CHECKING:
     from penstock.broker.storage import Storage
 
 NO_TIMESTAMP = -1
+NO_EPOCH = -1
 
 
 class Appended(NamedTuple):
@@ -31,29 +46,79 @@ class Appended(NamedTuple):
     base_offset: int = -1
     # When the broker stamped the batch; -1 when the producer's own timestamps stand.
     log_append_time_ms: int = NO_TIMESTAMP
-    # What must be committed before the append may be acknowledged; 0 when it may be at once.
-    commit_offset: int = 0
+    # Behind the batch: what the high watermark must reach before all replicas in sync have it.
+    end_offset: int = 0
+    # What must be on this disk before any acknowledgement; 0 when nothing must.
+    flush_offset: int = 0
 
 
 class Watcher(Protocol):
     def changed(self, partition: HostedPartition) -> None:
-        """Readers can see more of the partition, or it begins later, or it is gone."""
+        """Readers can see more of the partition, or it begins later, or it is led by another, or gone."""
+        ...
+
+
+class Surroundings(Protocol):
+    """What a hosted partition needs to know of the node it is on, and tells it."""
+
+    me: BrokerId
+    lag_max_ms: int
+
+    def live(self, broker: int) -> int | None:
+        """The epoch of a broker that may be in sync; None for all others."""
+        ...
+
+    def wants_proposal(self, hosted: HostedPartition) -> None:
+        """The replicas in sync may have to change."""
+        ...
+
+    def appended(self, hosted: HostedPartition) -> None:
+        """There is something that its followers do not have."""
+        ...
+
+    def role_changed(self, hosted: HostedPartition) -> None:
+        """It is led by another replica, or in another epoch, or no longer here."""
+        ...
+
+    def reassigned(self, hosted: HostedPartition) -> None:
+        """The metadata says something new about it, be it only who is in sync."""
+        ...
+
+    def placed(self, hosted: HostedPartition) -> None:
+        """It has a data directory now."""
+        ...
+
+    def established(self, hosted: HostedPartition) -> None:
+        """This broker leads it and knows what is committed."""
+        ...
+
+    def damaged(self, hosted: HostedPartition, offset: int) -> None:
+        """From here on, the bytes on the disk are not what was written."""
         ...
 
 
 class HostedPartition:
     __slots__ = (
-        "_commit_waiters",
+        "_core",
+        "_flush_waiters",
         "_flush_wanted",
         "_has_directory",
+        "_image",
+        "_is_established",
         "_is_flushing",
         "_log",
+        "_replica_watchers",
         "_storage",
+        "_surroundings",
         "_topic_config",
         "_watchers",
+        "_watermark_waiters",
         "high_watermark",
         "index",
         "is_deleted",
+        "is_leader",
+        "is_offline",
+        "leader",
         "leader_epoch",
         "topic",
         "topic_id",
@@ -61,22 +126,39 @@ class HostedPartition:
     )
 
     def __init__(
-        self, storage: Storage, topic: TopicImage, index: int, leader_epoch: int, config: TopicConfig
+        self,
+        storage: Storage,
+        surroundings: Surroundings,
+        topic: TopicImage,
+        partition: PartitionImage,
+        config: TopicConfig,
     ) -> None:
         self._storage = storage
+        self._surroundings = surroundings
         self.topic = topic.name
-        self.index = index
+        self.index = partition.index
         self.topic_id = topic.id
-        self.leader_epoch = leader_epoch
+        self._image = partition
+        self.leader = partition.leader
+        self.leader_epoch = partition.leader_epoch
+        self.is_leader = partition.leader == surroundings.me
         self._topic_config = config
         self._log: Log | None = None
+        # Made with the log.
+        self._core: Partition | None = None
+        self._is_established = False
         self._has_directory = False
         self.is_deleted = False
+        # Its disk has failed, or what is on it cannot be trusted.
+        self.is_offline = False
         # Exclusive. Never above the log's end; valid once the log is open.
         self.high_watermark = 0
         self._watchers: dict[Watcher, None] = {}
-        # (offset that must be committed, callback), in the order of the offsets.
-        self._commit_waiters: deque[tuple[int, Callable[[ErrorCode], None]]] = deque()
+        # Followers, who see more than readers do.
+        self._replica_watchers: dict[Watcher, None] = {}
+        # (offset, callback), in the order of the offsets.
+        self._watermark_waiters: deque[tuple[int, Callable[[ErrorCode], None]]] = deque()
+        self._flush_waiters: deque[tuple[int, Callable[[ErrorCode], None]]] = deque()
         # Flushing: one at a time, the next one for everything appended meanwhile.
         self._is_flushing = False
         self._flush_wanted = False
@@ -87,16 +169,43 @@ class HostedPartition:
         return f"<partition {self.topic}-{self.index}>"
 
     @property
+    def key(self) -> tuple[TopicId, int]:
+        return self.topic_id, self.index
+
+    @property
+    def image(self) -> PartitionImage:
+        """What the metadata last said of it."""
+        return self._image
+
+    @property
     def log(self) -> Log:
         """Raises OSError when it cannot be opened."""
         if self._log is None:
-            self._log = self._storage.open_log(self)
-            self.high_watermark = self._log.log_end_offset
+            if self.is_offline:
+                raise OSError(errno.EIO, "its disk has failed", repr(self))
+            log = self._storage.open_log(self, self._image.directory(self._surroundings.me))
+            self._log = log
+            self._start_replicating(log)
+            if log.recovery is not None and log.recovery.was_cut:
+                self._surroundings.damaged(self, log.log_end_offset)
         return self._log
 
     @property
     def is_open(self) -> bool:
         return self._log is not None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether this broker leads it and nothing stands in the way."""
+        return self.is_leader and not self.is_offline
+
+    @property
+    def replication(self) -> Partition:
+        """Raises OSError when the log cannot be opened."""
+        if self._core is None:
+            _ = self.log
+        assert self._core is not None
+        return self._core
 
     @property
     def config(self) -> TopicConfig:
@@ -105,19 +214,194 @@ class HostedPartition:
     @config.setter
     def config(self, config: TopicConfig) -> None:
         self._topic_config = config
-        log = self._log
-        if log is not None:
+        log, core = self._log, self._core
+        if log is not None and core is not None:
             log.config = config.log
-            if not config.is_flushed and self.high_watermark < log.log_end_offset:
+            core.min_isr = config.min_insync_replicas
+            if self.is_leader and not config.is_flushed:
                 # What waited to be on the disk need not any more.
-                self.high_watermark = log.log_end_offset
-                self._notify()
+                core.appended(log.log_end_offset)
+            self._advance()
+
+    @property
+    def has_enough_replicas(self) -> bool:
+        """Whether as many are in sync as min.insync.replicas says, or all there are. Raises OSError."""
+        core = self.replication
+        return len(core.isr) >= core.min_isr
+
+    # Its part in the replication
+
+    def assign(self, partition: PartitionImage) -> None:
+        """Follow what the cluster has agreed on."""
+        if partition.partition_epoch < self._image.partition_epoch:
+            return
+        was_leader, epoch = self.is_leader, self.leader_epoch
+        self._image = partition
+        self.leader, self.leader_epoch = partition.leader, partition.leader_epoch
+        self.is_leader = partition.leader == self._surroundings.me
+        if self._core is not None:
+            self._assign_core()
+        if was_leader and not self.is_leader:
+            self._fail_waiters(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if epoch != self.leader_epoch or was_leader != self.is_leader:
+            self._is_established = False
+            self._notify(self._watchers)
+            self._notify(self._replica_watchers)
+            self._surroundings.role_changed(self)
+        if self._core is not None:
+            self._advance()
+            if self._core.wants_proposal:
+                self._surroundings.wants_proposal(self)
+        self._surroundings.reassigned(self)
+
+    def _start_replicating(self, log: Log) -> None:
+        self._core = Partition(
+            self._surroundings.me,
+            live=self._surroundings.live,
+            lag_max_ms=self._surroundings.lag_max_ms,
+            min_isr=self._topic_config.min_insync_replicas,
+            high_watermark=min(
+                log.log_end_offset, max(log.log_start_offset, self._storage.remembered_high_watermark(self))
+            ),
+        )
+        self._assign_core()
+        self._advance()
+
+    def _assign_core(self) -> None:
+        core, log, image = self._core, self._log, self._image
+        assert core is not None and log is not None
+        core.assign(
+            Assignment(
+                leader=image.leader,
+                leader_epoch=image.leader_epoch,
+                partition_epoch=image.partition_epoch,
+                replicas=image.replicas,
+                isr=image.isr,
+                elr=image.eligible_leader_replicas,
+                is_recovering=bool(image.leader_recovery_state),
+            ),
+            end_offset=log.log_end_offset,
+            now_ms=self._now_ms(),
+            counted_end=log.recovery_point if self._topic_config.is_flushed else None,
+        )
+        if self.is_leader:
+            # Where it begins is told to followers before anything is written in it (KIP-279).
+            log.begin_epoch(image.leader_epoch)
+
+    def _now_ms(self) -> int:
+        return self._storage.environment.clock.now_ms()
+
+    def _advance(self) -> None:
+        """Let everyone know who waited for the high watermark."""
+        core = self._core
+        assert core is not None
+        if core.high_watermark != self.high_watermark:
+            self.high_watermark = core.high_watermark
+            waiters = self._watermark_waiters
+            while waiters and waiters[0][0] <= self.high_watermark:
+                waiters.popleft()[1](ErrorCode.NONE)
+            if self._watchers:
+                self._notify(self._watchers)
+        if self.is_leader and not self._is_established and core.has_established:
+            self._is_established = True
+            self._surroundings.established(self)
+
+    def fetched_by(self, replica: int, broker_epoch: int, offset: int) -> ErrorCode:
+        """A follower asks for what is at the offset, so it has all before it. Raises OSError."""
+        core = self.replication
+        error = core.fetched_by(
+            replica, broker_epoch, offset, end_offset=self.log.log_end_offset, now_ms=self._now_ms()
+        )
+        if not error:
+            if core.high_watermark != self.high_watermark:
+                self._advance()
+            if core.wants_proposal:
+                self._surroundings.wants_proposal(self)
+        return error
+
+    def proposal_answered(self) -> None:
+        """The core was told what became of a proposal."""
+        self._advance()
+
+    def fetch_position(self) -> tuple[int, int]:
+        """(where to go on, the epoch of what lies before it). Raises OSError."""
+        log = self.log
+        return log.log_end_offset, log.epochs.latest
+
+    def append_fetched(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
+        """Append what the leader sent, and learn what it says is committed."""
+        try:
+            log = self.log
+            if len(records):
+                if not self._has_directory:
+                    self._make_directory()
+                log.append_replicated(records)
+                self._account_for_append(log)
+            core = self.replication
+            core.learned(high_watermark, log.log_end_offset)
+            if core.high_watermark != self.high_watermark:
+                self._advance()
+            start = min(log_start_offset, log.log_end_offset)
+            if start > log.log_start_offset:
+                self.delete_before(start)
+        except CorruptBatch:
+            return ErrorCode.CORRUPT_MESSAGE
+        except OSError as error:
+            self._storage.append_failed(self, error)
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return ErrorCode.NONE
+
+    def truncate_for(self, diverging_epoch: int, end_offset: int) -> None:
+        """The leader says that our log parts from its own: cut off what it does not have."""
+        log = self.log
+        offset = truncation_offset(
+            diverging_epoch,
+            end_offset,
+            lambda epoch: log.epochs.end_offset_for(epoch, log.log_end_offset),
+            log.log_end_offset,
+        )
+        try:
+            self._truncate_to(offset)
+        except OSError as error:
+            self._storage.append_failed(self, error)
+
+    def _truncate_to(self, offset: int) -> None:
+        log, core = self.log, self.replication
+        if offset < log.log_end_offset and core.may_truncate(offset) is Truncation.REFUSED:
+            # A clean leader has everything below the high watermark: somebody has erred, and cutting on
+            # would make the error last.
+            raise AssertionError(f"{self!r} is asked to give up committed records from {offset} on")
+        # Also at the very end: an epoch of ours that wrote nothing is forgotten.
+        log.truncate_to(max(offset, log.log_start_offset))
+        self._storage.doom(self, log)
+        core.truncated(log.log_end_offset)
+        self._advance()
+
+    def start_over_at(self, offset: int) -> None:
+        """What we have is of no use any more: the leader's log begins behind it."""
+        try:
+            if not self._has_directory:
+                self._make_directory()
+            self.log.start_over_at(offset)
+            self._storage.doom(self, self.log)
+        except OSError as error:
+            self._storage.append_failed(self, error)
+            return
+        self.replication.started_over(offset)
+        self._advance()
 
     # Writing
 
-    def append(self, records: memoryview, *, allow_zstd: bool = True) -> Appended:
-        """Append one batch from a producer, if it is one and it is new."""
+    def append(self, records: memoryview, *, allow_zstd: bool = True, by_all: bool = False) -> Appended:
+        """Append one batch from a producer, if it is one and it is new.
+
+        With ``by_all`` only if as many replicas are in sync as the topic asks for.
+        """
         config = self._topic_config
+        if not self.is_leader:
+            return Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if self.is_offline:
+            return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
         checked = check_produced(records, max_message_bytes=config.max_message_bytes, allow_zstd=allow_zstd)
         if not isinstance(checked, BatchHeader):
             return Appended(checked)
@@ -135,15 +419,19 @@ class HostedPartition:
             return Appended(ErrorCode.INVALID_TIMESTAMP)
         try:
             log = self.log
+            if by_all and not self.has_enough_replicas:
+                return Appended(ErrorCode.NOT_ENOUGH_REPLICAS)
             if header.producer_id >= 0:
                 verdict = log.producers.check(header, wall_ms)
                 if isinstance(verdict, Duplicate):
-                    # The first attempt may still be waiting for its fsync: the repeat waits with it.
+                    # The first attempt may still be waiting: the repeat waits with it.
+                    end_offset = verdict.base_offset + header.last_offset_delta + 1
                     return Appended(
                         ErrorCode.NONE,
                         verdict.base_offset,
                         verdict.timestamp if stamped != NO_TIMESTAMP else NO_TIMESTAMP,
-                        self._acknowledged_at(verdict.base_offset + header.last_offset_delta + 1),
+                        end_offset,
+                        end_offset if config.is_flushed and end_offset > log.recovery_point else 0,
                     )
                 if verdict is not None:
                     return Appended(verdict)
@@ -155,66 +443,121 @@ class HostedPartition:
         except OSError as error:
             self._storage.append_failed(self, error)
             return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
-        return Appended(ErrorCode.NONE, base_offset, stamped, self._appended(log))
+        return Appended(ErrorCode.NONE, base_offset, stamped, log.log_end_offset, self._appended(log))
 
-    def append_internal(self, batch: bytearray) -> int:
-        """Append a batch of the broker's own; the offset that must be committed. Raises OSError."""
+    def append_internal(self, batch: bytearray) -> Appended:
+        """Append a batch of the broker's own. Raises OSError."""
         log = self.log
         if not self._has_directory:
             self._make_directory()
-        log.append(batch, decode_header(batch), self.leader_epoch)
-        return self._appended(log)
+        base_offset = log.append(batch, decode_header(batch), self.leader_epoch)
+        flush_offset = self._appended(log)
+        return Appended(ErrorCode.NONE, base_offset, NO_TIMESTAMP, log.log_end_offset, flush_offset)
 
     def _make_directory(self) -> None:
         self._storage.make_directory(self)
         self._has_directory = True
+        self._surroundings.placed(self)
 
     def _appended(self, log: Log) -> int:
-        """Account for an append; the offset that its acknowledgement has to wait for, or 0."""
+        """Account for a leader's append; the offset that must be flushed before it is acknowledged, or 0."""
+        if not self._topic_config.is_flushed:
+            core = self._core
+            assert core is not None
+            core.appended(log.log_end_offset)
+            if core.high_watermark != self.high_watermark:
+                self._advance()
+        if self._replica_watchers:
+            self._notify(self._replica_watchers)
+        if len(self._image.replicas) > 1:
+            self._surroundings.appended(self)
+        return self._account_for_append(log)
+
+    def _account_for_append(self, log: Log) -> int:
         end_offset = log.log_end_offset
-        config = self._topic_config
-        if not config.is_flushed:
-            self.high_watermark = end_offset
-            if self._watchers:
-                self._notify()
         if self.unflushed_since_ms < 0:
-            self.unflushed_since_ms = self._storage.environment.clock.now_ms()
+            self.unflushed_since_ms = self._now_ms()
             self._storage.unflushed[self] = None
         # As in Kafka, the append that reaches flush.messages is acknowledged after the flush it causes.
-        if end_offset - log.recovery_point >= config.flush_messages:
+        if end_offset - log.recovery_point >= self._topic_config.flush_messages:
             self.flush()
             return end_offset
         if log.has_rolled:
             self.flush()
         return 0
 
-    def _acknowledged_at(self, end_offset: int) -> int:
-        return end_offset if self._topic_config.is_flushed and end_offset > self.high_watermark else 0
+    def when_acknowledged(
+        self, appended: Appended, callback: Callable[[ErrorCode], None], *, by_all: bool
+    ) -> None:
+        """Call back once an append is as safe as was asked for, or will never be."""
+
+        def flushed(error: ErrorCode) -> None:
+            if error or not by_all:
+                callback(error)
+            else:
+                self.when_committed(appended.end_offset, callback)
+
+        self.when_flushed_to(appended.flush_offset, flushed)
+
+    def is_acknowledged(self, appended: Appended, *, by_all: bool) -> bool:
+        return not appended.flush_offset and (not by_all or appended.end_offset <= self.high_watermark)
 
     def when_committed(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
-        """Call back once everything below the offset is durable, or will never be."""
-        log = self._log
+        """Call back once every replica in sync has all below the offset, or we cannot know any more."""
         if self.is_deleted:
             callback(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        elif log is None or offset <= log.recovery_point:
+        elif offset <= self.high_watermark:
+            callback(ErrorCode.NONE)
+        elif not self.is_leader:
+            callback(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        else:
+            self._watermark_waiters.append((offset, callback))
+
+    def when_flushed(self, callback: Callable[[], None]) -> None:
+        """Call back when all that was appended counts, which is at once unless it has to be on the disk."""
+        if self._log is None or not self._topic_config.is_flushed:
+            callback()
+        else:
+            self.when_flushed_to(self._log.log_end_offset, lambda _: callback())
+
+    def when_flushed_to(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
+        """Call back once everything below the offset is on this disk, or will never be."""
+        if self.is_deleted:
+            callback(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        elif self._log is None or offset <= self._log.recovery_point:
             callback(ErrorCode.NONE)
         else:
-            self._commit_waiters.append((offset, callback))
+            self._flush_waiters.append((offset, callback))
+
+    def _fail_waiters(self, error: ErrorCode) -> None:
+        waiters = [*self._watermark_waiters, *self._flush_waiters]
+        self._watermark_waiters.clear()
+        self._flush_waiters.clear()
+        for _, callback in waiters:
+            callback(error)
 
     # Reading
 
-    def read(self, offset: int, bytes_max: int, *, at_least_one: bool) -> FileRange | None:
-        """Raises OffsetOutOfRange, or OSError."""
-        return self.log.read(offset, bytes_max, self.high_watermark, at_least_one=at_least_one)
+    def read(
+        self, offset: int, bytes_max: int, *, at_least_one: bool, ceiling: int | None = None
+    ) -> FileRange | None:
+        """Up to the high watermark unless told otherwise. Raises OffsetOutOfRange, or OSError."""
+        ceiling = self.high_watermark if ceiling is None else ceiling
+        try:
+            return self.log.read(offset, bytes_max, ceiling, at_least_one=at_least_one)
+        except CorruptLog as error:
+            self._surroundings.damaged(self, error.offset)
+            raise
 
-    def watch(self, watcher: Watcher) -> None:
-        self._watchers[watcher] = None
+    def watch(self, watcher: Watcher, *, is_replica: bool = False) -> None:
+        (self._replica_watchers if is_replica else self._watchers)[watcher] = None
 
     def unwatch(self, watcher: Watcher) -> None:
         self._watchers.pop(watcher, None)
+        self._replica_watchers.pop(watcher, None)
 
-    def _notify(self) -> None:
-        for watcher in tuple(self._watchers):
+    def _notify(self, watchers: dict[Watcher, None]) -> None:
+        for watcher in tuple(watchers):
             watcher.changed(self)
 
     # Upkeep
@@ -222,7 +565,7 @@ class HostedPartition:
     def flush(self) -> None:
         """Make everything appended so far durable, in a thread."""
         log = self._log
-        if log is None or self.is_deleted:
+        if log is None or self.is_deleted or self.is_offline:
             return
         if self._is_flushing or not self._storage.may_flush_now(self):
             self._flush_wanted = True
@@ -240,7 +583,7 @@ class HostedPartition:
 
         def done(error: Exception | None) -> None:
             self._is_flushing = False
-            if self.is_deleted:
+            if self.is_deleted or self.is_offline:
                 return
             if error is not None:
                 self._storage.flush_failed(self, error)
@@ -250,13 +593,15 @@ class HostedPartition:
         self._storage.start_flush(work, done)
 
     def _flushed(self, offset: int) -> None:
-        assert self._log is not None
-        self._log.flushed(offset)
-        if offset > self.high_watermark:
-            self.high_watermark = offset
-            self._notify()
-        waiters = self._commit_waiters
-        while waiters and waiters[0][0] <= offset:
+        log, core = self._log, self._core
+        assert log is not None and core is not None
+        # The log may have been cut meanwhile: it knows how much of this still counts.
+        log.flushed(offset)
+        if self.is_leader and self._topic_config.is_flushed:
+            core.appended(log.recovery_point)
+            self._advance()
+        waiters = self._flush_waiters
+        while waiters and waiters[0][0] <= log.recovery_point:
             waiters.popleft()[1](ErrorCode.NONE)
         if self._flush_wanted or waiters:
             self.flush()
@@ -265,7 +610,7 @@ class HostedPartition:
         """Raise the log's start, at the most to the high watermark; where it starts now."""
         self.log.delete_before(offset)
         self._storage.doom(self, self.log)
-        self._notify()
+        self._notify(self._watchers)
         return self.log.log_start_offset
 
     def expire(self, wall_ms: int) -> int:
@@ -273,49 +618,77 @@ class HostedPartition:
         count = self.log.expire(wall_ms, self.high_watermark)
         if count:
             self._storage.doom(self, self.log)
-            self._notify()
+            self._notify(self._watchers)
         return count
 
+    def take_offline(self) -> None:
+        """Its disk cannot be trusted any more: serve nothing, write nothing."""
+        self.is_offline = True
+        self._storage.unflushed.pop(self, None)
+        log, self._log, self._core = self._log, None, None
+        if log is not None:
+            log.abandon()
+        self._notify(self._watchers)
+        self._notify(self._replica_watchers)
+        self._fail_waiters(ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def mend(self, offset: int) -> None:
+        """Cut off what is damaged, now that nobody counts on it; the leader has it all. Raises OSError."""
+        if self._log is None:
+            # It could not even be opened.
+            self._storage.forget(self)
+            self.is_offline = False
+            _ = self.log
+            return
+        log = self._log
+        log.truncate_to(max(offset, log.log_start_offset))
+        self._storage.doom(self, log)
+        self.is_offline = False
+        self.high_watermark = min(self.high_watermark, log.log_end_offset)
+        self._start_replicating(log)
+
     def deleted(self) -> None:
-        """The topic is gone: tell everyone who waits."""
+        """The topic is gone, or this replica of it: tell everyone who waits."""
         self.is_deleted = True
         self._storage.unflushed.pop(self, None)
-        self._notify()
-        waiters = list(self._commit_waiters)
-        self._commit_waiters.clear()
-        for _, callback in waiters:
-            callback(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        self._notify(self._watchers)
+        self._notify(self._replica_watchers)
+        self._fail_waiters(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 class Partitions:
     """Every hosted partition, by name; follows the image."""
 
-    def __init__(self, storage: Storage, topic_config: Callable[[Image, str], TopicConfig]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        surroundings: Surroundings,
+        topic_config: Callable[[Image, str], TopicConfig],
+    ) -> None:
         self._storage = storage
+        self._surroundings = surroundings
         self._topic_config = topic_config
-        self._topics: dict[str, list[HostedPartition]] = {}
+        self._topics: dict[str, dict[int, HostedPartition]] = {}
 
     def get(self, topic: str, index: int) -> HostedPartition | None:
+        """None when there is no such partition, or no replica of it is here."""
         hosted = self._topics.get(topic)
-        if hosted is None or not 0 <= index < len(hosted):
-            return None
-        return hosted[index]
+        return None if hosted is None else hosted.get(index)
 
     def of_topic(self, topic: str) -> list[HostedPartition]:
-        return self._topics.get(topic, [])
+        return list(self._topics.get(topic, {}).values())
 
     def __iter__(self) -> Iterator[HostedPartition]:
         for hosted in self._topics.values():
-            yield from hosted
+            yield from hosted.values()
 
     def __len__(self) -> int:
         return sum(map(len, self._topics.values()))
 
     def apply(self, image: Image, delta: Delta) -> None:
         for topic in delta.deleted:
-            for hosted in self._topics.pop(topic.name, []):
-                hosted.deleted()
-                self._storage.delete_log(hosted)
+            for hosted in self._topics.pop(topic.name, {}).values():
+                self._let_go(hosted)
         for name in (*delta.created, *delta.changed):
             self._host(image, image.topics[name])
         for resource in delta.configs_changed:
@@ -328,11 +701,26 @@ class Partitions:
                         hosted.config = config
 
     def _host(self, image: Image, topic: TopicImage) -> None:
-        hosted = self._topics.setdefault(topic.name, [])
+        me = self._surroundings.me
         config = self._topic_config(image, topic.name)
-        for here, partition in zip(hosted, topic.partitions):
-            here.leader_epoch = partition.leader_epoch
-        for partition in topic.partitions[len(hosted) :]:
-            hosted.append(
-                HostedPartition(self._storage, topic, partition.index, partition.leader_epoch, config)
-            )
+        here = self._topics.get(topic.name, {})
+        for partition in topic.partitions:
+            hosted = here.get(partition.index)
+            if hosted is not None:
+                if me in partition.replicas:
+                    if hosted.image is not partition:
+                        hosted.assign(partition)
+                else:
+                    del here[partition.index]
+                    self._let_go(hosted)
+            elif me in partition.replicas:
+                here = self._topics.setdefault(topic.name, here)
+                hosted = here[partition.index] = HostedPartition(
+                    self._storage, self._surroundings, topic, partition, config
+                )
+                self._surroundings.role_changed(hosted)
+
+    def _let_go(self, hosted: HostedPartition) -> None:
+        hosted.deleted()
+        self._storage.delete_log(hosted)
+        self._surroundings.role_changed(hosted)

@@ -36,16 +36,33 @@ HANDLERS = {
     44: ("configs", "incremental_alter_configs"),
     47: ("groups", "offset_delete"),
     60: ("cluster", "describe_cluster"),
+    35: ("placement", "describe_log_dirs"),
+    43: ("placement", "elect_leaders"),
+    45: ("placement", "alter_partition_reassignments"),
+    46: ("placement", "list_partition_reassignments"),
+    52: ("quorum", "vote"),
+    53: ("quorum", "begin_quorum_epoch"),
+    54: ("quorum", "end_quorum_epoch"),
+    55: ("quorum", "describe_quorum"),
+    56: ("brokers", "alter_partition"),
+    59: ("quorum", "fetch_snapshot"),
+    62: ("brokers", "broker_registration"),
+    63: ("brokers", "broker_heartbeat"),
+    64: ("brokers", "unregister_broker"),
+    67: ("brokers", "allocate_producer_ids"),
+    73: ("brokers", "assign_replicas_to_dirs"),
     75: ("topics", "describe_topic_partitions"),
+    80: ("quorum", "add_raft_voter"),
+    81: ("quorum", "remove_raft_voter"),
 }
 
 assert HANDLERS.keys() == APIS.keys(), "every advertised API has a handler"
 
 
-def make_route(key: int, version: int) -> Route | None:
-    """None when the API or its version is not served."""
+def make_route(key: int, version: int, listener: str) -> Route | None:
+    """None when the API or its version is not served on this listener."""
     api = APIS.get(key)
-    if api is None:
+    if api is None or listener not in api.listeners:
         return None
     if not api.serves(version):
         return _unsupported_api_versions() if key == API_VERSIONS else None

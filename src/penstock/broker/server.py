@@ -1,10 +1,15 @@
-"""The listening side of a node: connections, their limits, and the life of the process from start to stop."""
+"""The listening side of a node: connections, their limits, and the life of the process from start to stop.
+
+A node has a listener for clients, if it is a broker, and one for the other nodes, if there are any. What is
+asked on the second is never answered on the first.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from penstock.broker.broker import Broker
@@ -14,6 +19,7 @@ from penstock.broker.logs import Logger
 from penstock.broker.options import ServeError, ServeOptions
 from penstock.broker.routes import make_route
 from penstock.environment import Environment, Listener, Stream
+from penstock.protocol.apis import CLIENT, INTERNAL
 from penstock.protocol.framing import BufferPool
 
 SWEEP_INTERVAL_MS = 5_000
@@ -37,8 +43,10 @@ class Server:
         logger: Logger,
         *,
         connections_max: int | None = None,
+        listener: str = CLIENT,
     ) -> None:
         self.environment = environment
+        self.listener = listener
         self.broker = broker
         self._config = config
         self._logger = logger
@@ -83,7 +91,7 @@ class Server:
     def route(self, key: int, version: int) -> Route | None:
         route = self._routes.get(key << 16 | version & 0xFFFF)
         if route is None:
-            route = make_route(key, version)
+            route = make_route(key, version, self.listener)
             if route is not None and route.version == version:
                 self._routes[key << 16 | version & 0xFFFF] = route
         return route
@@ -150,6 +158,84 @@ class Server:
         )
 
 
+class Node:
+    """One node of a cluster, or all of it: a broker or a controller or both, and its listeners."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        options: ServeOptions,
+        config: BrokerConfig,
+        logger: Logger,
+        *,
+        on_ready: Callable[[tuple[str, int] | None], None],
+        on_failure: Callable[[str], None],
+        connections_max: int | None = None,
+    ) -> None:
+        """``on_ready(address for clients)`` once it serves. Raises ServeError, or OSError of its disk."""
+        self._environment = environment
+        self._options = options
+        self._on_ready = on_ready
+        self.broker = Broker(
+            environment, options, config, logger, on_failure=on_failure, on_active=self._became_active
+        )
+        self.internal: Server | None = None
+        self.client: Server | None = None
+        self._client_address: tuple[str, int] | None = None
+        if options.controllers:
+            self.internal = Server(environment, self.broker, config, logger, listener=INTERNAL)
+        if "broker" in options.roles:
+            self.client = Server(environment, self.broker, config, logger, connections_max=connections_max)
+
+    def start(self) -> None:
+        """Listen and take part. Raises ServeError when an address cannot be listened on."""
+        options = self._options
+        internal = None
+        if self.internal is not None:
+            assert options.internal is not None
+            bound = self._listen(self.internal, options.internal, "--internal")
+            told = options.internal_told
+            internal = told if told is not None and told[1] else bound
+        advertised = None
+        if self.client is not None:
+            self._client_address = self._listen(self.client, options.listen, "--listen")
+            advertised = options.advertise or self._client_address
+        self.broker.start(advertised, internal)
+        if self.client is None:
+            self._on_ready(None)
+
+    def _listen(self, server: Server, address: tuple[str, int], option: str) -> tuple[str, int]:
+        try:
+            return server.listen(*address)
+        except OSError as error:
+            wanted = f"{address[0]}:{address[1]}"
+            raise ServeError(
+                f"cannot listen on {wanted}: {error.strerror}; choose another {option}"
+            ) from None
+
+    def _became_active(self) -> None:
+        self._on_ready(self._client_address)
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """Hand over leaderships, close everything in good order, then ``done``. May raise OSError."""
+
+        def handed_over() -> None:
+            self.close()
+            done()
+
+        self.broker.stop(handed_over)
+
+    def close(self) -> None:
+        """Close the listeners and every log. Raises OSError when something could not be made durable."""
+        self.close_listeners()
+        self.broker.close()
+
+    def close_listeners(self) -> None:
+        for server in (self.client, self.internal):
+            if server is not None:
+                server.close()
+
+
 def run(options: ServeOptions) -> int:
     """Run a node until it is told to stop. Raises ServeError with one line when it cannot start or go on."""
     try:
@@ -180,35 +266,53 @@ def run(options: ServeOptions) -> int:
             traceback.print_exception(error, file=sys.stderr)
         logger.error("stopping after an error of our own", error=repr(error), message=context.get("message"))
 
+    def ready(address: tuple[str, int] | None) -> None:
+        host, port = address or ("", 0)
+        shown = f"[{host}]" if ":" in host else host
+        serving = f"kafka={shown}:{port}" if address is not None else "kafka=off"
+        print(f"penstock node {options.node_id} ready {serving} http=off", flush=True)  # noqa: T201
+
     loop.set_exception_handler(crash)
     try:
-        broker = Broker(environment, options, config, logger, on_failure=fail)
+        node = Node(
+            environment,
+            options,
+            config,
+            logger,
+            on_ready=ready,
+            on_failure=fail,
+            connections_max=_connections_max(),
+        )
     except OSError as error:
         raise ServeError(f"cannot use the data directory {options.data_dirs[0]}: {error}") from error
-    server = Server(environment, broker, config, logger, connections_max=_connections_max())
-    try:
-        host, port = server.listen(*options.listen)
-    except OSError as error:
-        broker.close()
-        wanted = f"{options.listen[0]}:{options.listen[1]}"
-        raise ServeError(f"cannot listen on {wanted}: {error.strerror}; choose another --listen") from None
-    broker.announce(*(options.advertise or (host, port)))
+    stopping: list[int] = []
 
-    def ready() -> None:
+    def stop() -> None:
+        if stopping:
+            # Told twice: without waiting for anybody.
+            loop.stop()
+            return
+        stopping.append(1)
+        node.broker.stop(loop.stop)
+
+    def start() -> None:
         # On the running loop: a signal that comes before it runs would be lost on uvloop.
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, loop.stop)
-        shown = f"[{host}]" if ":" in host else host
-        print(f"penstock node {options.node_id} ready kafka={shown}:{port} http=off", flush=True)  # noqa: T201
+            loop.add_signal_handler(number, stop)
+        try:
+            node.start()
+        except ServeError as error:
+            failure.append(str(error))
+            loop.stop()
 
-    loop.call_soon(ready)
+    loop.call_soon(start)
     loop.run_forever()
-    server.close()
+    node.close_listeners()
     if failure:
         # What is on the disk is not what we believe: no marker, the next start looks for itself.
         raise ServeError(failure[0])
     try:
-        broker.close()
+        node.close()
     except OSError as error:
         raise ServeError(f"could not stop cleanly, the next start will check the logs: {error}") from error
     return 0
@@ -238,6 +342,11 @@ def _as_settings(options: ServeOptions) -> dict[str, str]:
         "log.dirs": ",".join(options.data_dirs),
         "listeners": f"PLAINTEXT://{host}:{port}",
     }
+    if options.controllers:
+        settings["controller.quorum.voters"] = ",".join(
+            f"{node}@{voter[0]}:{voter[1]}" for node, voter in options.controllers.items()
+        )
+        settings["process.roles"] = ",".join(options.roles)
     if options.advertise is not None:
         settings["advertised.listeners"] = f"PLAINTEXT://{options.advertise[0]}:{options.advertise[1]}"
     if options.rack is not None:

@@ -36,10 +36,12 @@ class FetchPartition:
 
     __slots__ = (
         "bytes_max",
+        "ceiling",
         "current_leader_epoch",
         "fetch_offset",
         "hosted",
         "index",
+        "is_counted",
         "last_fetched_epoch",
         "sent_high_watermark",
         "sent_log_start_offset",
@@ -72,6 +74,10 @@ class FetchPartition:
         self.last_fetched_epoch = last_fetched_epoch
         self.sent_high_watermark = -1
         self.sent_log_start_offset = -1
+        # Up to where the asker may read: below it there is more to send.
+        self.ceiling = -1
+        # A follower's: its position was taken note of.
+        self.is_counted = False
 
     @property
     def key(self) -> tuple[str, bytes, int]:
@@ -87,15 +93,23 @@ class FetchSession:
         "_sessions",
         "epoch",
         "id",
+        "is_replica",
         "last_used_ms",
         "waiting",
     )
 
     def __init__(
-        self, sessions: FetchSessions, session_id: int, partitions: Iterable[FetchPartition], now_ms: int
+        self,
+        sessions: FetchSessions,
+        session_id: int,
+        partitions: Iterable[FetchPartition],
+        now_ms: int,
+        is_replica: bool,
     ) -> None:
         self._sessions = sessions
         self.id = session_id
+        # Of a follower, who sees what consumers do not.
+        self.is_replica = is_replica
         # What the next request must say.
         self.epoch = 1
         self.last_used_ms = now_ms
@@ -120,7 +134,7 @@ class FetchSession:
             self._dirty[partition] = None
             if partition.hosted is not None:
                 self._hosted[partition.hosted] = partition
-                partition.hosted.watch(self)
+                partition.hosted.watch(self, is_replica=self.is_replica)
         for key in forgotten:
             if key in self._partitions:
                 self._remove(self._partitions[key])
@@ -140,13 +154,14 @@ class FetchSession:
         """
         for partition in self._dirty:
             if partition.hosted is None or partition.hosted.is_deleted:
+                # Also when it moved here from another broker.
                 found = find(partition)
                 if partition.hosted is not None:
                     self._hosted.pop(partition.hosted, None)
                 partition.hosted = found
                 if found is not None:
                     self._hosted[found] = partition
-                    found.watch(self)
+                    found.watch(self, is_replica=self.is_replica)
 
     def candidates(self) -> list[FetchPartition]:
         return list(self._dirty)
@@ -164,12 +179,13 @@ class FetchSession:
             self._is_new
             or data.error_code
             or data.diverging_epoch is not None
+            or data.preferred_read_replica >= 0
             or data.records
             or data.high_watermark != partition.sent_high_watermark
             or data.log_start_offset != partition.sent_log_start_offset
         ):
             return True
-        if partition.fetch_offset >= data.high_watermark:
+        if partition.fetch_offset >= partition.ceiling:
             del self._dirty[partition]
         return False
 
@@ -183,7 +199,8 @@ class FetchSession:
             stays = (
                 data.error_code
                 or data.diverging_epoch is not None
-                or partition.fetch_offset < data.high_watermark
+                or data.preferred_read_replica >= 0
+                or partition.fetch_offset < partition.ceiling
             )
             if not stays:
                 del self._dirty[partition]
@@ -218,7 +235,7 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def create(self, partitions: list[FetchPartition]) -> FetchSession | None:
+    def create(self, partitions: list[FetchPartition], *, is_replica: bool = False) -> FetchSession | None:
         """None when there is no room: the client then goes on without a session, at full length."""
         now_ms = self._clock.now_ms()
         while len(self._sessions) >= self._slots or self.partition_count + len(partitions) > PARTITIONS_MAX:
@@ -229,7 +246,7 @@ class FetchSessions:
         session_id = 0
         while not session_id or session_id in self._sessions:
             session_id = self._random.randrange(1, 2**31)
-        session = FetchSession(self, session_id, partitions, now_ms)
+        session = FetchSession(self, session_id, partitions, now_ms, is_replica)
         self._sessions[session_id] = session
         return session
 

@@ -1,16 +1,11 @@
-"""The data directory: whose it is, what was left in it, and the files beside the partitions' own.
+"""The data directories of a node: which partition lies in which, and what happens when a disk fails.
 
-    meta.properties                    cluster id, node id, directory id (Kafka's file)
-    .lock                              held while a broker runs here
-    .kafka_cleanshutdown               left by a clean stop, removed at the next start
-    .boot-id                           which boot of the machine the last start was on
-    penstock-checkpoint                how far the disk holds each log, and where it begins
-    <topic>-<partition>/               a log
-    <topic>-<partition>.<hex>-delete   a log on its way out, removed after file.delete.delay.ms
-    <topic>-<partition>.<hex>-stray    a log that no metadata explains: kept, reported, never removed
+The first directory holds the metadata log and what the node remembers of itself; the partitions are spread
+over all of them (JBOD). A disk that fails takes its directory offline, and the partitions in it; the node
+goes on with the others, unless it is the first or the last one. A full disk has not failed.
 
 Newcomers: a partition without a directory is an empty one (the directory appears at the first append), unless
-the checkpoint says that it was not empty. Then the disk lost it, and the partition refuses to start over.
+a checkpoint says that it was not empty. Then the disk lost it, and the partition refuses to start over.
 """
 
 from __future__ import annotations
@@ -18,191 +13,372 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from penstock.broker.checkpoint import Checkpoint, Remembered
+from penstock.broker.checkpoint import Remembered
+from penstock.broker.data_directory import (
+    METADATA_DIRECTORY,
+    NO_EPOCH,
+    NO_ID,
+    Directory,
+    Identity,
+    identify,
+    is_reserved,
+)
 from penstock.broker.options import ServeError
 from penstock.environment import Environment
-from penstock.log.log import Log
+from penstock.log.log import CorruptLog, Log
 from penstock.log.names import read_partition_metadata, write_partition_metadata
 from penstock.metadata.image import Image
-from penstock.model import TopicPartition, format_id, parse_id
+from penstock.model import TopicId, TopicPartition, format_id
 
 if TYPE_CHECKING:
     from penstock.broker.logs import Logger
     from penstock.broker.partitions import HostedPartition
 
-METADATA_DIRECTORY = "__cluster_metadata-0"
-LOCK = ".lock"
-META_PROPERTIES = "meta.properties"
-CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
-LAST_BOOT = ".boot-id"
-CHECKPOINT = "penstock-checkpoint"
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
+__all__ = ["METADATA_DIRECTORY", "UNASSIGNED", "Directory", "Storage"]
+
+# In the first directory: the broker epoch of the last registration, and the directories there were.
+REGISTRATION = "penstock-registration"
 
 FLUSHES_MAX = 16
 FLUSH_RETRY_MS = 100
 
-_partition_directory = re.compile(r"(?P<topic>.+)-(?P<partition>\d{1,10})")
-_doomed_directory = re.compile(r".+\.[0-9a-f]{32}-delete")
+# What the metadata says of a replica whose broker has not said in which directory it lies.
+UNASSIGNED = NO_ID
+
+# To a write: the disk is full, or we are at some limit. Nothing on the disk is less trustworthy for it.
+_HARMLESS = (errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EMFILE, errno.ENFILE)
+# To an open: the disk itself. Whatever else is wrong, is wrong with one log.
+_BROKEN = (errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE)
 
 
 class Storage:
     def __init__(
         self,
         environment: Environment,
-        path: str,
+        data_dirs: Sequence[str],
         node_id: int,
         logger: Logger,
         on_failure: Callable[[str], None],
+        on_directory_failed: Callable[[Directory, str], None] = lambda directory, reason: None,
+        *,
+        is_alone: bool = True,
     ) -> None:
         self.environment = environment
-        self.path = os.path.abspath(path)
+        self._node_id = node_id
         self._logger = logger
-        # Called with one line when the disk can no longer be trusted; the broker stops.
+        # Called with one line when the node cannot go on without a disk that failed; it stops.
         self._on_failure = on_failure
+        # Called when it can: the partitions in that directory are gone.
+        self._on_directory_failed = on_directory_failed
         # Partitions with appends that no flush has covered, oldest first.
         self.unflushed: dict[HostedPartition, None] = {}
         # Flushes hold descriptors, so only some run at a time; the others stand in line here.
         self._flushes_running = 0
         self._flushes_waiting: dict[HostedPartition, None] = {}
-        self.was_clean = False
-        self.lost_page_cache = False
+        # Where partitions lie, when there is a choice. Not all of them: see ``_home``.
+        self._homes: dict[tuple[TopicId, int], Directory] = {}
+
+        self.directories = [Directory(environment, path, logger) for path in data_dirs]
         self._claim()
-        self.cluster_id, self.directory_id = self._identify(node_id)
-        self._checkpoint = Checkpoint(environment.files, os.path.join(self.path, CHECKPOINT))
-        self._recall()
+        # None until this node was told by the others of its cluster.
+        self.cluster_id = identify(
+            self.directories, node_id, environment.random, is_alone=is_alone, attempt=self._attempt
+        )
+        # Under which this broker was last registered, if it still has all it had then; else -1.
+        self.previous_broker_epoch = NO_EPOCH
+        for directory in self._online():
+            self._attempt(directory, directory.recall)
+            if len(self.directories) > 1:
+                directory.partition_count = sum(1 for _ in directory.partitions())
+        self._recall_epoch()
 
     # Start
 
     def _claim(self) -> None:
-        files = self.environment.files
-        try:
-            files.make_directory(self.path)
-            locked = files.lock(os.path.join(self.path, LOCK))
-        except OSError as error:
-            raise ServeError(f"cannot use the data directory {self.path}: {error.strerror}") from error
-        if not locked:
-            raise ServeError(
-                f"another broker is running on {self.path}; stop it or choose another --data-dir"
-            )
-
-    def _identify(self, node_id: int) -> tuple[str, str]:
-        """Whose directory this is: read, or made up and written at the first start."""
-        path = os.path.join(self.path, META_PROPERTIES)
-        files = self.environment.files
-        if not files.exists(path):
-            if files.exists(os.path.join(self.path, METADATA_DIRECTORY)):
+        paths = [directory.path for directory in self.directories]
+        for directory in self.directories:
+            if paths.count(directory.path) > 1:
                 raise ServeError(
-                    f"{path} is missing beside existing data; restore it or choose another --data-dir"
+                    f"{directory.path} is given twice; every --data-dir must be another directory"
                 )
-            random_id = self.environment.random.randbytes
-            cluster_id, directory_id = format_id(random_id(16)), format_id(random_id(16))
-            text = f"version=1\ncluster.id={cluster_id}\nnode.id={node_id}\ndirectory.id={directory_id}\n"
-            files.replace(path, text.encode())
-            return cluster_id, directory_id
-        lines = files.read(path).decode("utf-8", "replace").splitlines()
-        properties = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
-        try:
-            owner = int(properties["node.id"])
-            cluster_id, directory_id = properties["cluster.id"], properties["directory.id"]
-            parse_id(directory_id)
-        except (KeyError, ValueError):
-            raise ServeError(f"{path} is damaged; restore it or choose another --data-dir") from None
-        if owner != node_id:
-            raise ServeError(
-                f"{self.path} belongs to node {owner}; use --node-id {owner} or another --data-dir"
-            )
-        return cluster_id, directory_id
+            self._attempt(directory, directory.claim)
 
-    def _recall(self) -> None:
-        """Read what the last run left, and forget that it ended well."""
-        files = self.environment.files
-        marker = os.path.join(self.path, CLEAN_SHUTDOWN)
-        self.was_clean = files.exists(marker)
-        if self.was_clean:
-            files.remove(marker)
-            files.sync_directory(self.path)
-        # A killed process leaves its writes in the page cache; a machine that went down does not.
-        last_boot = os.path.join(self.path, LAST_BOOT)
-        boot_id = self._boot_id()
-        self.lost_page_cache = (
-            not self.was_clean and files.exists(last_boot) and files.read(last_boot) != boot_id
-        )
-        files.replace(last_boot, boot_id)
+    def _attempt(self, directory: Directory, step: Callable[[], None]) -> None:
+        """A step of the start: the node starts without a directory that fails, but not without the first."""
         try:
-            self._checkpoint.load()
-        except ValueError as error:
-            # A hint only: without it every log is looked at.
-            self._logger.warning("ignored a damaged checkpoint", file=CHECKPOINT, error=str(error))
-            self.was_clean = False
-        for name in files.list(self.path):
-            if _doomed_directory.fullmatch(name):
-                files.remove(os.path.join(self.path, name))
+            step()
+        except OSError as error:
+            if directory is self.directories[0]:
+                raise ServeError(
+                    f"cannot use the data directory {directory.path}: {error.strerror}"
+                ) from error
+            directory.is_online = False
+            self._logger.error("started without a directory", path=directory.path, error=str(error))
+
+    def adopt_cluster_id(self, cluster_id: str) -> None:
+        """The others say which cluster this is. Raises ServeError when this node belongs to another."""
+        if self.cluster_id is None:
+            self.cluster_id = cluster_id
+            for directory in self._online():
+                directory.identify(Identity(cluster_id, self._node_id, directory.id))
+        elif self.cluster_id != cluster_id:
+            raise ServeError(
+                f"{self.path} belongs to the cluster {self.cluster_id}, and the controllers are of "
+                f"{cluster_id}; choose another --data-dir"
+            )
+
+    def _recall_epoch(self) -> None:
+        """Find out whether this broker still has all that it had when it was last registered."""
+        if any(directory.lost_page_cache for directory in self.directories):
+            return
+        path = os.path.join(self.path, REGISTRATION)
+        epoch, known = self.directories[0].stopped_epoch, []
+        if self.environment.files.exists(path):
+            with suppress(ValueError, KeyError, TypeError):
+                remembered = json.loads(self.environment.files.read(path))
+                epoch, known = int(remembered["brokerEpoch"]), list(remembered["directories"])
+        ids = [format_id(directory.id) for directory in self._online()]
+        if all(id in ids for id in known):
+            self.previous_broker_epoch = epoch
+
+    def remember_epoch(self, epoch: int) -> None:
+        """This broker is registered: what it writes from now on belongs to this epoch."""
+        remembered = {
+            "version": 0,
+            "brokerEpoch": epoch,
+            "directories": [format_id(directory.id) for directory in self._online()],
+        }
+        try:
+            self.environment.files.replace(
+                os.path.join(self.path, REGISTRATION), json.dumps(remembered).encode()
+            )
+        except OSError as error:
+            # On a full disk the next start will find an older epoch, and be taken for one that lost data.
+            self._logger.error("cannot remember the broker epoch", error=str(error))
+            self._check_disk(self.directories[0], error)
+
+    # The directories
+
+    @property
+    def path(self) -> str:
+        """Of the first directory, in which the metadata lies."""
+        return self.directories[0].path
+
+    @property
+    def directory_id(self) -> str:
+        return format_id(self.directories[0].id)
+
+    @property
+    def directory_ids(self) -> list[bytes]:
+        """Those that can be used."""
+        return [directory.id for directory in self._online()]
+
+    @property
+    def offline_directory_ids(self) -> list[bytes]:
+        return [
+            directory.id
+            for directory in self.directories
+            if not directory.is_online and directory.id != NO_ID
+        ]
+
+    @property
+    def was_clean(self) -> bool:
+        """Whether every log that can be opened was closed by the last run."""
+        return all(directory.was_clean for directory in self._online())
+
+    @property
+    def lost_page_cache(self) -> bool:
+        return any(directory.lost_page_cache for directory in self.directories)
+
+    def has_lost(self, directory_id: bytes) -> bool:
+        """Whether the metadata names a directory that this node no longer has: a wiped or replaced disk.
+
+        As long as there is one that cannot be read, that may be the one.
+        """
+        if is_reserved(directory_id):
+            return False
+        return all(directory.id not in (directory_id, NO_ID) for directory in self.directories)
+
+    def _online(self) -> list[Directory]:
+        return [directory for directory in self.directories if directory.is_online]
+
+    # Partitions
 
     def quarantine_strays(self, image: Image) -> None:
-        """Set aside directories that no committed metadata explains. They are never removed."""
-        for name in self.environment.files.list(self.path):
-            match = _partition_directory.fullmatch(name)
-            if match is None or name == METADATA_DIRECTORY:
-                continue
-            if not _is_in(image, TopicPartition(match["topic"], int(match["partition"]))):
-                self._quarantine(name, "no topic in the metadata has this partition")
-        self._checkpoint.keep_only(image)
+        """Compare what is in the directories with committed metadata, which must not be an old one.
+
+        What no metadata explains is set aside, never removed. A replica that the metadata has given to others
+        is removed. Of one that is there twice, the copy in the directory that the metadata names stays.
+        """
+        seen: dict[TopicPartition, Directory] = {}
+        for directory in self._online():
+            for name in list(directory.partitions()):
+                topic = image.topics.get(name.topic)
+                if topic is None or name.partition >= len(topic.partitions):
+                    _set_aside(directory, name, "no topic in the metadata has this partition")
+                elif self._node_id not in topic.partitions[name.partition].replicas:
+                    self._remove_moved(directory, name, topic.id)
+                else:
+                    home = directory
+                    if name in seen:
+                        named = topic.partitions[name.partition].directory(self._node_id)
+                        home, spare = self._choose(name, topic.id, named, seen[name], directory)
+                        _set_aside(spare, name, f"the partition is in {home.path} too")
+                    seen[name] = home
+                    self._settle(topic.id, name.partition, home)
+            directory.checkpoint.keep_only(image)
+
+    def _remove_moved(self, directory: Directory, name: TopicPartition, topic_id: TopicId) -> None:
+        if directory.topic_id_of(*name) != topic_id:
+            _set_aside(directory, name, "this node has no replica of the partition")
+            return
+        self._logger.info("removing a replica that was moved away", partition=str(name))
+        directory.partition_count -= 1
+        self._remove_later([directory.rename(*name, "delete")], 0)
+
+    def _choose(
+        self, name: TopicPartition, topic_id: TopicId, named: bytes, one: Directory, other: Directory
+    ) -> tuple[Directory, Directory]:
+        """Which of two directories that hold the same partition is the right one, and which is not."""
+        by_id = [directory for directory in (one, other) if directory.topic_id_of(*name) == topic_id]
+        if other in by_id and (one not in by_id or other.id == named):
+            return other, one
+        return one, other
+
+    def _settle(self, topic_id: TopicId, index: int, directory: Directory) -> None:
+        if len(self.directories) > 1:
+            self._homes[topic_id, index] = directory
 
     def partitions_on_disk(self) -> list[TopicPartition]:
-        names = map(_partition_directory.fullmatch, self.environment.files.list(self.path))
-        return [TopicPartition(name["topic"], int(name["partition"])) for name in names if name is not None]
+        return [name for directory in self._online() for name in directory.partitions()]
+
+    def partitions_to_recover(self) -> list[TopicPartition]:
+        """Those whose logs the last run did not close."""
+        unclean = [directory for directory in self._online() if not directory.was_clean]
+        return [name for directory in unclean for name in directory.partitions()]
+
+    def remembered_high_watermark(self, hosted: HostedPartition) -> int:
+        """How far the log was committed when the checkpoint was written: a hint, never too high."""
+        home = self._known_home(hosted)
+        return 0 if home is None else home.checkpoint.get(hosted.topic_id, hosted.index).high_watermark
 
     def holds(self, hosted: HostedPartition) -> bool:
-        """Whether the partition has a directory."""
-        return self.environment.files.exists(self._directory(hosted))
+        """Whether the partition has a directory, on a disk that works."""
+        directory = self.directory_of(hosted)
+        return directory is not None and directory.is_online
 
-    def _directory(self, hosted: HostedPartition) -> str:
-        return f"{self.path}/{hosted.topic}-{hosted.index}"
+    def directory_of(self, hosted: HostedPartition) -> Directory | None:
+        """Where the partition's files are; None when it has none. It may be offline."""
+        known = self._known_home(hosted)
+        if known is not None and not known.is_online:
+            return known  # and nobody asks a disk that failed
+        for directory in self._online() if known is None else [known]:
+            if directory.holds(hosted.topic, hosted.index):
+                return directory
+        return None
 
-    def open_log(self, hosted: HostedPartition) -> Log:
-        """Raises OSError when the partition's files cannot be used."""
-        directory = self._directory(hosted)
+    def _known_home(self, hosted: HostedPartition) -> Directory | None:
+        if len(self.directories) == 1:
+            return self.directories[0]
+        return self._homes.get((hosted.topic_id, hosted.index))
+
+    def _home(self, hosted: HostedPartition, placed_in: bytes = UNASSIGNED) -> Directory:
+        """Where the partition lies or will lie: found, as the metadata has it, or where there are fewest.
+
+        Raises:
+            OSError: it lies on a disk that failed.
+        """
+        home = self._known_home(hosted)
+        if home is None:
+            home = self.directory_of(hosted)
+        if home is None:
+            named = [directory for directory in self.directories if directory.id == placed_in != UNASSIGNED]
+            home = named[0] if named else min(self._online(), key=lambda one: one.partition_count)
+            if not named and not (is_reserved(placed_in) or self.has_lost(placed_in)):
+                raise OSError(errno.EIO, "its directory cannot be read", str(hosted))
+            home.partition_count += 1
+        self._settle(hosted.topic_id, hosted.index, home)
+        if not home.is_online:
+            raise OSError(errno.EIO, "the directory is offline", home.path)
+        return home
+
+    def open_log(self, hosted: HostedPartition, placed_in: bytes = UNASSIGNED) -> Log:
+        """Open the partition's log; ``placed_in`` is the directory that the metadata names.
+
+        Raises:
+            OSError: its files cannot be used, or its directory is offline.
+        """
+        home = self._home(hosted, placed_in)
+        try:
+            return self._open_in(home, hosted)
+        except OSError as error:
+            if error.errno in _BROKEN:
+                self._check_disk(home, error)
+            raise
+
+    def _open_in(self, home: Directory, hosted: HostedPartition) -> Log:
+        path = home.path_of(hosted.topic, hosted.index)
         files = self.environment.files
-        remembered = self._checkpoint.get(hosted.topic_id, hosted.index)
-        if files.exists(directory):
-            topic_id = read_partition_metadata(files, directory)
+        checkpoint = home.checkpoint
+        remembered = checkpoint.get(hosted.topic_id, hosted.index)
+        if home.holds(hosted.topic, hosted.index):
+            topic_id = read_partition_metadata(files, path)
             if topic_id is not None and topic_id != hosted.topic_id:
-                name = os.path.basename(directory)
-                self._quarantine(name, f"it belongs to the topic with id {format_id(topic_id)}")
+                home.quarantine(
+                    hosted.topic, hosted.index, f"it belongs to the topic with id {format_id(topic_id)}"
+                )
         elif remembered.recovery_point > remembered.log_start_offset:
-            raise OSError(errno.ENOENT, "the checkpoint says it held data", directory)
+            raise OSError(errno.ENOENT, "the checkpoint says it held data", path)
         log = Log.open(
             self.environment,
-            directory,
+            path,
             hosted.config.log,
-            clean=self.was_clean,
+            clean=home.was_clean,
             recovery_point=remembered.recovery_point,
             log_start_offset=remembered.log_start_offset or None,
         )
+        log.before_cut = lambda offset: self._lower(home, hosted, offset)
         self.doom(hosted, log)
-        if not self.was_clean and log.log_end_offset > log.recovery_point:
+        if not home.was_clean and log.log_end_offset > log.recovery_point:
             # What recovery kept was readable from the page cache; now it is on the disk as well.
             offset, work = log.prepare_flush()
             work()
             log.flushed(offset)
         return log
 
+    def _lower(self, home: Directory, hosted: HostedPartition, offset: int) -> None:
+        try:
+            home.checkpoint.lower(hosted.topic_id, hosted.index, offset)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # To cut is what makes room. Nothing can grow behind the cut before there is some.
+            self._logger.warning("the checkpoint could not be lowered", partition=repr(hosted))
+
     def make_directory(self, hosted: HostedPartition) -> None:
         """Make the partition's directory, if it has none, and write into it whose it is."""
-        directory = self._directory(hosted)
+        home = self._home(hosted)
+        path = home.path_of(hosted.topic, hosted.index)
         files = self.environment.files
-        files.make_directory(directory)
-        if read_partition_metadata(files, directory) is None:
-            write_partition_metadata(files, directory, hosted.topic_id)
+        home.checkpoint.renew(hosted.topic_id, hosted.index)
+        files.make_directory(path)
+        if read_partition_metadata(files, path) is None:
+            write_partition_metadata(files, path, hosted.topic_id)
 
-    def _quarantine(self, name: str, reason: str) -> None:
-        target = f"{name}.{self.environment.random.randbytes(16).hex()}-stray"
-        self.environment.files.rename(os.path.join(self.path, name), os.path.join(self.path, target))
-        self._logger.warning("set aside a directory that is not explained", directory=target, reason=reason)
+    def forget(self, hosted: HostedPartition) -> None:
+        """The partition's data is lost and others have it: it may begin anew, empty and in any directory."""
+        for directory in self._online():
+            directory.checkpoint.forget(hosted.topic_id, hosted.index)
+        self._leave_home(hosted)
+
+    def _leave_home(self, hosted: HostedPartition) -> None:
+        home = self._homes.pop((hosted.topic_id, hosted.index), None)
+        if home is not None:
+            home.partition_count -= 1
 
     # Flushing
 
@@ -234,29 +410,52 @@ class Storage:
     # Failing disks
 
     def append_failed(self, hosted: HostedPartition, error: OSError) -> None:
-        """The log is as it was, the client is told. A failing disk stops the broker, a full one does not."""
+        """The log is as it was, the client is told. A disk that fails goes offline, a full one does not."""
         self._logger.error("cannot write", partition=f"{hosted.topic}-{hosted.index}", error=str(error))
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EMFILE, errno.ENFILE):
-            self._on_failure(f"the disk under {self.path} failed: {error}")
+        self._check_disk(self._known_home(hosted), error)
 
     def flush_failed(self, hosted: HostedPartition, error: Exception) -> None:
         # After a failed fsync the page cache no longer tells what is on the disk.
-        self._on_failure(f"fsync of {hosted.topic}-{hosted.index} under {self.path} failed: {error}")
+        home = self._known_home(hosted) or self.directories[0]
+        self._fail(home, f"fsync of {hosted.topic}-{hosted.index} under {home.path} failed: {error}")
+
+    def _check_disk(self, directory: Directory | None, error: OSError) -> None:
+        # A damaged log is one log's trouble.
+        if directory is not None and not isinstance(error, CorruptLog) and error.errno not in _HARMLESS:
+            self._fail(directory, f"the disk under {directory.path} failed: {error}")
+
+    def _fail(self, directory: Directory, reason: str) -> None:
+        """Nothing is read from or written to this directory any more."""
+        if not directory.is_online:
+            return
+        directory.is_online = False
+        if directory is self.directories[0] or not self._online():
+            self._on_failure(reason)
+            return
+        self._logger.error("a directory went offline", path=directory.path, reason=reason)
+        for waiting in (self.unflushed, self._flushes_waiting):
+            for hosted in [hosted for hosted in waiting if self._known_home(hosted) is directory]:
+                del waiting[hosted]
+        self._on_directory_failed(directory, reason)
 
     # Deleting
 
     def delete_log(self, hosted: HostedPartition) -> None:
-        """Rename at once, so that the name is free; remove later, for readers that are still at it."""
-        self._checkpoint.forget(hosted.topic_id, hosted.index)
-        source = self._directory(hosted)
-        if not self.holds(hosted):
+        """Rename at once, so that the name is free; remove later, for readers that are still at it.
+
+        For a topic that was deleted, and for a replica that is now another node's.
+        """
+        home = self.directory_of(hosted)
+        for directory in self._online():
+            directory.checkpoint.forget(hosted.topic_id, hosted.index)
+        self._leave_home(hosted)
+        if home is None or not home.is_online:
             return
-        target = f"{source}.{self.environment.random.randbytes(16).hex()}-delete"
         log = hosted.log if hosted.is_open else None
         try:
-            self.environment.files.rename(source, target)
+            target = home.rename(hosted.topic, hosted.index, "delete")
         except OSError as error:
-            self._logger.error("cannot delete", directory=source, error=str(error))
+            self._logger.error("cannot delete", partition=repr(hosted), error=str(error))
             return
         if log is not None:
             # Readers that are in the middle of it must not open the files of a new topic of the same name.
@@ -296,28 +495,35 @@ class Storage:
     # Checkpoints
 
     def prepare_checkpoint(self, partitions: Iterable[HostedPartition]) -> Callable[[], None]:
-        """The work of writing the checkpoint, for a worker thread."""
-        return self._checkpoint.prepare_write(
-            (
-                (hosted.topic_id, hosted.index),
-                Remembered(hosted.log.recovery_point, hosted.log.log_start_offset),
-            )
-            for hosted in partitions
-            if hosted.is_open
-        )
+        """The work of writing the checkpoints, for a worker thread. It raises OSError when one could not be."""
+        logs: dict[Directory, list[tuple[tuple[TopicId, int], Remembered]]]
+        logs = {directory: [] for directory in self._online()}
+        for hosted in partitions:
+            home = self._known_home(hosted)
+            if hosted.is_open and home in logs:
+                log = hosted.log
+                remembered = Remembered(log.recovery_point, log.log_start_offset, hosted.high_watermark)
+                logs[home].append(((hosted.topic_id, hosted.index), remembered))
+        works = [directory.checkpoint.prepare_write(known) for directory, known in logs.items()]
+
+        def write() -> None:
+            failed: OSError | None = None
+            for work in works:
+                try:
+                    work()
+                except OSError as error:
+                    failed = error
+            if failed is not None:
+                raise failed
+
+        return write
 
     def leave_clean_marker(self, broker_epoch: int) -> None:
-        """Say that every log was closed. The boot id tells a killed process from a power loss later."""
-        marker = {"version": 0, "brokerEpoch": broker_epoch, "bootId": self._boot_id().decode()}
-        self.environment.files.replace(os.path.join(self.path, CLEAN_SHUTDOWN), json.dumps(marker).encode())
-
-    def _boot_id(self) -> bytes:
-        try:
-            return self.environment.files.read(BOOT_ID).strip()
-        except OSError:
-            return b""
+        """Say that every log was closed."""
+        for directory in self._online():
+            directory.leave_clean_marker(broker_epoch)
 
 
-def _is_in(image: Image, name: TopicPartition) -> bool:
-    topic = image.topics.get(name.topic)
-    return topic is not None and name.partition < len(topic.partitions)
+def _set_aside(directory: Directory, name: TopicPartition, reason: str) -> None:
+    directory.quarantine(*name, reason)
+    directory.partition_count -= 1

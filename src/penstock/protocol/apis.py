@@ -100,6 +100,9 @@ class Api:
         return cls
 
 
+# What only nodes ask of each other.
+NODES = (INTERNAL,)
+
 APIS: dict[int, Api] = {
     api.key: api
     for api in (
@@ -124,50 +127,39 @@ APIS: dict[int, Api] = {
         Api(23, "OffsetForLeaderEpoch", "offsets", 2, 4, flexible_from=4),
         Api(32, "DescribeConfigs", "configs", 1, 4, flexible_from=4),
         Api(33, "AlterConfigs", "configs", 0, 2, flexible_from=2),
+        Api(35, "DescribeLogDirs", "placement", 1, 4, flexible_from=2),
         Api(37, "CreatePartitions", "topics", 0, 3, flexible_from=2),
         Api(42, "DeleteGroups", "groups", 0, 2, flexible_from=2),
-        Api(44, "IncrementalAlterConfigs", "configs", 0, 1, flexible_from=1),
-        Api(47, "OffsetDelete", "groups", 0, 0, flexible_from=None),
-        Api(60, "DescribeCluster", "cluster", 0, 2, flexible_from=0),
-        Api(75, "DescribeTopicPartitions", "topics", 0, 0, flexible_from=0),
-    )
-}
-
-# What only nodes ask of each other.
-NODES = (INTERNAL,)
-
-CLUSTER_APIS: dict[int, Api] = {
-    api.key: api
-    for api in (
-        Api(35, "DescribeLogDirs", "placement", 1, 4, flexible_from=2),
         Api(43, "ElectLeaders", "placement", 0, 2, flexible_from=2),
+        Api(44, "IncrementalAlterConfigs", "configs", 0, 1, flexible_from=1),
         Api(45, "AlterPartitionReassignments", "placement", 0, 1, flexible_from=0),
         Api(46, "ListPartitionReassignments", "placement", 0, 0, flexible_from=0),
+        Api(47, "OffsetDelete", "groups", 0, 0, flexible_from=None),
         Api(52, "Vote", "quorum", 0, 2, flexible_from=0, listeners=NODES),
         Api(53, "BeginQuorumEpoch", "quorum", 0, 1, flexible_from=1, listeners=NODES),
         Api(54, "EndQuorumEpoch", "quorum", 0, 1, flexible_from=1, listeners=NODES),
         Api(55, "DescribeQuorum", "quorum", 0, 2, flexible_from=0),
         Api(56, "AlterPartition", "brokers", 2, 3, flexible_from=0, listeners=NODES),
         Api(59, "FetchSnapshot", "quorum", 0, 1, flexible_from=0, listeners=NODES),
+        Api(60, "DescribeCluster", "cluster", 0, 2, flexible_from=0),
         Api(62, "BrokerRegistration", "brokers", 0, 4, flexible_from=0, listeners=NODES),
         Api(63, "BrokerHeartbeat", "brokers", 0, 2, flexible_from=0, listeners=NODES),
         Api(64, "UnregisterBroker", "brokers", 0, 0, flexible_from=0),
         Api(67, "AllocateProducerIds", "brokers", 0, 0, flexible_from=0, listeners=NODES),
         Api(73, "AssignReplicasToDirs", "brokers", 0, 0, flexible_from=0, listeners=NODES),
+        Api(75, "DescribeTopicPartitions", "topics", 0, 0, flexible_from=0),
         Api(80, "AddRaftVoter", "quorum", 0, 1, flexible_from=0),
         Api(81, "RemoveRaftVoter", "quorum", 0, 0, flexible_from=0),
-        Api(82, "UpdateRaftVoter", "quorum", 0, 0, flexible_from=0, listeners=NODES),
     )
 }
 
 
 def api_for(key: int) -> Api | None:
     """The API of a key, whatever listener it is for."""
-    return APIS.get(key) or CLUSTER_APIS.get(key)
+    return APIS.get(key)
 
 
 def advertised(listener: str) -> list[Api]:
     """What ApiVersions says on a listener, in the order of the keys."""
     assert listener in (CLIENT, INTERNAL), listener
-    apis = [*APIS.values(), *CLUSTER_APIS.values()]
-    return sorted((api for api in apis if listener in api.listeners), key=lambda api: api.key)
+    return [api for api in APIS.values() if listener in api.listeners]

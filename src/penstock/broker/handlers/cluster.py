@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.broker import access
 from penstock.broker.connection import Call, Encoded
-from penstock.protocol.apis import APIS
+from penstock.protocol.apis import advertised
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import OPERATIONS_OMITTED
 from penstock.protocol.messages.cluster import (
@@ -41,10 +41,11 @@ def api_versions(broker: Broker, request: ApiVersionsRequest, call: Call) -> Any
         _software(request.client_software_name) and _software(request.client_software_version)
     ):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-    cached = broker.encoded_api_versions.get(call.version)
+    key = (call.listener, call.version)
+    cached = broker.encoded_api_versions.get(key)
     if cached is None:
-        cached = Encoded(call.route.encode(ApiVersionsResponse(api_keys=_served())))
-        broker.encoded_api_versions[call.version] = cached
+        cached = Encoded(call.route.encode(ApiVersionsResponse(api_keys=_served(call.listener))))
+        broker.encoded_api_versions[key] = cached
     return cached
 
 
@@ -52,14 +53,14 @@ def unsupported_api_versions(broker: Broker, request: object, call: Call) -> Api
     """A version we do not know, answered in version 0 with our own range as the only entry."""
     return ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION,
-        api_keys=[api for api in _served() if api.api_key == API_VERSIONS_KEY],
+        api_keys=[api for api in _served(call.listener) if api.api_key == API_VERSIONS_KEY],
     )
 
 
-def _served() -> list[ApiVersion]:
+def _served(listener: str) -> list[ApiVersion]:
     return [
         ApiVersion(api_key=api.key, min_version=api.advertised_min, max_version=api.version_max)
-        for api in APIS.values()
+        for api in advertised(listener)
     ]
 
 
@@ -74,11 +75,18 @@ def describe_cluster(broker: Broker, request: DescribeClusterRequest, call: Call
             endpoint_type=request.endpoint_type,
         )
     return DescribeClusterResponse(
-        cluster_id=broker.cluster_id,
-        controller_id=broker.node_id,
+        cluster_id=broker.cluster_id or "",
+        controller_id=broker.controller_id,
         brokers=[
-            DescribeClusterBroker(broker_id=member.id, host=member.host, port=member.port, rack=member.rack)
-            for member in broker.brokers()
+            DescribeClusterBroker(
+                broker_id=member.id,
+                host=member.host,
+                port=member.port,
+                rack=member.rack,
+                is_fenced=member.fenced,
+            )
+            for member in broker.image.brokers.values()
+            if request.include_fenced_brokers or not member.fenced
         ],
         cluster_authorized_operations=(
             access.ON_CLUSTER if request.include_cluster_authorized_operations else OPERATIONS_OMITTED

@@ -2,11 +2,15 @@
 
 A fetch collects what its partitions have, within its byte limits; if that is less than ``min_bytes`` it
 watches them and tries again when one changes, until ``max_wait_ms`` is over. The ceiling is the high
-watermark, also for read_committed while there are no transactions. What is collected are ranges of files: no
-record is read here.
+watermark for consumers, also for read_committed while there are no transactions, and the end of the log for
+followers. A follower's fetch comes on the internal listener, and says that the follower has everything before
+the offset it asks for. What is collected are ranges of files: no record is read here.
+
+A consumer that says in which rack it stands is sent to a replica in sync there (KIP-392), and only such a
+consumer is served by a follower.
 
 Departures from Kafka: a partition's last batch may be cut off, which every client expects (KIP-74); replica
-fetches are refused on this listener, whoever claims to be a broker.
+fetches are refused on the clients' listener, whoever claims to be a broker.
 """
 
 from __future__ import annotations
@@ -17,13 +21,16 @@ from typing import TYPE_CHECKING, Any
 from penstock.broker.connection import CLOSE, WAITING, Call
 from penstock.broker.sessions import SESSIONLESS_EPOCH, FetchPartition, FetchSession
 from penstock.log.log import OffsetOutOfRange
-from penstock.model import NO_TOPIC_ID
+from penstock.metadata.topics import CLUSTER_METADATA_ID
+from penstock.model import NO_TOPIC_ID, BrokerId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import (
     EpochEndOffset,
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
     PartitionData,
 )
 
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
 SESSIONS_SINCE_VERSION = 7
 TOPIC_IDS_SINCE_VERSION = 13
 READ_COMMITTED = 1
+# After these a client looks for the leader.
+LEADER_ERRORS = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 NONE = ErrorCode.NONE
 
@@ -42,9 +51,12 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
     version = call.version
     replica = request.replica_state.replica_id if request.replica_state is not None else request.replica_id
     if replica >= 0:
-        if version < SESSIONS_SINCE_VERSION:
-            return CLOSE
-        return FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        if not call.is_internal:
+            if version < SESSIONS_SINCE_VERSION:
+                return CLOSE
+            return FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        if any(topic.topic_id == CLUSTER_METADATA_ID for topic in request.topics):
+            return broker.consensus.handle_fetch(request, call)
     asked = _asked_partitions(broker, request, version)
     session: FetchSession | None = None
     if version >= SESSIONS_SINCE_VERSION:
@@ -61,7 +73,7 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
                 session.resolve(lambda partition: _find(broker, partition))
         elif request.session_epoch == 0:
             sessions.close(request.session_id)
-            session = sessions.create(asked)
+            session = sessions.create(asked, is_replica=replica >= 0)
     pending = PendingFetch(broker, call, request, session, asked)
     response = pending.try_now()
     if response is not None:
@@ -74,12 +86,17 @@ class PendingFetch:
     """A fetch on its way to enough bytes; a watcher of its partitions while it waits."""
 
     __slots__ = (
+        "_broker",
         "_bytes_max",
         "_bytes_min",
         "_call",
         "_is_scheduled",
+        "_leaders",
         "_partitions",
+        "_rack",
         "_read_committed",
+        "_replica",
+        "_replica_epoch",
         "_session",
         "_spawn",
         "_timer",
@@ -93,8 +110,17 @@ class PendingFetch:
         session: FetchSession | None,
         asked: list[FetchPartition],
     ) -> None:
+        self._broker = broker
         self._call = call
         self._session = session
+        state = request.replica_state
+        # Who asks, if it is a broker, and in which of its lives.
+        self._replica = request.replica_id if state is None else state.replica_id
+        self._replica_epoch = -1 if state is None else state.replica_epoch
+        # Where a consumer stands, if it says so.
+        self._rack = request.rack_id
+        # Nodes that a consumer was told to go to.
+        self._leaders: dict[int, None] = {}
         self._spawn = broker.environment.spawn
         self._partitions = asked
         # With nothing to wait for, or no time to wait, whatever is there is the answer.
@@ -111,10 +137,16 @@ class PendingFetch:
         found: list[tuple[FetchPartition, PartitionData]] = []
         total = 0
         has_error = False
+        may_serve = self._broker.membership.is_serving()
         for partition in candidates:
-            data, size = self._collect(partition, self._bytes_max - total, total == 0)
+            data, size = self._collect(partition, self._bytes_max - total, total == 0, may_serve)
             total += size
-            has_error = has_error or bool(data.error_code) or data.diverging_epoch is not None
+            has_error = (
+                has_error
+                or bool(data.error_code)
+                or data.diverging_epoch is not None
+                or data.preferred_read_replica >= 0
+            )
             if session is None or session.has_news(partition, data):
                 found.append((partition, data))
         if total < self._bytes_min and not has_error and (session is not None or found):
@@ -129,7 +161,7 @@ class PendingFetch:
         else:
             for partition in self._partitions:
                 if partition.hosted is not None:
-                    partition.hosted.watch(self)
+                    partition.hosted.watch(self, is_replica=self._replica >= 0)
 
     def changed(self, hosted: HostedPartition) -> None:
         """Try again at the end of this turn, when everything that arrived with it is there."""
@@ -167,7 +199,7 @@ class PendingFetch:
                     partition.hosted.unwatch(self)
 
     def _collect(
-        self, partition: FetchPartition, bytes_left: int, at_least_one: bool
+        self, partition: FetchPartition, bytes_left: int, at_least_one: bool, may_serve: bool
     ) -> tuple[PartitionData, int]:
         """What one partition has to offer, and how many bytes that is."""
         data = PartitionData(
@@ -180,17 +212,13 @@ class PendingFetch:
             records=b"",
         )
         hosted = partition.hosted
-        if hosted is None or hosted.is_deleted:
-            data.error_code = partition.unknown
+        error = self._refusal(partition, may_serve)
+        if error:
+            data.error_code = error
+            if error in LEADER_ERRORS:
+                self._name_leader(partition, data)
             return data, 0
-        epoch = partition.current_leader_epoch
-        if epoch >= 0 and epoch != hosted.leader_epoch:
-            data.error_code = (
-                ErrorCode.FENCED_LEADER_EPOCH
-                if epoch < hosted.leader_epoch
-                else ErrorCode.UNKNOWN_LEADER_EPOCH
-            )
-            return data, 0
+        assert hosted is not None
         try:
             log = hosted.log
             data.log_start_offset = log.log_start_offset
@@ -204,10 +232,27 @@ class PendingFetch:
                 if known_epoch < partition.last_fetched_epoch or end_offset < partition.fetch_offset:
                     data.diverging_epoch = EpochEndOffset(epoch=known_epoch, end_offset=end_offset)
                     return data, 0
+            if self._replica >= 0:
+                ceiling = log.log_end_offset
+                error = self._count(hosted, partition, ceiling)
+                # The watermark may have moved by this very fetch.
+                data.high_watermark = data.last_stable_offset = hosted.high_watermark
+                if error:
+                    data.error_code = error
+                    return data, 0
+            else:
+                ceiling = hosted.high_watermark
+                if self._rack and hosted.is_leader:
+                    data.preferred_read_replica = self._broker.nearest_replica(
+                        hosted, self._rack, partition.fetch_offset
+                    )
+                    if data.preferred_read_replica >= 0:
+                        return data, 0
+            partition.ceiling = ceiling
             limit = min(bytes_left, partition.bytes_max)
             if limit <= 0 and not at_least_one:
                 return data, 0
-            found = hosted.read(partition.fetch_offset, limit, at_least_one=at_least_one)
+            found = hosted.read(partition.fetch_offset, limit, at_least_one=at_least_one, ceiling=ceiling)
         except OffsetOutOfRange:
             data.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
             return data, 0
@@ -218,6 +263,42 @@ class PendingFetch:
             return data, 0
         data.records = found
         return data, found.size
+
+    def _refusal(self, partition: FetchPartition, may_serve: bool) -> ErrorCode:
+        """Why the partition cannot be read here, if it cannot."""
+        hosted = partition.hosted
+        if hosted is None or hosted.is_deleted:
+            if self._broker.exists(partition.topic, partition.index):
+                return ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return partition.unknown
+        if not may_serve:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        epoch = partition.current_leader_epoch
+        if epoch >= 0 and epoch != hosted.leader_epoch:
+            if epoch < hosted.leader_epoch:
+                return ErrorCode.FENCED_LEADER_EPOCH
+            return ErrorCode.UNKNOWN_LEADER_EPOCH
+        if not hosted.is_leader and (self._replica >= 0 or not self._rack):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return ErrorCode.KAFKA_STORAGE_ERROR if hosted.is_offline else NONE
+
+    def _count(self, hosted: HostedPartition, partition: FetchPartition, end_offset: int) -> ErrorCode:
+        """Take note of what a follower has, once for each time it says so. Raises OffsetOutOfRange."""
+        if partition.is_counted:
+            return NONE
+        if not hosted.log.log_start_offset <= partition.fetch_offset <= end_offset:
+            raise OffsetOutOfRange(partition.fetch_offset)
+        partition.is_counted = True
+        return hosted.fetched_by(self._replica, self._replica_epoch, partition.fetch_offset)
+
+    def _name_leader(self, partition: FetchPartition, data: PartitionData) -> None:
+        """Say who leads the partition, unless it is us and we may not (KIP-951)."""
+        topic = self._broker.image.topics.get(partition.topic)
+        if topic is not None and 0 <= partition.index < len(topic.partitions):
+            leader, epoch = topic.partitions[partition.index][1:3]
+            if leader not in (-1, self._broker.node_id):
+                data.current_leader = LeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch)
+                self._leaders[leader] = None
 
     def _respond(self, found: list[tuple[FetchPartition, PartitionData]]) -> FetchResponse:
         session = self._session
@@ -232,9 +313,17 @@ class PendingFetch:
             topic.partitions.append(data)
         if session is not None:
             session.answered(found)
-        return FetchResponse(
+        response = FetchResponse(
             session_id=0 if session is None else session.id, responses=list(by_topic.values())
         )
+        if self._leaders:
+            members = [self._broker.image.brokers.get(BrokerId(node)) for node in self._leaders]
+            response.node_endpoints = [
+                NodeEndpoint(node_id=member.id, host=member.host, port=member.port, rack=member.rack)
+                for member in members
+                if member is not None
+            ]
+        return response
 
 
 def _asked_partitions(broker: Broker, request: FetchRequest, version: int) -> list[FetchPartition]:

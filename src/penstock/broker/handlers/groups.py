@@ -20,6 +20,8 @@ from penstock.groups.answers import no_offset, offset_fetch_groups, offset_fetch
 from penstock.groups.changes import Change
 from penstock.groups.group import Caller
 from penstock.groups.settings import CLIENT_ID_LENGTH_MAX
+from penstock.metadata.image import BrokerImage
+from penstock.metadata.topics import CONSUMER_OFFSETS
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import (
     Coordinator,
@@ -68,21 +70,30 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
     batched = call.version >= BATCHED_FIND_SINCE_VERSION
     keys = request.coordinator_keys if batched else [request.key]
 
+    def coordinator(key: str, error: int, message: str | None) -> Coordinator:
+        member = None if error else _coordinator_of(broker, key)
+        if member is None:
+            return Coordinator(
+                key=key,
+                node_id=-1,
+                host="",
+                port=-1,
+                error_code=error or ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                error_message=message,
+            )
+        return Coordinator(key=key, node_id=member.id, host=member.host, port=member.port)
+
     def answer(error: int, message: str | None = None) -> FindCoordinatorResponse:
-        member = None if error else broker.image.brokers.get(broker.node_id)
-        if member is None and not error:
-            error = ErrorCode.COORDINATOR_NOT_AVAILABLE
-        node_id, host, port = (-1, "", -1) if member is None else (member.id, member.host, member.port)
+        found = [coordinator(key, error, message) for key in keys]
         if batched:
-            found = [
-                Coordinator(
-                    key=key, node_id=node_id, host=host, port=port, error_code=error, error_message=message
-                )
-                for key in keys
-            ]
             return FindCoordinatorResponse(coordinators=found)
+        only = found[0]
         return FindCoordinatorResponse(
-            error_code=error, error_message=message, node_id=node_id, host=host, port=port
+            error_code=only.error_code,
+            error_message=only.error_message,
+            node_id=only.node_id,
+            host=only.host,
+            port=only.port,
         )
 
     if request.key_type == TRANSACTION_KEY:
@@ -94,6 +105,15 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
         lambda error: call.answer(answer(ErrorCode.NONE if error == TOPIC_EXISTS else error))
     )
     return WAITING
+
+
+def _coordinator_of(broker: Broker, group_id: str) -> BrokerImage | None:
+    """The broker that leads the partition which remembers the group."""
+    index = broker.coordinators.index_of(group_id)
+    if index is None:
+        return None
+    leader = broker.image.topics[CONSUMER_OFFSETS].partitions[index].leader
+    return broker.image.brokers.get(leader)
 
 
 def join_group(broker: Broker, request: JoinGroupRequest, call: Call) -> Any:
@@ -147,9 +167,8 @@ def offset_delete(broker: Broker, request: OffsetDeleteRequest, call: Call) -> A
         decision = partition.coordinator.delete_offsets(request, now_ms=now_ms, wall_ms=wall_ms)
         # The coordinator knows no topics. Where there is no partition it had nothing to delete.
         for topic in decision.response.topics:
-            hosted = broker.partitions.of_topic(topic.name)
             for result in topic.partitions:
-                if not 0 <= result.partition_index < len(hosted):
+                if not broker.exists(topic.name, result.partition_index):
                     result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return decision
 
@@ -184,8 +203,7 @@ def _refuse_unknown_partitions(
     refused = []
     kept: list[OffsetCommitRequestTopic] = []
     for topic in request.topics:
-        hosted = broker.partitions.of_topic(topic.name)
-        unknown = [item for item in topic.partitions if not 0 <= item.partition_index < len(hosted)]
+        unknown = [item for item in topic.partitions if not broker.exists(topic.name, item.partition_index)]
         if unknown:
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             if version >= TOPIC_IDS_SINCE_VERSION and not topic.name:
@@ -200,7 +218,9 @@ def _refuse_unknown_partitions(
                     ],
                 )
             )
-            topic.partitions = [item for item in topic.partitions if 0 <= item.partition_index < len(hosted)]
+            topic.partitions = [
+                item for item in topic.partitions if broker.exists(topic.name, item.partition_index)
+            ]
         if topic.partitions or not unknown:
             kept.append(topic)
     request.topics = kept
@@ -220,10 +240,8 @@ def offset_fetch(broker: Broker, request: OffsetFetchRequest, call: Call) -> Off
             )
             continue
         seen.add(group.group_id)
-        if partition is None:
-            answers.append(
-                OffsetFetchResponseGroup(group_id=group.group_id, error_code=ErrorCode.NOT_COORDINATOR)
-            )
+        if isinstance(partition, ErrorCode):
+            answers.append(OffsetFetchResponseGroup(group_id=group.group_id, error_code=partition))
         elif by_id:
             answers.append(_fetch_by_id(broker, partition, group, request.require_stable))
         else:
@@ -264,8 +282,8 @@ def describe_groups(broker: Broker, request: DescribeGroupsRequest, call: Call) 
     # Once each: a repeated name may not repeat all of its members.
     for group_id in dict.fromkeys(request.groups):
         partition = broker.coordinators.of(group_id)
-        if partition is None:
-            groups.append(DescribedGroup(group_id=group_id, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        if isinstance(partition, ErrorCode):
+            groups.append(DescribedGroup(group_id=group_id, error_code=partition))
             continue
         described = partition.coordinator.describe_group(group_id, call.version)
         if request.include_authorized_operations and not described.error_code:
@@ -289,8 +307,8 @@ def delete_groups(broker: Broker, request: DeleteGroupsRequest, call: Call) -> A
         return DeleteGroupsResponse(results=[])
     for name in names:
         partition = broker.coordinators.of(name)
-        if partition is None:
-            settled(DeletableGroupResult(group_id=name, error_code=ErrorCode.GROUP_ID_NOT_FOUND))
+        if isinstance(partition, ErrorCode):
+            settled(DeletableGroupResult(group_id=name, error_code=partition))
             continue
         decision = partition.coordinator.delete_group(name, now_ms=clock.now_ms(), wall_ms=clock.wall_ms())
         unavailable = DeletableGroupResult(group_id=name, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -303,9 +321,9 @@ Decide = Callable[[GroupPartition, int, int], Decision[Change]]
 
 def _decide(broker: Broker, call: Call, request: Any, decide: Decide) -> Any:
     partition = broker.coordinators.of(request.group_id)
-    if partition is None:
+    if isinstance(partition, ErrorCode):
         # Whoever asks without FindCoordinator is sent there; that creates the offsets topic.
-        return refusal(request, call.version, ErrorCode.NOT_COORDINATOR)
+        return refusal(request, call.version, partition)
     clock = broker.environment.clock
     decision = decide(partition, clock.now_ms(), clock.wall_ms())
     unavailable = refusal(request, call.version, ErrorCode.COORDINATOR_NOT_AVAILABLE)

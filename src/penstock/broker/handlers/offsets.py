@@ -42,6 +42,7 @@ SPECIAL_SINCE_VERSION = {
     LATEST_TIERED: 9,
     EARLIEST_PENDING_UPLOAD: 11,
 }
+NOT_AVAILABLE_SINCE_VERSION = 5
 # DeleteRecords: everything that readers can see.
 ALL = -1
 
@@ -63,7 +64,9 @@ def list_offsets(broker: Broker, request: ListOffsetsRequest, call: Call) -> Lis
                 result.error_code = ErrorCode.INVALID_REQUEST
                 continue
             hosted = broker.partitions.get(topic.name, wanted.partition_index)
-            result.error_code = _leadership(hosted, wanted.current_leader_epoch)
+            result.error_code = _leadership(
+                broker, topic.name, wanted.partition_index, hosted, wanted.current_leader_epoch
+            )
             if hosted is not None and not result.error_code:
                 try:
                     _find(hosted, wanted, call.version, result)
@@ -80,6 +83,13 @@ def _find(
     match wanted.timestamp:
         case timestamp if version < SPECIAL_SINCE_VERSION.get(timestamp, 0):
             result.error_code = ErrorCode.UNSUPPORTED_VERSION
+        case -1 if not hosted.replication.has_established:
+            # What is committed is not known yet: any answer could be taken back (KIP-207).
+            result.error_code = (
+                ErrorCode.OFFSET_NOT_AVAILABLE
+                if version >= NOT_AVAILABLE_SINCE_VERSION
+                else ErrorCode.LEADER_NOT_AVAILABLE
+            )
         case -1:  # latest
             result.offset = hosted.high_watermark
             result.leader_epoch = hosted.leader_epoch
@@ -112,7 +122,9 @@ def offset_for_leader_epoch(
             result = EpochEndOffset(partition=wanted.partition)
             results.append(result)
             hosted = broker.partitions.get(topic.topic, wanted.partition)
-            result.error_code = _leadership(hosted, wanted.current_leader_epoch)
+            result.error_code = _leadership(
+                broker, topic.topic, wanted.partition, hosted, wanted.current_leader_epoch
+            )
             if hosted is None or result.error_code:
                 continue
             try:
@@ -139,8 +151,9 @@ def delete_records(broker: Broker, request: DeleteRecordsRequest, call: Call) ->
             result = DeleteRecordsPartitionResult(partition_index=wanted.partition_index, low_watermark=-1)
             results.append(result)
             hosted = broker.partitions.get(topic.name, wanted.partition_index)
-            if hosted is None:
-                result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            result.error_code = _leadership(broker, topic.name, wanted.partition_index, hosted, -1)
+            if hosted is None or result.error_code:
+                pass
             elif is_internal(topic.name) or not hosted.config.is_delete:
                 result.error_code = ErrorCode.POLICY_VIOLATION
             else:
@@ -165,12 +178,20 @@ def delete_records(broker: Broker, request: DeleteRecordsRequest, call: Call) ->
     return WAITING
 
 
-def _leadership(hosted: HostedPartition | None, current_leader_epoch: int) -> ErrorCode:
-    """Whether the client's idea of who leads the partition is ours (KIP-320)."""
+def _leadership(
+    broker: Broker, topic: str, index: int, hosted: HostedPartition | None, current_leader_epoch: int
+) -> ErrorCode:
+    """Whether this broker leads the partition, and in the epoch that the client thinks (KIP-320)."""
     if hosted is None:
+        if broker.exists(topic, index):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if current_leader_epoch < 0 or current_leader_epoch == hosted.leader_epoch:
-        return ErrorCode.NONE
-    if current_leader_epoch < hosted.leader_epoch:
+    if not broker.membership.is_serving():
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    if 0 <= current_leader_epoch < hosted.leader_epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
-    return ErrorCode.UNKNOWN_LEADER_EPOCH
+    if current_leader_epoch > hosted.leader_epoch:
+        return ErrorCode.UNKNOWN_LEADER_EPOCH
+    if not hosted.is_leader:
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return ErrorCode.KAFKA_STORAGE_ERROR if hosted.is_offline else ErrorCode.NONE

@@ -1,8 +1,9 @@
 """Produce (3-13) and InitProducerId (0-5).
 
-Each partition's batch stands or falls alone. A partition whose append must wait for an fsync holds back the
-whole answer, for the request's timeout at the most; what was appended stays appended, so REQUEST_TIMED_OUT
-means "perhaps", and an idempotent producer's retry finds out. With acks=0 nobody is listening: an error
+Each partition's batch stands or falls alone. A partition whose append must wait for its replicas, or for an
+fsync, holds back the whole answer, for the request's timeout at the most; what was appended stays appended, so
+REQUEST_TIMED_OUT means "perhaps", and an idempotent producer's retry finds out. A broker that does not lead a
+partition says who does (KIP-951). With acks=0 nobody is listening: an error
 closes the connection, which is the only sign such a producer understands.
 
 Departures from Kafka: records inside a batch are not inspected (the header and the CRC are), and
@@ -11,14 +12,18 @@ transactional ids are refused until transactions exist.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.connection import CLOSE, NO_RESPONSE, WAITING, Call
 from penstock.metadata.topics import is_internal
+from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.produce import (
     InitProducerIdRequest,
     InitProducerIdResponse,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
@@ -27,14 +32,12 @@ from penstock.protocol.messages.produce import (
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
-    from penstock.broker.partitions import HostedPartition
+    from penstock.broker.partitions import Appended, HostedPartition
 
 ZSTD_SINCE_VERSION = 7
 TOPIC_IDS_SINCE_VERSION = 13
 
 ALL = -1
-# One node has one replica of everything, and it is always in sync with itself.
-IN_SYNC_REPLICAS = 1
 
 NONE = ErrorCode.NONE
 
@@ -49,8 +52,11 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
     failed = False
     allow_zstd = call.version >= ZSTD_SINCE_VERSION
     by_id = call.version >= TOPIC_IDS_SINCE_VERSION
+    if not refusal and not broker.membership.is_serving():
+        refusal = ErrorCode.NOT_LEADER_OR_FOLLOWER
     topics = []
-    waiting: list[tuple[HostedPartition, int, PartitionProduceResponse]] = []
+    waiting: list[tuple[HostedPartition, Appended, PartitionProduceResponse]] = []
+    leaders: dict[int, None] = {}
     for topic in request.topic_data:
         name = topic.name
         unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -63,35 +69,61 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
             results.append(result)
             hosted = broker.partitions.get(name, data.index)
             if refusal or hosted is None:
+                if not refusal and broker.exists(name, data.index):
+                    unknown = ErrorCode.NOT_LEADER_OR_FOLLOWER
                 result.error_code = refusal or unknown
                 failed = True
-                continue
-            if is_internal(name):
+            elif is_internal(name):
                 result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
                 failed = True
-                continue
-            if acks == ALL and hosted.config.min_insync_replicas > IN_SYNC_REPLICAS:
-                result.error_code = ErrorCode.NOT_ENOUGH_REPLICAS
-                failed = True
-                continue
-            appended = hosted.append(data.records or memoryview(b""), allow_zstd=allow_zstd)
-            if appended.error:
-                result.error_code = appended.error
-                failed = True
-                continue
-            result.base_offset = appended.base_offset
-            result.log_append_time_ms = appended.log_append_time_ms
-            result.log_start_offset = hosted.log.log_start_offset
-            if appended.commit_offset:
-                waiting.append((hosted, appended.commit_offset, result))
+            else:
+                appended = hosted.append(
+                    data.records or memoryview(b""), allow_zstd=allow_zstd, by_all=acks == ALL
+                )
+                if appended.error:
+                    result.error_code = appended.error
+                    failed = True
+                else:
+                    result.base_offset = appended.base_offset
+                    result.log_append_time_ms = appended.log_append_time_ms
+                    result.log_start_offset = hosted.log.log_start_offset
+                    if acks and not hosted.is_acknowledged(appended, by_all=acks == ALL):
+                        waiting.append((hosted, appended, result))
+            if result.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                _name_leader(broker, name, result, leaders)
         topics.append(TopicProduceResponse(name=name, topic_id=topic.topic_id, partition_responses=results))
     if acks == 0:
         return CLOSE if failed else NO_RESPONSE
     response = ProduceResponse(responses=topics)
+    if leaders:
+        response.node_endpoints = endpoints_of(broker, leaders)
     if not waiting:
         return response
-    _PendingProduce(broker, call, response, waiting, request.timeout_ms)
+    _PendingProduce(broker, call, response, waiting, request.timeout_ms, by_all=acks == ALL)
     return WAITING
+
+
+def _name_leader(
+    broker: Broker, topic: str, result: PartitionProduceResponse, leaders: dict[int, None]
+) -> None:
+    """Say who leads the partition, unless it is us and we may not."""
+    known = broker.image.topics.get(topic)
+    if known is not None and 0 <= result.index < len(known.partitions):
+        partition = known.partitions[result.index]
+        if partition.leader not in (-1, broker.node_id):
+            result.current_leader = LeaderIdAndEpoch(
+                leader_id=partition.leader, leader_epoch=partition.leader_epoch
+            )
+            leaders[partition.leader] = None
+
+
+def endpoints_of(broker: Broker, nodes: Iterable[int]) -> list[NodeEndpoint]:
+    members = [broker.image.brokers.get(BrokerId(node)) for node in nodes]
+    return [
+        NodeEndpoint(node_id=member.id, host=member.host, port=member.port, rack=member.rack)
+        for member in members
+        if member is not None
+    ]
 
 
 class _PendingProduce:
@@ -104,15 +136,21 @@ class _PendingProduce:
         broker: Broker,
         call: Call,
         response: ProduceResponse,
-        waiting: list[tuple[HostedPartition, int, PartitionProduceResponse]],
+        waiting: list[tuple[HostedPartition, Appended, PartitionProduceResponse]],
         timeout_ms: int,
+        *,
+        by_all: bool,
     ) -> None:
         self._call = call
         self._response = response
         self._unfinished = {id(result): result for _, _, result in waiting}
         self._timer = broker.environment.spawn.later(max(0, timeout_ms), self._timed_out)
-        for hosted, offset, result in waiting:
-            hosted.when_committed(offset, lambda error, result=result: self._committed(result, error))  # type: ignore[misc]
+        for hosted, appended, result in waiting:
+            hosted.when_acknowledged(
+                appended,
+                lambda error, result=result: self._committed(result, error),  # type: ignore[misc]
+                by_all=by_all,
+            )
 
     def _committed(self, result: PartitionProduceResponse, error: ErrorCode) -> None:
         if self._unfinished.pop(id(result), None) is None:

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.broker import access
 from penstock.broker.connection import WAITING, Call, Encoded
-from penstock.metadata.image import Image, TopicImage
+from penstock.metadata.image import NO_LEADER, Image, TopicImage
 from penstock.metadata.topics import is_internal, name_error
 from penstock.model import NO_TOPIC_ID, TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import OPERATIONS_OMITTED
 from penstock.protocol.messages.topics import (
+    CreatableTopicResult,
     CreatePartitionsRequest,
     CreateTopicsRequest,
+    CreateTopicsResponse,
     Cursor,
     DeleteTopicsRequest,
     DescribeTopicPartitionsRequest,
@@ -72,7 +74,8 @@ def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Encoded
     cached = broker.encoded_metadata.get(key)
     if cached is None:
         response = _response(broker, request)
-        response.topics = [_topic(topic, request) for topic in broker.image.topics.values()]
+        offline = _offline(broker)
+        response.topics = [_topic(topic, request, offline) for topic in broker.image.topics.values()]
         cached = broker.encoded_metadata[key] = Encoded(call.route.encode(response))
     return cached
 
@@ -82,6 +85,7 @@ def _named_topics(
 ) -> MetadataResponse:
     response = _response(broker, request)
     image = broker.image
+    offline = _offline(broker)
     seen = set()
     for wanted in asked:
         by_id = wanted.name is None or (not wanted.name and wanted.topic_id != NO_TOPIC_ID)
@@ -93,7 +97,7 @@ def _named_topics(
             image.topics_by_id.get(TopicId(wanted.topic_id)) if by_id else image.topics.get(wanted.name or "")
         )
         if topic is not None:
-            response.topics.append(_topic(topic, request))
+            response.topics.append(_topic(topic, request, offline))
             continue
         error: int
         if by_id:
@@ -116,7 +120,7 @@ def _response(broker: Broker, request: MetadataRequest) -> MetadataResponse:
             for member in broker.brokers()
         ],
         cluster_id=broker.cluster_id,
-        controller_id=broker.node_id,
+        controller_id=broker.controller_id,
         topics=[],
         cluster_authorized_operations=(
             access.ON_CLUSTER if request.include_cluster_authorized_operations else OPERATIONS_OMITTED
@@ -124,19 +128,29 @@ def _response(broker: Broker, request: MetadataRequest) -> MetadataResponse:
     )
 
 
-def _topic(topic: TopicImage, request: MetadataRequest) -> MetadataResponseTopic:
+def _offline(broker: Broker) -> frozenset[int]:
+    """Brokers that hold replicas and cannot be reached, as the cluster sees it."""
+    return frozenset(member.id for member in broker.image.brokers.values() if member.fenced)
+
+
+def _topic(topic: TopicImage, request: MetadataRequest, offline: frozenset[int]) -> MetadataResponseTopic:
     return MetadataResponseTopic(
         name=topic.name,
         topic_id=topic.id,
         is_internal=is_internal(topic.name),
         partitions=[
             MetadataResponsePartition(
+                error_code=(
+                    ErrorCode.NONE if partition.leader != NO_LEADER else ErrorCode.LEADER_NOT_AVAILABLE
+                ),
                 partition_index=partition.index,
                 leader_id=partition.leader,
                 leader_epoch=partition.leader_epoch,
                 replica_nodes=list(partition.replicas),
                 isr_nodes=list(partition.isr),
-                offline_replicas=[],
+                offline_replicas=(
+                    [replica for replica in partition.replicas if replica in offline] if offline else []
+                ),
             )
             for partition in topic.partitions
         ],
@@ -195,8 +209,8 @@ def _describe_topic(
                 replica_nodes=list(partition.replicas),
                 isr_nodes=list(partition.isr),
                 # Empty, not null: Kafka's own admin client cannot read null here.
-                eligible_leader_replicas=[],
-                last_known_elr=[],
+                eligible_leader_replicas=list(partition.eligible_leader_replicas),
+                last_known_elr=list(partition.last_known_elr),
             )
             for partition in shown
         ],
@@ -207,7 +221,28 @@ def _describe_topic(
 
 
 def create_topics(broker: Broker, request: CreateTopicsRequest, call: Call) -> Any:
-    return broker.decide(request, call)
+    if call.is_internal:
+        return broker.decide(request, call)
+
+    # The controller lets brokers create the topics they need, and it cannot tell for whom one asks.
+    own = [topic.name for topic in request.topics if is_internal(topic.name)]
+    request.topics = [topic for topic in request.topics if not is_internal(topic.name)]
+
+    def created(response: CreateTopicsResponse) -> None:
+        made = [topic.name for topic in response.topics if not topic.error_code]
+        response.topics += [
+            CreatableTopicResult(
+                name=name,
+                error_code=ErrorCode.INVALID_TOPIC_EXCEPTION,
+                error_message=f"'{name}' is for the broker, which creates it when needed.",
+            )
+            for name in dict.fromkeys(own)
+        ]
+        # Whoever made a topic here finds it here.
+        broker.when_seen([] if request.validate_only else made, lambda: call.answer(response))
+
+    broker.forward(request, call.version, created)
+    return WAITING
 
 
 def delete_topics(broker: Broker, request: DeleteTopicsRequest, call: Call) -> Any:

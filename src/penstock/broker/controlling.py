@@ -1,0 +1,305 @@
+"""The controller on its node: made when this node leads the quorum, thrown away when it does not.
+
+``ActiveController`` is the shell around ``metadata.Controller``. Requests of brokers and clients come in through
+``handle``, decisions go to the quorum, and an answer leaves when its decision is committed. It looks at the clock
+when the controller wants to be asked (sessions, rebalancing, the rest of a large decision).
+
+What a newcomer gets wrong: the controller has decided ahead of the log. Whenever something it decided cannot be
+appended (no room on the disk) or may not be committed (leadership lost), its state is no longer what the log
+says, and it is made anew from the log; nothing is ever taken back in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from penstock.broker.logs import Logger
+from penstock.decision import Decision
+from penstock.environment import Environment, Timer
+from penstock.metadata.controller import Controller
+from penstock.metadata.image import Image
+from penstock.model import format_id
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages import brokers, configs, metadata_records, placement, topics
+from penstock.protocol.schema import Message
+
+# After the disk was full: how soon what was to be decided by the clock is tried again.
+RETRY_MS = 1000
+# A timer that is so late was not late: this process, or its machine, was stopped.
+ASLEEP_MS = 3000
+# Kafka's cluster ids are random UUIDs.
+CLUSTER_ID_BYTES = 16
+
+
+class Quorum(Protocol):
+    """What this needs of the consensus."""
+
+    def propose(
+        self, decision: Decision[Message], answer: Callable[[Any], None], lost: Callable[[], None]
+    ) -> bool: ...
+
+    def decided_image(self) -> Image: ...
+
+
+class Config(Protocol):
+    @property
+    def static(self) -> Any: ...
+
+
+class ActiveController:
+    def __init__(
+        self,
+        environment: Environment,
+        consensus: Quorum,
+        config: Config,
+        logger: Logger,
+        *,
+        node_id: int = -1,
+        cluster_id: str = "",
+        brokers_expected: int = 1,
+    ) -> None:
+        """``cluster_id`` is what this node's disk says, for a log that was begun without one.
+
+        ``brokers_expected`` is how many brokers the cluster is known to have, for topics created before all of
+        them are registered.
+        """
+        self._environment = environment
+        self._consensus = consensus
+        self._config = config
+        self._logger = logger
+        self._node_id = node_id
+        self._cluster_id = cluster_id
+        self._brokers_expected = brokers_expected
+        # Only while this node is the active controller.
+        self._controller: Controller | None = None
+        self._timer: Timer | None = None
+        self._timer_at_ms = 0
+
+    @property
+    def is_active(self) -> bool:
+        return self._controller is not None
+
+    @property
+    def image(self) -> Image | None:
+        """What was decided, be it committed or not."""
+        return None if self._controller is None else self._controller.image
+
+    def on_active(self, is_active: bool) -> None:
+        """This node has become, or is no longer, the one that decides."""
+        self._cancel_timer()
+        if not is_active:
+            self._controller = None
+            return
+        controller = self._begin()
+        if not controller.image.cluster_id or not controller.image.features:
+            cluster_id = self._cluster_id or format_id(self._environment.random.randbytes(CLUSTER_ID_BYTES))
+            self._propose(controller.found_cluster(cluster_id), _ignore, _nothing, _nothing)
+        self._plan()
+
+    def close(self) -> None:
+        self.on_active(False)
+
+    def handle(
+        self,
+        request: Message,
+        version: int,
+        answer: Callable[[Any], None],
+        *,
+        from_host: str | None = None,
+        from_broker: bool = False,
+    ) -> None:
+        """``answer(response)``, now or when the decision is committed; with NOT_CONTROLLER if there is none here.
+
+        ``from_broker`` says that a broker asks for itself: it may create the brokers' own topics.
+        """
+        controller = self._controller
+        if controller is None:
+            answer(refusal(request, version, ErrorCode.NOT_CONTROLLER))
+            return
+        clock = self._environment.clock
+        decision = controller.handle(
+            request, version, clock.wall_ms(), clock.now_ms(), from_host=from_host, from_broker=from_broker
+        )
+        self._propose(
+            decision,
+            answer,
+            lambda: answer(refusal(request, version, ErrorCode.NOT_CONTROLLER)),
+            lambda: answer(refusal(request, version, ErrorCode.KAFKA_STORAGE_ERROR, "The disk is full.")),
+        )
+        self._plan()
+
+    def broker_lost(self, broker_id: int, epoch: int = -1) -> None:
+        """Its connection closed, and nobody listens where it was."""
+        if self._controller is not None:
+            decision = self._controller.broker_lost(broker_id, epoch, self._environment.clock.now_ms())
+            self._propose(decision, _ignore, _nothing, _nothing)
+            self._plan()
+
+    def _begin(self) -> Controller:
+        self._controller = controller = Controller(
+            self._consensus.decided_image(),
+            random=self._environment.random,
+            broker=self._node_id,
+            static=self._config.static,
+            brokers_expected=self._brokers_expected,
+        )
+        controller.took_over(self._environment.clock.now_ms())
+        return controller
+
+    def _propose(
+        self,
+        decision: Decision[Message],
+        answer: Callable[[Any], None],
+        lost: Callable[[], None],
+        full: Callable[[], None],
+    ) -> bool:
+        self._report(decision.changes)
+        if self._consensus.propose(decision, answer, lost):
+            return True
+        self._logger.error("the disk is full: a change of the metadata was refused")
+        if self._controller is not None:
+            self._begin()
+        full()
+        return False
+
+    def _tick(self) -> None:
+        self._timer = None
+        controller = self._controller
+        if controller is None:
+            return
+        clock = self._environment.clock
+        now_ms = clock.now_ms()
+        if now_ms - self._timer_at_ms >= ASLEEP_MS:
+            self._logger.warning("the controller was asleep", ms=now_ms - self._timer_at_ms)
+            controller.was_asleep(now_ms)
+        decision = controller.tick(now_ms, clock.wall_ms())
+        if decision.changes and not self._propose(decision, _ignore, _nothing, _nothing):
+            self._set_timer(now_ms + RETRY_MS)
+        else:
+            self._plan()
+
+    def _plan(self) -> None:
+        """Be called when the controller wants to be asked next."""
+        if self._controller is None:
+            return
+        deadline_ms = self._controller.next_deadline_ms(self._environment.clock.now_ms())
+        # Deadlines mostly move away, with every heartbeat. A timer that comes too early looks for the next one.
+        if deadline_ms is not None and (self._timer is None or deadline_ms < self._timer_at_ms):
+            self._set_timer(deadline_ms)
+
+    def _set_timer(self, at_ms: int) -> None:
+        self._cancel_timer()
+        self._timer_at_ms = at_ms
+        delay_ms = max(0, at_ms - self._environment.clock.now_ms())
+        self._timer = self._environment.spawn.later(delay_ms, self._tick)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _report(self, changes: list[Message]) -> None:
+        """Say what happens to brokers, which is rare and what everybody asks about afterwards."""
+        for change in changes:
+            match change:
+                case metadata_records.PartitionChangeRecord() | metadata_records.PartitionRecord():
+                    continue
+                case metadata_records.RegisterBrokerRecord():
+                    self._logger.info("broker registered", broker=change.broker_id, epoch=change.broker_epoch)
+                case metadata_records.UnregisterBrokerRecord():
+                    self._logger.info("broker unregistered", broker=change.broker_id)
+                case metadata_records.BrokerRegistrationChangeRecord():
+                    if change.in_controlled_shutdown > 0:
+                        self._logger.info("broker is stopping", broker=change.broker_id)
+                    if change.log_dirs:
+                        self._logger.warning("broker lost a directory", broker=change.broker_id)
+                    if change.fenced > 0:
+                        self._logger.warning("broker fenced", broker=change.broker_id)
+                    if change.fenced < 0:
+                        self._logger.info("broker active", broker=change.broker_id)
+
+
+def refusal(request: Message, version: int, error: ErrorCode, message: str | None = None) -> Message:
+    """The response of a request of which nothing came about, with the error where its client looks for it."""
+    told: dict[str, Any] = {"error_code": error, "error_message": message}
+    match request:
+        case brokers.BrokerHeartbeatRequest():
+            return brokers.BrokerHeartbeatResponse(error_code=error)
+        case brokers.BrokerRegistrationRequest():
+            return brokers.BrokerRegistrationResponse(error_code=error)
+        case brokers.AlterPartitionRequest():
+            return brokers.AlterPartitionResponse(error_code=error)
+        case brokers.AllocateProducerIdsRequest():
+            return brokers.AllocateProducerIdsResponse(error_code=error)
+        case brokers.AssignReplicasToDirsRequest():
+            return brokers.AssignReplicasToDirsResponse(error_code=error)
+        case brokers.UnregisterBrokerRequest():
+            return brokers.UnregisterBrokerResponse(**told)
+        case placement.AlterPartitionReassignmentsRequest():
+            return placement.AlterPartitionReassignmentsResponse(**told)
+        case placement.ListPartitionReassignmentsRequest():
+            return placement.ListPartitionReassignmentsResponse(**told)
+        case placement.ElectLeadersRequest():
+            return _elections_refused(request, version, told)
+        case topics.CreateTopicsRequest():
+            return topics.CreateTopicsResponse(
+                topics=[
+                    topics.CreatableTopicResult(name=name, **told)
+                    for name in dict.fromkeys(topic.name for topic in request.topics)
+                ]
+            )
+        case topics.DeleteTopicsRequest():
+            asked: list[tuple[str | None, bytes]] = [(name, bytes(16)) for name in request.topic_names]
+            asked += [(topic.name, topic.topic_id) for topic in request.topics]
+            return topics.DeleteTopicsResponse(
+                responses=[
+                    topics.DeletableTopicResult(name=name, topic_id=id, **told)
+                    for name, id in dict.fromkeys(asked)
+                ]
+            )
+        case topics.CreatePartitionsRequest():
+            return topics.CreatePartitionsResponse(
+                results=[
+                    topics.CreatePartitionsTopicResult(name=name, **told)
+                    for name in dict.fromkeys(topic.name for topic in request.topics)
+                ]
+            )
+        case configs.AlterConfigsRequest() | configs.IncrementalAlterConfigsRequest():
+            responses = [
+                configs.AlterConfigsResourceResponse(
+                    resource_type=resource.resource_type, resource_name=resource.resource_name, **told
+                )
+                for resource in request.resources
+            ]
+            if isinstance(request, configs.AlterConfigsRequest):
+                return configs.AlterConfigsResponse(responses=responses)
+            return configs.IncrementalAlterConfigsResponse(responses=responses)
+        case _:
+            raise AssertionError(f"{type(request).__name__} is not for the controller")
+
+
+def _elections_refused(
+    request: placement.ElectLeadersRequest, version: int, told: dict[str, Any]
+) -> placement.ElectLeadersResponse:
+    if version > 0:
+        return placement.ElectLeadersResponse(error_code=told["error_code"])
+    return placement.ElectLeadersResponse(
+        replica_election_results=[
+            placement.ReplicaElectionResult(
+                topic=topic.topic,
+                partition_result=[
+                    placement.PartitionResult(partition_id=index, **told) for index in topic.partitions
+                ],
+            )
+            for topic in request.topic_partitions or []
+        ]
+    )
+
+
+def _nothing() -> None:
+    """Nobody waits."""
+
+
+def _ignore(_: object) -> None:
+    """Nobody waits for an answer."""

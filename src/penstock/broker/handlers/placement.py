@@ -1,0 +1,77 @@
+"""Where replicas are and who leads them: ElectLeaders (0-2), AlterPartitionReassignments (0-1),
+ListPartitionReassignments (0) and DescribeLogDirs (1-4).
+
+All but the last are for the controller and passed on to it. DescribeLogDirs is asked of each broker about
+itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker.connection import Call
+from penstock.broker.partitions import HostedPartition
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.placement import (
+    AlterPartitionReassignmentsRequest,
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+    ElectLeadersRequest,
+    ListPartitionReassignmentsRequest,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+
+def elect_leaders(broker: Broker, request: ElectLeadersRequest, call: Call) -> Any:
+    return broker.decide(request, call)
+
+
+def alter_partition_reassignments(
+    broker: Broker, request: AlterPartitionReassignmentsRequest, call: Call
+) -> Any:
+    return broker.decide(request, call)
+
+
+def list_partition_reassignments(
+    broker: Broker, request: ListPartitionReassignmentsRequest, call: Call
+) -> Any:
+    return broker.decide(request, call)
+
+
+def describe_log_dirs(broker: Broker, request: DescribeLogDirsRequest, call: Call) -> DescribeLogDirsResponse:
+    wanted = None
+    if request.topics is not None:
+        wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
+    hosted_by_directory: dict[bytes, list[HostedPartition]] = {}
+    for hosted in broker.partitions:
+        if wanted is None or (hosted.topic, hosted.index) in wanted:
+            directory = broker.storage.directory_of(hosted)
+            if directory is not None:
+                hosted_by_directory.setdefault(directory.id, []).append(hosted)
+    results = []
+    for directory in broker.storage.directories:
+        if not directory.is_online:
+            results.append(
+                DescribeLogDirsResult(
+                    error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=directory.path, topics=[]
+                )
+            )
+            continue
+        topics: dict[str, DescribeLogDirsTopic] = {}
+        for hosted in hosted_by_directory.get(directory.id, []):
+            topic = topics.setdefault(hosted.topic, DescribeLogDirsTopic(name=hosted.topic, partitions=[]))
+            topic.partitions.append(
+                DescribeLogDirsPartition(
+                    partition_index=hosted.index,
+                    partition_size=hosted.log.size_bytes if hosted.is_open else 0,
+                    offset_lag=0,
+                    is_future_key=False,
+                )
+            )
+        results.append(DescribeLogDirsResult(log_dir=directory.path, topics=list(topics.values())))
+    return DescribeLogDirsResponse(results=results)

@@ -1,0 +1,56 @@
+"""Vote (0-2), BeginQuorumEpoch (0-1), EndQuorumEpoch (0-1), DescribeQuorum (0-2), FetchSnapshot (0-1),
+AddRaftVoter (0-1) and RemoveRaftVoter (0): the metadata quorum. Its Fetch comes in by ``handlers/fetch.py``.
+
+All of it is for ``broker/consensus.py``, which answers when the core has decided. DescribeQuorum and the
+changes of voters come from operators too, on the clients' listener; the rest only from other nodes.
+
+Departures from Kafka: DescribeQuorum is answered by every node, with an error beside what it knows when it
+does not lead, because newborn nodes find each other by it; AddRaftVoter is answered when it is committed, be
+``ack_when_committed`` what it may, and does not wait for the voter to catch up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker.connection import Call
+from penstock.protocol.messages.quorum import (
+    AddRaftVoterRequest,
+    BeginQuorumEpochRequest,
+    DescribeQuorumRequest,
+    EndQuorumEpochRequest,
+    FetchSnapshotRequest,
+    RemoveRaftVoterRequest,
+    VoteRequest,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+
+def vote(broker: Broker, request: VoteRequest, call: Call) -> Any:
+    return broker.consensus.handle_vote(request, call)
+
+
+def begin_quorum_epoch(broker: Broker, request: BeginQuorumEpochRequest, call: Call) -> Any:
+    return broker.consensus.handle_begin(request, call)
+
+
+def end_quorum_epoch(broker: Broker, request: EndQuorumEpochRequest, call: Call) -> Any:
+    return broker.consensus.handle_end(request, call)
+
+
+def fetch_snapshot(broker: Broker, request: FetchSnapshotRequest, call: Call) -> Any:
+    return broker.consensus.handle_fetch_snapshot(request, call)
+
+
+def describe_quorum(broker: Broker, request: DescribeQuorumRequest, call: Call) -> Any:
+    return broker.consensus.handle_describe(request, call)
+
+
+def add_raft_voter(broker: Broker, request: AddRaftVoterRequest, call: Call) -> Any:
+    return broker.consensus.handle_add_voter(request, call)
+
+
+def remove_raft_voter(broker: Broker, request: RemoveRaftVoterRequest, call: Call) -> Any:
+    return broker.consensus.handle_remove_voter(request, call)

@@ -1,0 +1,282 @@
+"""This broker's place in the cluster: registering, heartbeats, the lease, and leaving in good order.
+
+    REGISTERING --registered--> CATCHING_UP --image and logs ready--> FENCED <--heartbeats--> ACTIVE
+                                                                                               |
+                                              STOPPED <--may stop, or time is up-- STOPPING <--+
+
+A broker serves clients only while it holds the lease: a heartbeat that the controller has answered is worth
+two thirds of a session, counted from when it was *sent*. So a broker that is cut off, or was asleep, stops
+serving before the controller gives its partitions to others, and no stale leader answers anybody. Not a whole
+session, so that a new controller, which cannot know what the one before has promised, need not wait for one.
+
+What a newcomer gets wrong: the lease is asked for at every request (``is_serving``) and compared with the
+clock. A timer that takes it away would fire too late in a process that was just woken up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from penstock.environment import Timer
+from penstock.metadata.image import Endpoint
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.brokers import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    Listener,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+REGISTRATION_VERSION = 4
+HEARTBEAT_VERSION = 1
+RETRY_MS = 100
+# Until it is let in, and while it waits to leave, a broker asks more often.
+IMPATIENT_INTERVAL_MS = 200
+CALL_TIMEOUT_MS = 2_000
+# How long a stopping broker waits for its leaderships to be taken over, and how long for an answer at all.
+LEAVING_TIMEOUT_MS = 10_000
+LEAVING_UNHEARD_MS = 2_000
+LANE = "heartbeat"
+
+
+class State(Enum):
+    REGISTERING = "registering"
+    CATCHING_UP = "catching up"
+    FENCED = "fenced"
+    ACTIVE = "active"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class Membership:
+    def __init__(self, broker: Broker, *, rack: str | None, on_active: Callable[[], None]) -> None:
+        self._broker = broker
+        self._environment = broker.environment
+        self._rack = rack
+        # Called at the first time this broker is let in.
+        self._on_active: Callable[[], None] | None = on_active
+        self._endpoints: list[Endpoint] = []
+        self.state = State.REGISTERING
+        # Of this registration.
+        self.epoch = -1
+        self._incarnation_id = b""
+        self._lease_ms = broker.config.broker_session_timeout_ms * 2 // 3
+        self._interval_ms = broker.config.broker_heartbeat_interval_ms
+        # Exclusive, monotonic.
+        self._lease_ends_ms = 0
+        self._timer: Timer | None = None
+        self._is_asking = False
+        # Something changed while an answer was awaited.
+        self._is_due = False
+        self._leaving_since_ms = 0
+        self._last_heard_ms = 0
+        self._on_left: Callable[[], None] | None = None
+
+    def is_serving(self) -> bool:
+        """Whether this broker may answer clients about its partitions."""
+        return (
+            self.state is State.ACTIVE or self.state is State.STOPPING
+        ) and self._environment.clock.now_ms() < self._lease_ends_ms
+
+    @property
+    def are_logs_ready(self) -> bool:
+        """Whether every log is open that has to be, so that followers may begin to fetch."""
+        return self.state is not State.REGISTERING and self.state is not State.CATCHING_UP
+
+    def start(self, endpoints: list[Endpoint]) -> None:
+        self._endpoints = endpoints
+        self._incarnation_id = self._environment.random.randbytes(16)
+        self._register()
+
+    def image_moved(self) -> None:
+        """The committed image is newer; perhaps new enough."""
+        if self.state is State.CATCHING_UP and self._broker.image.offset >= self.epoch:
+            self._broker.prepare_partitions(self._prepared)
+        if self.state is State.FENCED or self.state is State.REGISTERING:
+            self._ask_soon()
+
+    def directories_changed(self) -> None:
+        """The controller should hear of it now."""
+        if self.state not in (State.REGISTERING, State.STOPPED):
+            self._ask_soon()
+
+    def leave(self, then: Callable[[], None]) -> None:
+        """Hand over what this broker leads, then ``then``; also when nobody takes it."""
+        self._on_left = then
+        if self.state in (State.REGISTERING, State.CATCHING_UP, State.STOPPED):
+            self._left()
+            return
+        self.state = State.STOPPING
+        self._leaving_since_ms = self._last_heard_ms = self._environment.clock.now_ms()
+        self._ask_soon()
+
+    def close(self) -> None:
+        self.state = State.STOPPED
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # Registering
+
+    def _register(self) -> None:
+        cluster_id = self._broker.cluster_id
+        if cluster_id is None:
+            # Nobody has told us yet which cluster this is.
+            self._again_in(RETRY_MS)
+            return
+        storage = self._broker.storage
+        request = BrokerRegistrationRequest(
+            broker_id=self._broker.node_id,
+            cluster_id=cluster_id,
+            incarnation_id=self._incarnation_id,
+            listeners=[
+                Listener(name=name, host=host, port=port, security_protocol=protocol)
+                for name, host, port, protocol in self._endpoints
+            ],
+            features=[],
+            rack=self._rack,
+            log_dirs=storage.directory_ids,
+            previous_broker_epoch=storage.previous_broker_epoch,
+        )
+        self._is_asking = True
+        self._broker.ask_controller(
+            request, REGISTRATION_VERSION, self._registered, lane=LANE, timeout_ms=CALL_TIMEOUT_MS
+        )
+
+    def _registered(self, response: BrokerRegistrationResponse | None) -> None:
+        self._is_asking = False
+        if self.state is not State.REGISTERING:
+            return
+        if response is None or response.error_code:
+            if response is not None:
+                self._refused(response.error_code)
+            self._again_in(RETRY_MS)
+            return
+        self.epoch = response.broker_epoch
+        self._broker.storage.remember_epoch(self.epoch)
+        self.state = State.CATCHING_UP
+        self._again_in(self._interval_ms)
+        self.image_moved()
+
+    def _refused(self, error: int) -> None:
+        if error in (ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION):
+            return  # soon it will be
+        name = ErrorCode(error).name
+        self._broker.logger.warning("the controller does not register this broker", error=name)
+        if error == ErrorCode.INCONSISTENT_CLUSTER_ID:
+            self._broker.fail("the data directory belongs to another cluster; choose another --data-dir")
+
+    def _prepared(self) -> None:
+        """Every log is open that has to be."""
+        if self.state is State.CATCHING_UP:
+            self.state = State.FENCED
+            self._ask_soon()
+
+    # Heartbeats
+
+    def _ask_soon(self) -> None:
+        if self._is_asking:
+            self._is_due = True
+        else:
+            self._again_in(0)
+
+    def _again_in(self, delay_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._environment.spawn.later(delay_ms, self._ask)
+
+    def _ask(self) -> None:
+        self._timer = None
+        if self._is_asking or self.state is State.STOPPED:
+            return
+        if self.state is State.REGISTERING:
+            self._register()
+            return
+        self._is_asking = True
+        self._is_due = False
+        sent_ms = self._environment.clock.now_ms()
+        request = BrokerHeartbeatRequest(
+            broker_id=self._broker.node_id,
+            broker_epoch=self.epoch,
+            current_metadata_offset=self._broker.image.offset,
+            want_fence=self.state is State.CATCHING_UP,
+            want_shut_down=self.state is State.STOPPING,
+            offline_log_dirs=self._broker.storage.offline_directory_ids,
+        )
+        self._broker.ask_controller(
+            request,
+            HEARTBEAT_VERSION,
+            lambda response: self._answered(response, sent_ms),
+            lane=LANE,
+            timeout_ms=CALL_TIMEOUT_MS,
+        )
+
+    def _answered(self, response: BrokerHeartbeatResponse | None, sent_ms: int) -> None:
+        self._is_asking = False
+        if self.state is State.STOPPED:
+            return
+        if response is not None and not response.error_code:
+            self._last_heard_ms = sent_ms
+            self._heard(response, sent_ms)
+        elif response is not None and response.error_code in (
+            ErrorCode.STALE_BROKER_EPOCH,
+            ErrorCode.BROKER_ID_NOT_REGISTERED,
+        ):
+            self._broker.logger.warning("registering again", error=ErrorCode(response.error_code).name)
+            if self.state is State.STOPPING:
+                self._left()
+                return
+            self.state = State.REGISTERING
+            self._incarnation_id = self._environment.random.randbytes(16)
+        if self.state is State.STOPPING and self._has_waited_enough():
+            self._left()
+        if self.state is State.STOPPED:
+            return
+        if self._is_due or self.state is State.REGISTERING:
+            self._again_in(0 if response is not None else RETRY_MS)
+        elif response is None or response.error_code:
+            self._again_in(RETRY_MS)
+        else:
+            self._again_in(
+                self._interval_ms
+                if self.state is State.ACTIVE
+                else min(IMPATIENT_INTERVAL_MS, self._interval_ms)
+            )
+
+    def _heard(self, response: BrokerHeartbeatResponse, sent_ms: int) -> None:
+        if response.should_shut_down and self.state is State.STOPPING:
+            self._left()
+            return
+        if response.is_fenced:
+            if self.state is State.ACTIVE:
+                self._broker.logger.warning("fenced by the controller")
+                self.state = State.FENCED
+                self._broker.fenced()
+            return
+        self._lease_ends_ms = sent_ms + self._lease_ms
+        if self.state is State.FENCED:
+            self.state = State.ACTIVE
+            on_active, self._on_active = self._on_active, None
+            if on_active is not None:
+                on_active()
+
+    def _has_waited_enough(self) -> bool:
+        now_ms = self._environment.clock.now_ms()
+        return (
+            now_ms - self._leaving_since_ms > LEAVING_TIMEOUT_MS
+            or now_ms - self._last_heard_ms > LEAVING_UNHEARD_MS
+        )
+
+    def _left(self) -> None:
+        self.close()
+        then, self._on_left = self._on_left, None
+        if then is not None:
+            self._environment.spawn.soon(then)
+
+    def check(self) -> None:
+        assert self.state is not State.ACTIVE or self.epoch >= 0

@@ -1,0 +1,311 @@
+"""Connections to the other nodes of the cluster, over which this one asks them things.
+
+One connection for each (node, lane). Answers come in the order of the requests, so whatever may wait long (a
+long poll, a change that has to be committed) has a lane of its own, and a heartbeat never stands behind it.
+A connection is made when first needed, kept, and made again by the next call after it was lost.
+
+What a newcomer gets wrong: an answer may hold views of the receive buffer, and they are valid only until
+``done`` returns. And ``done(None)`` means that nobody knows whether the request was carried out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from penstock.environment import Buffer, Environment, Stream, Timer
+from penstock.protocol.apis import Api, api_for
+from penstock.protocol.errors import DecodeError
+from penstock.protocol.schema import Message
+
+CALL_TIMEOUT_MS = 5_000
+# After a failed attempt to connect, the next one is not made sooner: whoever calls has its own patience.
+RECONNECT_MS = 20
+BUFFER_BYTES = 64 * 1024
+# A buffer that has grown for one large answer is let go of.
+BUFFER_KEPT_BYTES = 16 * 1024 * 1024
+ANSWER_BYTES_MAX = 256 * 1024 * 1024
+CLIENT_ID = b"penstock"
+PROBE_LANE = "probe"
+
+Done = Callable[[Any | None], None]
+
+_length = struct.Struct(">i")
+_correlation = struct.Struct(">i").unpack_from
+_header = struct.Struct(">ihhih")
+
+
+class Peers:
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self._channels: dict[tuple[int, str], _Channel] = {}
+        self._is_closed = False
+        # (node, lane): an established connection ended, and nobody listens there any more.
+        self.on_lost: list[Callable[[int, str], None]] = []
+
+    def set_address(self, node_id: int, host: str, port: int) -> None:
+        if self._addresses.get(node_id) == (host, port):
+            return
+        self._addresses[node_id] = (host, port)
+        for (node, _), channel in list(self._channels.items()):
+            if node == node_id:
+                channel.close()
+
+    def call(
+        self,
+        node_id: int,
+        lane: str,
+        request: Message,
+        version: int,
+        done: Done,
+        *,
+        timeout_ms: int = CALL_TIMEOUT_MS,
+    ) -> None:
+        """Send a request; ``done(answer)``, or ``done(None)`` when none came. Once, and never inside this."""
+        address = self._addresses.get(node_id)
+        if address is None or self._is_closed:
+            self._environment.spawn.soon(lambda: done(None))
+            return
+        self._channel(node_id, lane).call(address, request, version, done, timeout_ms)
+
+    def is_refused(self, node_id: int, lane: str) -> bool:
+        """Whether the last attempt to connect was refused: nobody listens there."""
+        channel = self._channels.get((node_id, lane))
+        return channel is not None and channel.is_refused
+
+    def probe(self, node_id: int, done: Callable[[bool], None]) -> None:
+        """``done(True)`` when nobody listens at the node's address."""
+        address = self._addresses.get(node_id)
+        if address is None:
+            return
+
+        def connected(stream: Stream | None, error: OSError | None) -> None:
+            if stream is not None:
+                stream.close()
+            done(isinstance(error, ConnectionRefusedError))
+
+        self._environment.network.connect(*address, connected)
+
+    def close(self) -> None:
+        self._is_closed = True
+        for channel in list(self._channels.values()):
+            channel.close()
+
+    def _channel(self, node_id: int, lane: str) -> _Channel:
+        channel = self._channels.get((node_id, lane))
+        if channel is None:
+            channel = self._channels[node_id, lane] = _Channel(
+                self._environment, lambda: self._lost(node_id, lane)
+            )
+        return channel
+
+    def _lost(self, node_id: int, lane: str) -> None:
+        def probed(is_refused: bool) -> None:
+            if is_refused and not self._is_closed:
+                for listener in self.on_lost:
+                    listener(node_id, lane)
+
+        if not self._is_closed:
+            self.probe(node_id, probed)
+
+
+class _Asked:
+    """A request that waits for its answer."""
+
+    __slots__ = ("api", "correlation_id", "done", "timer", "version")
+
+    def __init__(self, api: Api, version: int, correlation_id: int, done: Done, timer: Timer) -> None:
+        self.api = api
+        self.version = version
+        self.correlation_id = correlation_id
+        self.done = done
+        self.timer = timer
+
+
+class _Channel:
+    def __init__(self, environment: Environment, on_lost: Callable[[], None]) -> None:
+        self._environment = environment
+        self._on_lost = on_lost
+        self._stream: Stream | None = None
+        self._is_connecting = False
+        self._is_writing = False
+        self.is_refused = False
+        self._no_attempt_before_ms = 0
+        self._correlation_id = 0
+        # Grows with each connection, so that what belongs to an older one is known.
+        self._generation = 0
+        self._asked: deque[_Asked] = deque()
+        self._unsent: deque[Buffer] = deque()
+        # What was received and not taken is buffer[start:end].
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._start = 0
+        self._end = 0
+
+    def call(
+        self, address: tuple[str, int], request: Message, version: int, done: Done, timeout_ms: int
+    ) -> None:
+        spawn = self._environment.spawn
+        if self._stream is None and not self._is_connecting:
+            if self._environment.clock.now_ms() < self._no_attempt_before_ms:
+                spawn.soon(lambda: done(None))
+                return
+            self._connect(address)
+        api = api_for(type(request).KEY)
+        assert api is not None
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        generation = self._generation
+        timer = spawn.later(timeout_ms, lambda: self._timed_out(generation))
+        self._asked.append(_Asked(api, version, self._correlation_id, done, timer))
+        self._unsent += _frame(api, request, version, self._correlation_id)
+        if self._stream is not None:
+            self._flush()
+
+    def close(self) -> None:
+        """End the connection; everybody who waits is told that no answer came."""
+        self._generation += 1
+        self._is_connecting = False
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self._is_writing = False
+        self._start = self._end = 0
+        self._unsent.clear()
+        asked, self._asked = self._asked, deque()
+        for one in asked:
+            one.timer.cancel()
+        if asked:
+            # Not from within the call that found the connection broken.
+            self._environment.spawn.soon(lambda: _tell(asked))
+
+    def _connect(self, address: tuple[str, int]) -> None:
+        self._is_connecting = True
+        generation = self._generation
+
+        def connected(stream: Stream | None, error: OSError | None) -> None:
+            if generation != self._generation:
+                if stream is not None:
+                    stream.close()
+                return
+            self._is_connecting = False
+            self.is_refused = isinstance(error, ConnectionRefusedError)
+            if stream is None:
+                self._no_attempt_before_ms = self._environment.clock.now_ms() + RECONNECT_MS
+                self.close()
+                return
+            self._stream = stream
+            stream.on_readable(self._readable)
+            self._flush()
+
+        self._environment.network.connect(*address, connected)
+
+    def _timed_out(self, generation: int) -> None:
+        # Whatever comes behind an answer that does not come would not come either.
+        if generation == self._generation:
+            self.close()
+
+    def _lost(self) -> None:
+        self.close()
+        self._on_lost()
+
+    def _flush(self) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+        unsent = self._unsent
+        try:
+            while unsent:
+                sent = stream.send(list(unsent))
+                if not sent:
+                    break
+                while unsent and sent >= len(unsent[0]):
+                    sent -= len(unsent.popleft())
+                if sent:
+                    unsent[0] = memoryview(unsent[0])[sent:]
+        except OSError:
+            self._lost()
+            return
+        if self._is_writing != bool(unsent):
+            self._is_writing = bool(unsent)
+            stream.on_writable(self._flush if unsent else None)
+
+    def _readable(self) -> None:
+        stream = self._stream
+        assert stream is not None
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == len(self._buffer):
+            self._make_room()
+        count = stream.recv_into(self._buffer[self._end :])
+        if count is None:
+            return
+        if count == 0:
+            self._lost()
+            return
+        self._end += count
+        generation = self._generation
+        while generation == self._generation and self._take():
+            pass
+
+    def _make_room(self) -> None:
+        left = self._end - self._start
+        wanted = 4
+        if left >= 4:
+            wanted += _length.unpack_from(self._buffer, self._start)[0]
+        rest = self._buffer[self._start : self._end]
+        if wanted > len(self._buffer):
+            larger = memoryview(bytearray(max(wanted, BUFFER_BYTES)))
+            larger[:left] = rest
+            self._buffer = larger
+        else:
+            self._buffer[:left] = bytes(rest)
+        self._start, self._end = 0, left
+
+    def _take(self) -> bool:
+        """Hand one whole answer to whoever asked; False when there is none."""
+        left = self._end - self._start
+        if left < 4:
+            return False
+        size = _length.unpack_from(self._buffer, self._start)[0]
+        if not 4 <= size <= ANSWER_BYTES_MAX:
+            self._lost()
+            return False
+        if left < 4 + size:
+            if self._start + 4 + size > len(self._buffer):
+                self._make_room()
+            return False
+        frame = self._buffer[self._start + 4 : self._start + 4 + size]
+        self._start += 4 + size
+        asked = self._asked[0] if self._asked else None
+        if asked is None or _correlation(frame)[0] != asked.correlation_id:
+            self._lost()
+            return False
+        api = asked.api
+        try:
+            skip = 4 + api.response_header_version(asked.version)
+            answer, _ = api.decode_response[asked.version](frame, skip)
+        except DecodeError:
+            self._lost()
+            return False
+        self._asked.popleft()
+        asked.timer.cancel()
+        asked.done(answer)
+        if self._start == self._end and len(self._buffer) > BUFFER_KEPT_BYTES:
+            self._buffer = memoryview(bytearray(BUFFER_BYTES))
+            self._start = self._end = 0
+        return True
+
+
+def _tell(asked: Iterable[_Asked]) -> None:
+    for one in asked:
+        one.done(None)
+
+
+def _frame(api: Api, request: Message, version: int, correlation_id: int) -> list[Buffer]:
+    parts: list[Buffer] = api.encode_request[version](request)
+    tags = b"\0" if api.request_header_version(version) == 2 else b""
+    size = _header.size - 4 + len(CLIENT_ID) + len(tags) + sum(map(len, parts))
+    head = _header.pack(size, api.key, version, correlation_id, len(CLIENT_ID)) + CLIENT_ID + tags
+    return [head, *parts]

@@ -1,0 +1,370 @@
+"""The metadata log on disk, as the quorum sees it, and the little file with the quorum's promises.
+
+``MetadataLog`` is a ``raft.storage.LogView`` over a ``log.Log``. Beside the bytes it remembers two things of
+what it holds: the voter sets with their offsets, and the changes that are not applied yet, decoded once when
+they come (or at start), so that nothing is read back from disk to be committed.
+
+What a newcomer gets wrong: a log of the release before this one has neither voters nor ``quorum-state``. It is
+that of a node alone, so its one voter is this node; but a log *with* voters whose ``quorum-state`` is missing
+has lost its votes, and is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from penstock.broker.options import ServeError
+from penstock.environment import Buffer, Environment, FileRange, Files
+from penstock.log.config import LogConfig
+from penstock.log.log import Log
+from penstock.log.names import LOG, offset_of
+from penstock.log.recovery import good_batches
+from penstock.metadata import changes as metadata_changes
+from penstock.model import format_id, parse_id
+from penstock.protocol import schema
+from penstock.protocol.errors import DecodeError
+from penstock.protocol.messages.quorum import (
+    CONTROL_TYPE,
+    ControlRecordKey,
+    Endpoint,
+    KRaftVersionFeature,
+    KRaftVersionRecord,
+    LeaderChangeMessage,
+    LeaderChangeMessageVoter,
+    VotersRecord,
+    VotersRecordVoter,
+)
+from penstock.protocol.records import (
+    HEADER_SIZE,
+    BatchHeader,
+    CorruptBatch,
+    RecordFields,
+    batches,
+    decode_header,
+    decode_records,
+    encode_batch,
+)
+from penstock.protocol.schema import Message
+from penstock.raft.events import ControlRecord, KRaftVersion, LeaderChange, VotersChange
+from penstock.raft.quorum import Voter, Voters, voters_of
+from penstock.raft.storage import EpochEnd, SnapshotId, StoredState
+
+QUORUM_STATE = "quorum-state"
+READ_BYTES = 1024 * 1024
+KRAFT_VERSION_MAX = 1
+# Small segments, of which those before the snapshots go, so that little has to be looked at when a node starts.
+METADATA_LOG_CONFIG = LogConfig(
+    segment_bytes=32 * 1024 * 1024, segment_ms=7 * 24 * 3600 * 1000, retention_ms=-1, retention_bytes=-1
+)
+# Kafka's, of the file and of the control records' keys and values.
+_STATE_VERSION = 1
+_LEADER_CHANGE_VERSION = 1
+# Before every offset: of voters that no record names.
+BEFORE_ALL = -1
+
+_NOWHERE = EpochEnd(-1, -1)
+
+
+class Batch(NamedTuple):
+    """What one batch changes, once it is committed."""
+
+    # Exclusive.
+    end_offset: int
+    epoch: int
+    changes: list[Message]
+    size_bytes: int
+
+
+class MetadataLog:
+    def __init__(self, environment: Environment, log: Log, me: Voter) -> None:
+        self._clock = environment.clock
+        self._me = me
+        self.log = log
+        # The newest snapshot, and the epoch of the record before the log's start: the oldest one's.
+        self.snapshot_id: SnapshotId | None = None
+        self.start_epoch = 0
+        # Those in the log and, before them, those of the snapshot.
+        self.voters: list[tuple[int, Voters]] = []
+        # Where voters listen, as the newest record says.
+        self.addresses: dict[int, tuple[str, int]] = {}
+        # In the log, and not applied yet. Batches without changes are here too: they count as progress.
+        self.unapplied: deque[Batch] = deque()
+
+    # As the quorum sees it
+
+    @property
+    def start_offset(self) -> int:
+        return self.log.log_start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self.log.log_end_offset
+
+    @property
+    def last_epoch(self) -> int:
+        entries = self.log.epochs.entries
+        return entries[-1][0] if entries else self.start_epoch
+
+    def end_offset_for(self, epoch: int) -> EpochEnd:
+        entries = self.log.epochs.entries
+        place = bisect_right(entries, epoch, key=lambda entry: entry[0])
+        if place == 0:
+            return EpochEnd(self.start_epoch, self.start_offset) if epoch >= self.start_epoch else _NOWHERE
+        end_offset = self.end_offset if place == len(entries) else entries[place][1]
+        return EpochEnd(entries[place - 1][0], end_offset)
+
+    def epoch_before(self, offset: int) -> int:
+        """Of the record before this offset."""
+        return self.log.epochs.epoch_at(offset - 1) if offset > self.start_offset else self.start_epoch
+
+    # Opening
+
+    def begin_at(self, snapshots: list[SnapshotId], voters: Voters) -> None:
+        """The log continues these snapshots, oldest first, of which the newest was loaded."""
+        if not snapshots:
+            if self.start_offset:
+                raise ServeError(
+                    f"the metadata log begins at offset {self.start_offset} and there is no snapshot before it"
+                )
+            return
+        oldest, newest = snapshots[0], snapshots[-1]
+        if self.end_offset < newest.end_offset:
+            # The snapshot is durable; the log, which lies behind it now, was lost or is yet to come.
+            self.log.start_over_at(newest.end_offset, newest.epoch)
+            oldest = newest
+        self.start_epoch = oldest.epoch
+        self.snapshot_id = newest
+        if voters:
+            self.voters = [(newest.end_offset - 1, voters)]
+
+    def replay(self) -> None:
+        """Read everything behind the newest snapshot. Raises ServeError when it cannot be read."""
+        offset = self.start_offset if self.snapshot_id is None else self.snapshot_id.end_offset
+        try:
+            while offset < self.end_offset:
+                found = self.read(offset, READ_BYTES)
+                assert found is not None, "the log ends before its end offset"
+                offset = self._take(found.file.read_at(found.position, found.size), offset)
+        except (CorruptBatch, DecodeError) as error:
+            raise ServeError(f"the metadata log cannot be read at offset {offset}: {error}") from error
+        if self.end_offset and not self.voters:
+            self.voters = [(BEFORE_ALL, (self._me,))]
+
+    def read(self, offset: int, bytes_max: int) -> FileRange | None:
+        return self.log.read(offset, bytes_max, self.end_offset, at_least_one=True)
+
+    # Writing. All raise OSError as Log.append does.
+
+    def append_changes(self, changes: list[Message], epoch: int) -> None:
+        wall_ms = self._clock.wall_ms()
+        batch = encode_batch(
+            [(wall_ms, None, metadata_changes.encode(change), []) for change in changes], leader_epoch=epoch
+        )
+        self.log.append(batch, decode_header(batch), epoch)
+        self.unapplied.append(Batch(self.end_offset, epoch, changes, len(batch)))
+
+    def append_control(
+        self, records: Iterable[ControlRecord], epoch: int, addresses: dict[int, tuple[str, int]]
+    ) -> None:
+        wall_ms = self._clock.wall_ms()
+        batch = control_batch([control_message(record, addresses) for record in records], wall_ms, epoch)
+        offset = self.log.append(batch, decode_header(batch), epoch)
+        self._take(bytes(batch), offset)
+
+    def append_fetched(self, data: Buffer) -> None:
+        """Raises CorruptBatch too; the batches before the bad one were appended."""
+        offset = self.end_offset
+        try:
+            self.log.append_replicated(data)
+        finally:
+            self._take(data, offset)
+
+    def truncate(self, offset: int) -> None:
+        self.log.truncate_to(offset)
+        while self.voters and self.voters[-1][0] >= self.end_offset:
+            self.voters.pop()
+        while self.unapplied and self.unapplied[-1].end_offset > self.end_offset:
+            self.unapplied.pop()
+
+    def start_over(self, snapshot_id: SnapshotId, voters: Voters) -> None:
+        """Begin and end behind a snapshot that came from the leader."""
+        self.log.start_over_at(snapshot_id.end_offset, snapshot_id.epoch)
+        self.snapshot_id = snapshot_id
+        self.start_epoch = snapshot_id.epoch
+        self.voters = [(snapshot_id.end_offset - 1, voters)]
+        self.unapplied.clear()
+
+    def snapshot_made(self, snapshots: list[SnapshotId]) -> None:
+        """There is a newer snapshot: what lies before the oldest one kept is no longer needed."""
+        self.snapshot_id = snapshots[-1]
+        if snapshots[0].end_offset > self.start_offset:
+            self.log.delete_before(snapshots[0].end_offset)
+            self.start_epoch = snapshots[0].epoch
+        older = [entry for entry in self.voters if entry[0] < snapshots[-1].end_offset]
+        # One more than counts: who was a voter before tells a wiped one from one that was removed.
+        self.voters = older[-2:] + self.voters[len(older) :]
+
+    def _take(self, data: Buffer, offset: int) -> int:
+        """Remember what batches that are in the log now say; the offset behind them."""
+        for position, header in batches(data):
+            if header.base_offset < offset:
+                continue
+            if header.next_offset > self.end_offset:
+                break
+            changes: list[Message] = []
+            if header.is_control:
+                for record in decode_control(data, position, header):
+                    if isinstance(record, VotersRecord):
+                        self.voters.append((header.base_offset, voters_in(record)))
+                        self.addresses.update(addresses_in(record))
+            else:
+                changes = decode_changes(data, position, header)
+            self.unapplied.append(Batch(header.next_offset, header.leader_epoch, changes, header.size))
+            offset = header.next_offset
+        return offset
+
+
+# Control records
+
+
+def control_batch(records: list[Message], wall_ms: int, epoch: int, base_offset: int = 0) -> bytearray:
+    """One batch with these control records, which their readers see together or not at all."""
+    fields: list[RecordFields] = []
+    for record in records:
+        key = schema.encode(ControlRecordKey(version=0, type=record.KEY), 0)
+        version = _LEADER_CHANGE_VERSION if isinstance(record, LeaderChangeMessage) else 0
+        fields.append((wall_ms, key, schema.encode(record, version), []))
+    return encode_batch(fields, leader_epoch=epoch, base_offset=base_offset, control=True)
+
+
+def control_message(record: ControlRecord, addresses: dict[int, tuple[str, int]]) -> Message:
+    match record:
+        case LeaderChange():
+            return LeaderChangeMessage(
+                version=_LEADER_CHANGE_VERSION,
+                leader_id=record.leader_id,
+                voters=[_change_voter(voter) for voter in record.voters],
+                granting_voters=[_change_voter(voter) for voter in record.granting_voters],
+            )
+        case KRaftVersion():
+            return KRaftVersionRecord(version=0, kraft_version=record.version)
+        case VotersChange():
+            return voters_record(record.voters, addresses)
+
+
+def voters_record(voters: Voters, addresses: dict[int, tuple[str, int]]) -> VotersRecord:
+    return VotersRecord(
+        version=0,
+        voters=[
+            VotersRecordVoter(
+                voter_id=voter.id,
+                voter_directory_id=voter.directory,
+                endpoints=[
+                    Endpoint(name="INTERNAL", host=host, port=port) for host, port in [addresses[voter.id]]
+                ]
+                if voter.id in addresses
+                else [],
+                kraft_version_feature=KRaftVersionFeature(max_supported_version=KRAFT_VERSION_MAX),
+            )
+            for voter in voters
+        ],
+    )
+
+
+def _change_voter(voter: Voter) -> LeaderChangeMessageVoter:
+    return LeaderChangeMessageVoter(voter_id=voter.id, voter_directory_id=voter.directory)
+
+
+def voters_in(record: VotersRecord) -> Voters:
+    return voters_of(Voter(voter.voter_id, voter.voter_directory_id) for voter in record.voters)
+
+
+def addresses_in(record: VotersRecord) -> dict[int, tuple[str, int]]:
+    return {
+        voter.voter_id: (voter.endpoints[0].host, voter.endpoints[0].port)
+        for voter in record.voters
+        if voter.endpoints
+    }
+
+
+def decode_control(data: Buffer, position: int, header: BatchHeader) -> Iterator[Message]:
+    """Those that are known. Raises CorruptBatch and DecodeError."""
+    for record in decode_records(data, position, bytes_max=header.size):
+        key = schema.decode(ControlRecordKey, 0, record.key or b"")
+        kind = CONTROL_TYPE.get(key.type)
+        if kind is not None and record.value is not None:
+            # Every value begins with the version it is written in.
+            version = int.from_bytes(record.value[:2], "big")
+            yield schema.decode(kind, version, record.value)
+
+
+def decode_changes(data: Buffer, position: int, header: BatchHeader) -> list[Message]:
+    # Not compressed: its size is the most there can be, however large we wrote it.
+    records = decode_records(data, position, bytes_max=header.size)
+    return [metadata_changes.decode(record.value or b"") for record in records]
+
+
+# Promises
+
+
+def encode_state(state: StoredState) -> bytes:
+    """Kafka's ``quorum-state``."""
+    voted_for = state.voted_for
+    fields = {
+        "leaderId": -1 if state.leader_id is None else state.leader_id,
+        "leaderEpoch": state.epoch,
+        "votedId": -1 if voted_for is None else voted_for.id,
+        "votedDirectoryId": format_id(bytes(16) if voted_for is None else voted_for.directory),
+        "data_version": _STATE_VERSION,
+    }
+    return json.dumps(fields).encode()
+
+
+def read_state(files: Files, path: str) -> StoredState | None:
+    """None when there is none yet. Raises ServeError when it cannot be read: a forgotten vote is given twice."""
+    if not files.exists(path):
+        return None
+    try:
+        fields = json.loads(files.read(path))
+        if fields["data_version"] != _STATE_VERSION:
+            raise ValueError(f"version {fields['data_version']}")
+        voted_id = int(fields["votedId"])
+        return StoredState(
+            int(fields["leaderEpoch"]),
+            None if voted_id < 0 else Voter(voted_id, parse_id(fields["votedDirectoryId"])),
+            None if fields["leaderId"] < 0 else int(fields["leaderId"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ServeError(f"the quorum's state in {path} cannot be read: {error}") from error
+
+
+def refuse_damage(files: Files, directory: str) -> None:
+    """Refuse a log that recovery would cut to the first bad batch: the topics behind it would be gone.
+
+    As long as the machine stayed up, all that a killed process can leave is a last batch that is cut short.
+    Raises ServeError.
+    """
+    names = [name for name in files.list(directory) if offset_of(name, LOG) is not None]
+    for name in names:
+        path = f"{directory}/{name}"
+        file = files.open(path)
+        size = file.size
+        end = 0
+        for position, header in good_batches(file, size, offset_of(name, LOG) or 0, 0):
+            end = position + header.size
+        rest = file.read_at(end, HEADER_SIZE)
+        file.close()
+        if rest and not (name == names[-1] and _is_cut_short(rest, size - end)):
+            raise ServeError(f"the metadata log is damaged: {path} at byte {end}; restore it from a copy")
+
+
+def _is_cut_short(rest: bytes, size: int) -> bool:
+    """Whether the last bytes of a file are the beginning of a batch and no more."""
+    try:
+        return len(rest) < HEADER_SIZE or decode_header(rest).size > size
+    except CorruptBatch:
+        return False
