@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.metadata.broker_settings import BROKER
 from penstock.metadata.settings import Setting, Status, documentation
 from penstock.metadata.topic_settings import SYNONYMS, TOPIC
-from penstock.protocol.apis import APIS
+from penstock.protocol.apis import CLIENT, INTERNAL, Api, advertised
 
 REFERENCE = Path(__file__).parent / "reference"
 
@@ -63,16 +63,30 @@ def protocol_page() -> str:
         "",
         "Made from the code by `docs/generate.py`.",
         "",
-        "| API | Key | Versions | Flexible from |",
-        "|---|---|---|---|",
+        "## To clients",
+        "",
+        *_api_table(advertised(CLIENT)),
+        "",
+        "## Between nodes",
+        "",
+        "On the internal listener, where nodes forward what clients asked, all of the above and:",
+        "",
+        *_api_table([api for api in advertised(INTERNAL) if CLIENT not in api.listeners]),
     ]
-    for api in sorted(APIS.values(), key=lambda one: one.key):
-        flexible = "" if api.flexible_from is None else str(api.flexible_from)
-        lines.append(f"| {api.name} | {api.key} | {api.version_min}-{api.version_max} | {flexible} |")
     return "\n".join(lines) + "\n" + DEPARTURES
 
 
+def _api_table(apis: list[Api]) -> list[str]:
+    lines = ["| API | Key | Versions | Flexible from |", "|---|---|---|---|"]
+    for api in apis:
+        flexible = "" if api.flexible_from is None else str(api.flexible_from)
+        lines.append(f"| {api.name} | {api.key} | {api.version_min}-{api.version_max} | {flexible} |")
+    return lines
+
+
 DEPARTURES = """
+## Versions
+
 Produce is advertised from version 0, because librdkafka before 2.8 stops compressing when it sees a higher
 minimum (KAFKA-18659); versions below 3 are not served. An API or version that is not served closes the
 connection, except ApiVersions, which answers with the range we have.

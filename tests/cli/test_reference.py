@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,5 @@ def test_every_option_is_named(words: str) -> None:
 
 def test_every_option_of_serving_is_named(penstock: Penstock) -> None:
     page = PAGE.read_text()
-    options = {
-        word for word in penstock("serve", "--help").out.replace("[", " ").split() if word.startswith("--")
-    }
-    assert {option for option in options if option.strip(",]") not in page} == set()
+    options = set(re.findall("--[a-z-]+", penstock("serve", "--help").out))
+    assert {option for option in options if option not in page} == set()

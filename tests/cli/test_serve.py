@@ -12,6 +12,8 @@ from penstock.broker import server
 from penstock.broker.options import ServeError, ServeOptions
 from tests.cli.conftest import Penstock
 
+THREE = "--controllers 1@127.0.0.1:9094,2@127.0.0.1:9095,3@127.0.0.1:9096"
+
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
@@ -37,6 +39,9 @@ def test_without_options_it_is_a_node_of_its_own(penstock: Penstock, started: li
             rack=None,
             settings={},
             config_file=None,
+            internal=None,
+            controllers={},
+            roles=("broker", "controller"),
         )
     ]
 
@@ -70,10 +75,32 @@ def test_every_option_reaches_the_broker(penstock: Penstock, started: list[Serve
         ("--advertise kafka.example:0", "clients cannot connect to kafka.example:0"),
         ("--advertise 0.0.0.0:9092", "clients cannot connect to 0.0.0.0:9092"),
         ("--advertise kafka.example", "--advertise: 'kafka.example' has no port"),
-        ("--controllers 1@127.0.0.1:9094", "not supported yet; leave --controllers out"),
-        ("--internal 127.0.0.1:9094", "not supported yet; leave --internal out"),
+        ("--controllers 1@127.0.0.1:9094", "--controllers needs --internal HOST:PORT"),
+        ("--internal 127.0.0.1:9094", "--internal needs --controllers"),
+        (f"{THREE} --internal 10.1.2.3:9094", "not where --controllers has node 1, 127.0.0.1:9094"),
+        (f"{THREE} --internal 127.0.0.1:9095", "not where --controllers has node 1, 127.0.0.1:9094"),
+        (f"{THREE} --internal 0.0.0.0:9094", "0.0.0.0:9094 is open to other machines"),
+        (f"{THREE} --internal 0.0.0.0:9097 --node-id 4", "other nodes cannot connect to 0.0.0.0"),
+        (f"{THREE} --internal 127.0.0.1:9094 --listen 127.0.0.1:9094", "are the same address"),
+        (f"{THREE} --internal 127.0.0.1:9094 --roles broker", "its --roles must include controller"),
+        (f"{THREE} --internal 127.0.0.1:9097 --roles controller --node-id 4", "not among --controllers"),
+        (f"{THREE} --internal 127.0.0.1:9094 --roles king", "write broker, controller, or"),
+        (f"{THREE} --internal 127.0.0.1:9094 --roles broker,broker", "write broker, controller, or"),
+        (
+            f"{THREE} --internal 127.0.0.1:9094 --roles controller --listen 127.0.0.1:9092",
+            "only a controller has no clients",
+        ),
+        ("--roles controller", "only a controller needs others; name the cluster's --controllers"),
+        ("--roles broker", "only a broker needs others; name the cluster's --controllers"),
+        ("--controllers 127.0.0.1:9094", "write ID@HOST:PORT,..."),
+        ("--controllers one@127.0.0.1:9094", "write ID@HOST:PORT,..."),
+        ("--controllers 1@127.0.0.1", "--controllers: '127.0.0.1' has no port"),
+        ("--controllers 1@127.0.0.1:0", "no node can connect to 127.0.0.1:0"),
+        ("--controllers 1@0.0.0.0:9094", "no node can connect to 0.0.0.0:9094"),
+        ("--controllers 1@127.0.0.1:1,1@127.0.0.1:2", "node 1 is named twice"),
+        ("--controllers 1@127.0.0.1:1,2@127.0.0.1:1", "127.0.0.1:1 is named twice"),
         ("--http 127.0.0.1:8080", "leave --http out"),
-        ("--data-dir a --data-dir b", "name one --data-dir"),
+        ("--data-dir a --data-dir ./a", "the same directory is named twice"),
         ("--set retention", "KEY=VALUE"),
         ("--set =5", "KEY=VALUE"),
         ("--node-id -1", "from 0 to"),
@@ -90,6 +117,53 @@ def test_what_it_cannot_do_is_refused_in_one_line(
     assert complaint in outcome.err
     assert outcome.err.count("\n") == 1
     assert started == []
+
+
+def test_a_node_of_a_cluster_knows_the_controllers_and_where_it_listens_to_the_others(
+    penstock: Penstock, started: list[ServeOptions]
+) -> None:
+    words = f"serve --node-id 2 {THREE} --internal 127.0.0.1:9095 --data-dir a --data-dir b"
+    assert penstock(*words.split()).code == 0
+    (options,) = started
+    assert options.data_dirs == ("a", "b")
+    assert options.controllers == {n: ("127.0.0.1", 9093 + n) for n in (1, 2, 3)}
+    assert options.internal == options.internal_told == ("127.0.0.1", 9095)
+    assert options.roles == ("broker", "controller")
+
+
+@pytest.mark.parametrize(
+    ("words", "roles"),
+    [
+        ("--internal 127.0.0.1:9094", ("broker", "controller")),
+        ("--internal 127.0.0.1:9094 --roles controller,broker", ("broker", "controller")),
+        ("--internal 127.0.0.1:9094 --roles controller", ("controller",)),
+        ("--internal 127.0.0.1:9097 --node-id 4", ("broker",)),
+        ("--internal 127.0.0.1:9097 --node-id 4 --roles broker", ("broker",)),
+    ],
+)
+def test_a_listed_node_is_a_controller_and_any_other_a_broker(
+    penstock: Penstock, started: list[ServeOptions], words: str, roles: tuple[str, ...]
+) -> None:
+    assert penstock("serve", *THREE.split(), *words.split()).code == 0
+    assert started[0].roles == roles
+
+
+def test_a_controller_may_listen_on_every_interface_and_be_told_by_its_name(
+    penstock: Penstock, started: list[ServeOptions]
+) -> None:
+    words = "serve --controllers 1@one.example:9094 --internal 0.0.0.0:9094 --insecure"
+    assert penstock(*words.split()).code == 0
+    assert started[0].internal == ("0.0.0.0", 9094)
+    assert started[0].internal_told == ("one.example", 9094)
+
+
+@pytest.mark.parametrize(("count", "lines"), [(1, 0), (2, 1), (3, 0), (4, 1), (5, 0)])
+def test_an_even_number_of_controllers_is_remarked_on(
+    penstock: Penstock, started: list[ServeOptions], count: int, lines: int
+) -> None:
+    listed = ",".join(f"{n}@127.0.0.1:{9093 + n}" for n in range(1, count + 1))
+    outcome = penstock("serve", "--controllers", listed, "--internal", "127.0.0.1:9094")
+    assert (outcome.code, outcome.err.count("\n"), len(started)) == (0, lines, 1)
 
 
 def test_an_open_listener_is_allowed_to_those_who_ask_for_it(

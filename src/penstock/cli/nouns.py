@@ -19,7 +19,19 @@ from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.serve import SUMMARY as SERVE_SUMMARY
 
 # In the order a newcomer meets them.
-NOUNS = ("serve", "topics", "produce", "consume", "groups", "configs", "bench", "capacity")
+NOUNS = (
+    "serve",
+    "dev",
+    "topics",
+    "produce",
+    "consume",
+    "groups",
+    "configs",
+    "brokers",
+    "quorum",
+    "bench",
+    "capacity",
+)
 
 _serve = typer.Typer(add_completion=False)
 

@@ -3,15 +3,22 @@
 This module only reads options and refuses bad ones; the broker does the rest. It is on the way to every
 start, so it parses with argparse instead of Typer (a tenth of a second of CPU less) and imports the broker
 only once the options are known to be good.
+
+A node is a cluster by itself, or one of several: then ``--controllers``, the same for all of them, says which
+nodes vote on the metadata, and ``--internal`` where this one listens to the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
+import threading
+import time
 from typing import NoReturn
 
-from penstock.broker.options import ServeError, ServeOptions
+from penstock.broker.options import BROKER, CONTROLLER, ServeError, ServeOptions
 from penstock.cli.addresses import format_address, is_loopback, is_unspecified, parse_address
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.settings import parse_settings
@@ -24,6 +31,10 @@ Run one broker in the foreground until SIGTERM or Ctrl-C. Without options it is 
 DATA_DIR = "penstock-data"
 LISTEN = "127.0.0.1:9092"
 NODE_ID_MAX = 2**31 - 1
+# How long a node that has lost its parent may take to stop cleanly.
+ORPHAN_STOP_S = 30.0
+
+Address = tuple[str, int]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,18 +45,29 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(prog="penstock serve", description=DESCRIPTION, allow_abbrev=False)
     option = parser.add_argument
-    option("--node-id", type=int, default=1, metavar="N", help="this broker's number (default 1)")
-    option("--data-dir", action="append", metavar="DIR", help=f"where the logs are kept (default {DATA_DIR})")
+    option("--node-id", type=int, default=1, metavar="N", help="this node's number (default 1)")
+    option(
+        "--data-dir",
+        action="append",
+        metavar="DIR",
+        help=f"where the logs are kept; repeat it for several disks (default {DATA_DIR})",
+    )
     option(
         "--listen",
-        default=LISTEN,
         metavar="HOST:PORT",
         help=f"where clients connect; port 0 picks a free one (default {LISTEN})",
     )
     option("--advertise", metavar="HOST:PORT", help="the address clients are told, if it is another")
-    option("--internal", metavar="HOST:PORT", help="for a cluster of several nodes; not supported yet")
+    option("--internal", metavar="HOST:PORT", help="where the other nodes of the cluster connect")
     option(
-        "--controllers", metavar="ID@HOST:PORT,...", help="for a cluster of several nodes; not supported yet"
+        "--controllers",
+        metavar="ID@HOST:PORT,...",
+        help="the nodes that vote on the cluster's metadata, and their --internal; the same for every node",
+    )
+    option(
+        "--roles",
+        metavar="ROLES",
+        help="broker, controller, or broker,controller (default: broker, and controller if among --controllers)",
     )
     option("--http", default="off", metavar="off", help="the HTTP gateway; only `off` for now")
     option("--rack", metavar="R", help="where this broker stands, for clients that prefer a near one")
@@ -59,6 +81,8 @@ def _parser() -> _Parser:
     )
     option("--config", metavar="FILE.toml", help="settings from a file; --set wins over it")
     option("--insecure", action="store_true", help="let other machines connect, without authentication")
+    # For `penstock dev`: a parent that is killed cannot stop its children, but its pipes close.
+    option("--stop-with-stdin", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
@@ -71,6 +95,10 @@ def serve(words: list[str]) -> int:
     options = _options(given)
     _check_reach(options, insecure=given.insecure)
     _check_platform()
+    if len(options.controllers) % 2 == 0 and options.controllers:
+        _warn_of_even(len(options.controllers))
+    if given.stop_with_stdin:
+        threading.Thread(target=_stop_with_stdin, name="stop-with-stdin", daemon=True).start()
     from penstock.broker import server  # noqa: PLC0415  # a refused start should not pay for the broker
 
     try:
@@ -80,26 +108,97 @@ def serve(words: list[str]) -> int:
 
 
 def _options(given: argparse.Namespace) -> ServeOptions:
-    if given.controllers is not None:
-        raise WrongUsage("a cluster of several nodes is not supported yet; leave --controllers out")
-    if given.internal is not None:
-        raise WrongUsage("a cluster of several nodes is not supported yet; leave --internal out")
     if given.http != "off":
         raise WrongUsage("the HTTP gateway is not there yet; leave --http out, or say --http off")
     if not 0 <= given.node_id <= NODE_ID_MAX:
         raise WrongUsage(f"--node-id is a number from 0 to {NODE_ID_MAX}; got {given.node_id}")
     data_dirs = tuple(given.data_dir or (DATA_DIR,))
-    if len(data_dirs) > 1:
-        raise WrongUsage("several data directories are not supported yet; name one --data-dir")
+    if len(set(map(os.path.abspath, data_dirs))) < len(data_dirs):
+        raise WrongUsage("--data-dir: the same directory is named twice")
+    controllers = {} if given.controllers is None else _controllers(given.controllers)
+    roles = _roles(given, controllers)
+    if BROKER not in roles and (given.listen is not None or given.advertise is not None):
+        raise WrongUsage(
+            "a node that is only a controller has no clients; leave --listen and --advertise out"
+        )
     return ServeOptions(
         node_id=given.node_id,
         data_dirs=data_dirs,
-        listen=_address("--listen", given.listen),
+        listen=_address("--listen", given.listen or LISTEN),
         advertise=None if given.advertise is None else _address("--advertise", given.advertise),
         rack=given.rack,
         settings=parse_settings("--set", given.settings),
         config_file=given.config,
+        internal=_internal(given, controllers),
+        controllers=controllers,
+        roles=roles,
     )
+
+
+def _controllers(text: str) -> dict[int, Address]:
+    """`1@host:port,2@host:port` by node id."""
+    found: dict[int, Address] = {}
+    for each in text.split(","):
+        node, at, where = each.strip().partition("@")
+        if not at or not (node.isascii() and node.isdigit()) or int(node) > NODE_ID_MAX:
+            raise WrongUsage(f"--controllers: write ID@HOST:PORT,..., such as 1@127.0.0.1:9094; got {each!r}")
+        address = _address("--controllers", where)
+        if address[1] == 0 or is_unspecified(address[0]):
+            raise WrongUsage(f"--controllers: no node can connect to {where}; name a host and a port")
+        if int(node) in found:
+            raise WrongUsage(f"--controllers: node {node} is named twice")
+        if address in found.values():
+            raise WrongUsage(f"--controllers: {where} is named twice")
+        found[int(node)] = address
+    return found
+
+
+def _roles(given: argparse.Namespace, controllers: dict[int, Address]) -> tuple[str, ...]:
+    listed = given.node_id in controllers
+    if given.roles is None:
+        return (BROKER, CONTROLLER) if listed or not controllers else (BROKER,)
+    named = [role.strip() for role in given.roles.split(",")]
+    roles = tuple(role for role in (BROKER, CONTROLLER) if role in named)
+    if len(roles) != len(named):
+        raise WrongUsage(f"--roles: write broker, controller, or broker,controller; got {given.roles!r}")
+    if not controllers and len(roles) == 1:
+        raise WrongUsage(f"a node that is only a {roles[0]} needs others; name the cluster's --controllers")
+    if controllers and CONTROLLER in roles and not listed:
+        raise WrongUsage(f"node {given.node_id} has the role controller but is not among --controllers")
+    if listed and CONTROLLER not in roles:
+        raise WrongUsage(
+            f"node {given.node_id} is among --controllers, so its --roles must include controller"
+        )
+    return roles
+
+
+def _internal(given: argparse.Namespace, controllers: dict[int, Address]) -> Address | None:
+    if given.internal is None:
+        if controllers:
+            raise WrongUsage("--controllers needs --internal HOST:PORT, where the other nodes reach this one")
+        return None
+    if not controllers:
+        raise WrongUsage("--internal needs --controllers ID@HOST:PORT,..., the nodes that lead the cluster")
+    host, port = internal = _address("--internal", given.internal)
+    told = controllers.get(given.node_id)
+    if told is None:
+        if is_unspecified(host):
+            raise WrongUsage(
+                f"--internal: other nodes cannot connect to {host}; name an address of this machine"
+            )
+    elif port != told[1] or not (
+        host == told[0] or is_unspecified(host) or _is_name(host) or _is_name(told[0])
+    ):
+        raise WrongUsage(
+            f"--internal {format_address(host, port)} is not where --controllers has node {given.node_id}, "
+            f"{format_address(*told)}"
+        )
+    return internal
+
+
+def _is_name(host: str) -> bool:
+    """Whether a host is a name, which may stand for any address."""
+    return ":" not in host and not host.replace(".", "").isdigit()
 
 
 def _check_platform() -> None:
@@ -109,7 +208,7 @@ def _check_platform() -> None:
         raise Failure("Penstock serves on Linux and macOS; on Windows run it inside WSL")
 
 
-def _address(option: str, text: str) -> tuple[str, int]:
+def _address(option: str, text: str) -> Address:
     try:
         return parse_address(text)
     except ValueError as error:
@@ -118,16 +217,14 @@ def _address(option: str, text: str) -> tuple[str, int]:
 
 def _check_reach(options: ServeOptions, *, insecure: bool) -> None:
     """Refuse to be open to other machines by accident, or to tell clients an address that leads nowhere."""
-    host, port = options.listen
-    try:
-        private = is_loopback(host)
-    except ValueError as error:
-        raise WrongUsage(f"--listen: {error}") from None
-    if not private and not insecure:
-        raise WrongUsage(
-            f"{format_address(host, port)} is open to other machines and there is no authentication yet; "
-            "listen on 127.0.0.1, or pass --insecure if the network is trusted"
-        )
+    if options.internal is not None:
+        _check_open("--internal", options.internal, insecure=insecure)
+        if BROKER in options.roles and options.internal == options.listen and options.listen[1] != 0:
+            raise WrongUsage("--internal and --listen are the same address; clients and nodes need one each")
+    if BROKER not in options.roles:
+        return
+    host, _ = options.listen
+    _check_open("--listen", options.listen, insecure=insecure)
     if options.advertise is None:
         if is_unspecified(host):
             raise WrongUsage(
@@ -137,3 +234,31 @@ def _check_reach(options: ServeOptions, *, insecure: bool) -> None:
     elif options.advertise[1] == 0 or is_unspecified(options.advertise[0]):
         told = format_address(*options.advertise)
         raise WrongUsage(f"--advertise: clients cannot connect to {told}; name a host and a port")
+
+
+def _check_open(option: str, address: Address, *, insecure: bool) -> None:
+    try:
+        private = is_loopback(address[0])
+    except ValueError as error:
+        raise WrongUsage(f"{option}: {error}") from None
+    if not private and not insecure:
+        raise WrongUsage(
+            f"{format_address(*address)} is open to other machines and there is no authentication yet; "
+            "listen on 127.0.0.1, or pass --insecure if the network is trusted"
+        )
+
+
+def _warn_of_even(count: int) -> None:
+    print(
+        f"penstock: {count} controllers outlive no more failures than {count - 1}; 1, 3 or 5 are sensible",
+        file=sys.stderr,
+    )
+
+
+def _stop_with_stdin() -> None:
+    """Stop as if by SIGTERM once nobody holds the other end of standard input."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_STOP_S)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,264 @@
+"""`penstock brokers`: the brokers there are and what each carries, and moving partitions between them.
+
+A broker that is fenced is registered but not heard from, or not caught up yet: it leads nothing until it is.
+OUT OF SYNC counts the replicas on a broker that their leaders do not count on; anything but 0, on a cluster at
+rest, wants looking into.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.addresses import format_address
+from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Json
+from penstock.cli.output import count_text, show_json, show_table
+from penstock.cli.raw import RawClient, reason, refuse
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.cluster import DescribeClusterRequest
+from penstock.protocol.messages.placement import (
+    AlterPartitionReassignmentsRequest,
+    ElectLeadersRequest,
+    ListPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+    TopicPartitions,
+)
+from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTopic, MetadataResponse
+
+app = typer.Typer(
+    add_completion=False,
+    invoke_without_command=True,
+    help="List brokers; move partitions and leaders between them.",
+)
+
+TIMEOUT_MS = 30_000
+PREFERRED, UNCLEAN = 0, 1
+
+Places = Annotated[
+    list[str], typer.Argument(metavar="TOPIC[:PARTITION,...]", help="All of its partitions if not said.")
+]
+
+
+@app.callback()
+def list_brokers(context: typer.Context, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
+    """List the brokers: where they are, whether they serve, and what they carry."""
+    if context.invoked_subcommand is not None:
+        return
+    with RawClient(bootstrap) as client:
+        described = client.ask(DescribeClusterRequest(include_fenced_brokers=True))
+        refuse(described.error_code, described.error_message, "the cluster could not be described")
+        metadata = client.ask(MetadataRequest(topics=None, allow_auto_topic_creation=False))
+        moves = _moves(client)
+    rows = [
+        {
+            "broker": each.broker_id,
+            "address": format_address(each.host, each.port),
+            "rack": each.rack,
+            "state": "fenced" if each.is_fenced else "active",
+            **_carried(metadata, each.broker_id),
+            "moving": sum(each.broker_id in move["adding"] + move["removing"] for move in moves),
+        }
+        for each in sorted(described.brokers, key=lambda broker: broker.broker_id)
+    ]
+    if as_json:
+        show_json(rows)
+        return
+    columns = ("broker", "address", "rack", "state", "leaders", "replicas", "out_of_sync", "moving")
+    show_table(
+        [name.upper().replace("_", " ") for name in columns],
+        [[row[name] for name in columns] for row in rows],
+    )
+
+
+@app.command()
+def moves(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
+    """List the partitions that are on their way to other brokers."""
+    with RawClient(bootstrap) as client:
+        found = _moves(client)
+    if as_json:
+        show_json(found)
+        return
+    show_table(
+        ("TOPIC", "PARTITION", "REPLICAS", "ADDING", "REMOVING"),
+        [
+            (
+                each["topic"],
+                each["partition"],
+                *(_nodes(each[name]) or None for name in ("replicas", "adding", "removing")),
+            )
+            for each in found
+        ],
+    )
+
+
+@app.command()
+def reassign(
+    places: Places,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="ID,...", help="The brokers that shall have it, the first to lead."),
+    ] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Leave it where it was.")] = False,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Move partitions to other brokers, or stop moving them.
+
+    Of several partitions the first gets the brokers in the order given, the next the order turned by one, and so
+    on, so that leaders are spread. The command returns when the move has begun; `brokers moves` shows it.
+    """
+    if (to is None) == (not cancel):
+        raise WrongUsage("say where with --to ID,..., such as --to 1,2,3, or --cancel")
+    brokers = None if to is None else _broker_ids(to)
+    with RawClient(bootstrap) as client:
+        chosen = _chosen(client, places)
+        topics = [
+            ReassignableTopic(
+                name=topic,
+                partitions=[
+                    ReassignablePartition(
+                        partition_index=number, replicas=None if brokers is None else _turned(brokers, turn)
+                    )
+                    for turn, number in enumerate(numbers)
+                ],
+            )
+            for topic, numbers in chosen.items()
+        ]
+        answer = client.ask(AlterPartitionReassignmentsRequest(timeout_ms=TIMEOUT_MS, topics=topics))
+    refuse(answer.error_code, answer.error_message, "nothing was moved")
+    results = [
+        (topic.name, each.partition_index, each.error_code, each.error_message)
+        for topic in answer.responses
+        for each in topic.partitions
+    ]
+    asked = {
+        (topic.name, each.partition_index): each.replicas for topic in topics for each in topic.partitions
+    }
+    _refuse_first(results)
+    if as_json:
+        show_json([{"topic": t, "partition": n, "replicas": asked[t, n]} for t, n, _, _ in results])
+    else:
+        print(f"{'stopped' if cancel else 'began'} moving {count_text(len(results), 'partition')}")
+
+
+@app.command()
+def elect(
+    places: Annotated[
+        list[str] | None, typer.Argument(metavar="[TOPIC[:PARTITION,...]]", help="Everything if not said.")
+    ] = None,
+    unclean: Annotated[
+        bool,
+        typer.Option("--unclean", help="Where no replica in sync is left, take any, and lose what it lacks."),
+    ] = False,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Have partitions led by their first replica again, as after a broker came back."""
+    with RawClient(bootstrap) as client:
+        wanted = None
+        if places:
+            wanted = [TopicPartitions(topic=t, partitions=n) for t, n in _chosen(client, places).items()]
+        elif unclean:
+            raise WrongUsage("--unclean loses records; name the partitions, such as orders:0,2")
+        answer = client.ask(
+            ElectLeadersRequest(
+                election_type=UNCLEAN if unclean else PREFERRED,
+                topic_partitions=wanted,
+                timeout_ms=TIMEOUT_MS,
+            )
+        )
+    refuse(answer.error_code, None, "no leader was elected")
+    results = [
+        (topic.topic, each.partition_id, each.error_code, each.error_message)
+        for topic in answer.replica_election_results
+        for each in topic.partition_result
+    ]
+    # A partition that is led by whom it should be has nothing to complain of.
+    _refuse_first([each for each in results if each[2] != ErrorCode.ELECTION_NOT_NEEDED])
+    elected = [each for each in results if each[2] == ErrorCode.NONE]
+    if as_json:
+        show_json({"elected": [{"topic": t, "partition": n} for t, n, _, _ in elected]})
+    elif elected:
+        print(f"elected the leaders of {count_text(len(elected), 'partition')}")
+    else:
+        print("every partition is led by whom it should be")
+
+
+def _carried(metadata: MetadataResponse, broker: int) -> dict[str, int]:
+    partitions = [each for topic in metadata.topics or () for each in topic.partitions]
+    held = [each for each in partitions if broker in each.replica_nodes]
+    return {
+        "leaders": sum(each.leader_id == broker for each in partitions),
+        "replicas": len(held),
+        "out_of_sync": sum(broker not in each.isr_nodes for each in held),
+    }
+
+
+def _moves(client: RawClient) -> list[dict[str, Any]]:
+    answer = client.ask(ListPartitionReassignmentsRequest(timeout_ms=TIMEOUT_MS, topics=None))
+    refuse(answer.error_code, answer.error_message, "the moves could not be listed")
+    return [
+        {
+            "topic": topic.name,
+            "partition": each.partition_index,
+            "replicas": each.replicas,
+            "adding": each.adding_replicas,
+            "removing": each.removing_replicas,
+        }
+        for topic in sorted(answer.topics, key=lambda topic: topic.name)
+        for each in sorted(topic.partitions, key=lambda partition: partition.partition_index)
+    ]
+
+
+def _chosen(client: RawClient, places: list[str]) -> dict[str, list[int]]:
+    """The partitions meant, by topic; all of a topic's where none is named."""
+    chosen: dict[str, list[int]] = {}
+    for text in places:
+        topic, colon, listed = text.partition(":")
+        existing = _partitions(client, topic)
+        if not colon:
+            chosen[topic] = existing
+            continue
+        if not all(number.isdecimal() for number in listed.split(",")):
+            raise WrongUsage(f"write TOPIC or TOPIC:PARTITION,..., such as orders:0,2; got {text!r}")
+        numbers = sorted({int(number) for number in listed.split(",")})
+        if missing := [number for number in numbers if number not in existing]:
+            raise Failure(f"topic {topic} has no partition {missing[0]}; it has {len(existing)}")
+        chosen[topic] = sorted({*chosen.get(topic, ()), *numbers})
+    return chosen
+
+
+def _partitions(client: RawClient, topic: str) -> list[int]:
+    request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
+    (found,) = client.ask(request).topics
+    if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        raise Failure(f"there is no topic {topic}; `penstock topics list` shows those there are")
+    refuse(found.error_code, None, f"topic {topic}")
+    return sorted(each.partition_index for each in found.partitions)
+
+
+def _broker_ids(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
+        raise WrongUsage(f"--to takes different broker ids, such as 1,2,3; got {text!r}")
+    return [int(word) for word in words]
+
+
+def _turned(brokers: list[int], turn: int) -> list[int]:
+    cut = turn % len(brokers)
+    return brokers[cut:] + brokers[:cut]
+
+
+def _refuse_first(results: list[tuple[str, int, int, str | None]]) -> None:
+    refused = [each for each in results if each[2] != ErrorCode.NONE]
+    if refused:
+        topic, partition, code, message = refused[0]
+        besides = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
+        raise Failure(f"{topic}-{partition}: {reason(code, message)}{besides}")
+
+
+def _nodes(ids: list[int]) -> str:
+    return ",".join(map(str, ids))

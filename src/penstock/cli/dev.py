@@ -1,0 +1,314 @@
+"""`penstock dev`: a cluster of several nodes on this machine, each a `penstock serve` process of its own.
+
+One thread a node starts its process, passes its lines on with the node's name before them, and starts it again
+when it dies, so that killing one with `kill -9` is a fair way to watch a failover. ``cluster.json`` in the data
+directory remembers what must not change between two runs: which nodes vote, and where the nodes listen to each
+other.
+
+What a newcomer gets wrong: the children are in process groups of their own, so that Ctrl-C reaches this process
+alone and the nodes are stopped in one way only. Their standard input is a pipe from here; should this process be
+killed, the pipe closes and they stop by themselves (``--stop-with-stdin``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.serve import DATA_DIR
+from penstock.cli.settings import parse_settings
+
+app = typer.Typer(add_completion=False)
+
+HOST = "127.0.0.1"
+REMEMBERED = "cluster.json"
+NODES_MAX = 99
+CONTROLLERS_MAX = 3
+# Below the range from which the kernel takes ports for outgoing connections: a node that is down for a moment
+# finds its port free when it comes back.
+FREE_PORTS = range(20_000, 32_000)
+# Between the death of a node and its next start; doubled from one death to the next, up to the maximum, unless
+# the node lived for as long as that.
+RESTART_MIN_S = 0.5
+RESTART_MAX_S = 10.0
+# Nodes stop in a second or two; one that takes this long is killed.
+STOP_MAX_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where everything is."""
+
+    directory: Path
+    # By node id.
+    ports: dict[int, int]
+    internal_ports: dict[int, int]
+    controllers: tuple[int, ...]
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"{HOST}:{port}" for port in self.ports.values())
+
+    def command(self, node: int, settings: list[str]) -> list[str]:
+        voters = ",".join(f"{each}@{HOST}:{self.internal_ports[each]}" for each in self.controllers)
+        words = [sys.executable, "-m", "penstock", "serve", "--node-id", str(node), "--stop-with-stdin"]
+        words += ["--data-dir", str(self.directory / f"node-{node}")]
+        words += [
+            "--listen",
+            f"{HOST}:{self.ports[node]}",
+            "--internal",
+            f"{HOST}:{self.internal_ports[node]}",
+        ]
+        words += ["--controllers", voters]
+        return words + [word for setting in settings for word in ("--set", setting)]
+
+
+@app.command()
+def dev(
+    brokers: Annotated[int, typer.Option("--brokers", min=1, max=NODES_MAX, metavar="N")] = 3,
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", metavar="DIR", help="Each node has a directory of its own in it.")
+    ] = Path(DATA_DIR),
+    port: Annotated[
+        int,
+        typer.Option(
+            "--port", min=0, max=65_535, metavar="PORT", help="Of node 1; the others follow. 0: free ones."
+        ),
+    ] = 9092,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of every broker. Repeatable."),
+    ] = None,
+) -> int:
+    """Run a cluster of several brokers on this machine until Ctrl-C.
+
+    When all are ready it prints one line that begins `penstock dev ready`. A broker that dies is started again.
+    """
+    parse_settings("--set", settings or [])
+    if port and port + brokers - 1 > 65_535:
+        raise WrongUsage(f"--port {port} leaves no room for {brokers} brokers below 65536")
+    plan = make_plan(data_dir, brokers, port)
+    return Cluster(plan, settings or []).run()
+
+
+def make_plan(directory: Path, count: int, port: int) -> Plan:
+    """What is remembered, completed by what has to be chosen; written down before anything is started."""
+    remembered = _remembered(directory)
+    internal_ports: dict[int, int] = remembered["internal_ports"]
+    if count < len(internal_ports):
+        raise Failure(
+            f"{directory} holds a cluster of {len(internal_ports)} brokers; "
+            f"run it with --brokers {len(internal_ports)} or name another --data-dir"
+        )
+    with contextlib.ExitStack() as held:
+        ports = {}
+        for node in range(1, count + 1):
+            ports[node] = _hold(held, port + node - 1) if port else _hold_free(held)
+        for node in range(1, count + 1):
+            if node not in internal_ports:
+                internal_ports[node] = _hold_free(held)
+    # Two voters outlive no more failures than one.
+    controllers = remembered["controllers"] or list(
+        range(1, 1 + (CONTROLLERS_MAX if count >= CONTROLLERS_MAX else 1))
+    )
+    _remember(directory, {"internal_ports": internal_ports, "controllers": controllers})
+    return Plan(directory, ports, internal_ports, tuple(controllers))
+
+
+class Cluster:
+    """The nodes of a plan, kept alive until told to stop."""
+
+    def __init__(self, plan: Plan, settings: list[str]) -> None:
+        self._plan = plan
+        self._nodes = [
+            Node(number, plan.command(number, settings), self._say, self._ready, self._gave_up)
+            for number in plan.ports
+        ]
+        self._lock = threading.Lock()
+        self._waiting_for = set(plan.ports)
+        self._stopping = threading.Event()
+        self._interrupts = 0
+        self._failure: str | None = None
+
+    def run(self) -> int:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupted)
+        threads = [threading.Thread(target=node.run, name=node.name) for node in self._nodes]
+        for thread in threads:
+            thread.start()
+        self._stopping.wait()
+        deadline = time.monotonic() + STOP_MAX_S
+        # Over and over, because a process may be starting at this moment, and for the second Ctrl-C.
+        while any(thread.is_alive() for thread in threads):
+            for node in self._nodes:
+                node.stop(kill=self._interrupts > 1 or time.monotonic() > deadline)
+            time.sleep(0.02)
+        if self._failure is not None:
+            raise Failure(self._failure)
+        return 0
+
+    def _interrupted(self, number: int, frame: object) -> None:
+        self._interrupts += 1
+        self._stopping.set()
+
+    def _say(self, line: str) -> None:
+        with self._lock:
+            print(line, flush=True)
+
+    def _ready(self, node: int) -> None:
+        with self._lock:
+            if node not in self._waiting_for:
+                return
+            self._waiting_for.discard(node)
+            if not self._waiting_for:
+                print(f"penstock dev ready bootstrap={self._plan.bootstrap}", flush=True)
+
+    def _gave_up(self, reason: str) -> None:
+        self._failure = self._failure or reason
+        self._stopping.set()
+
+
+class Node:
+    """One process after another, the same command each time. ``run`` is its thread; ``stop`` ends it."""
+
+    def __init__(
+        self,
+        number: int,
+        command: list[str],
+        say: Callable[[str], None],
+        ready: Callable[[int], None],
+        gave_up: Callable[[str], None],
+    ) -> None:
+        self.name = f"node-{number}"
+        self._number = number
+        self._command = command
+        self._say = say
+        self._ready = ready
+        self._gave_up = gave_up
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._was_ready = False
+        # How the process of this moment was told to end.
+        self._told: signal.Signals | None = None
+
+    def run(self) -> None:
+        pause_s = RESTART_MIN_S
+        while not self._stopping.is_set():
+            begun = time.monotonic()
+            code, last_line = self._live()
+            if self._stopping.is_set():
+                break
+            if not self._was_ready and code > 0:
+                # It refused to start, and would again.
+                self._gave_up(f"{self.name} could not start: {last_line.removeprefix('penstock: ')}")
+                break
+            if time.monotonic() - begun > RESTART_MAX_S:
+                pause_s = RESTART_MIN_S
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            self._say(f"{self.name} | penstock dev: {how}; starting it again in {pause_s:g} s")
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, RESTART_MAX_S)
+
+    def stop(self, *, kill: bool) -> None:
+        """Ask the process to end, once; or make it. May be called again and again, from another thread."""
+        self._stopping.set()
+        process = self._process
+        wanted = signal.SIGKILL if kill else signal.SIGTERM
+        if process is not None and self._told is not wanted:
+            self._told = wanted
+            process.send_signal(wanted)
+
+    def _live(self) -> tuple[int, str]:
+        """One life: its exit code and the last thing it said."""
+        process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            process_group=0,
+        )
+        self._process = process
+        assert process.stdout is not None and process.stdin is not None
+        line = ""
+        for line in process.stdout:
+            self._say(f"{self.name} | {line.rstrip()}")
+            if line.startswith(f"penstock node {self._number} ready"):
+                self._was_ready = True
+                self._ready(self._number)
+        code = process.wait()
+        self._process = None
+        process.stdin.close()
+        process.stdout.close()
+        return code, line.strip()
+
+
+def _remembered(directory: Path) -> dict[str, Any]:
+    path = directory / REMEMBERED
+    try:
+        stored = json.loads(path.read_text())
+        internal = {int(node): int(port) for node, port in stored["internal_ports"].items()}
+        return {"internal_ports": internal, "controllers": [int(node) for node in stored["controllers"]]}
+    except FileNotFoundError:
+        if any(directory.glob("meta.properties")):
+            raise Failure(
+                f"{directory} belongs to a single broker (`penstock serve`); name another --data-dir"
+            ) from None
+        return {"internal_ports": {}, "controllers": []}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Failure(f"{path} cannot be read; move it away if its nodes are new") from None
+
+
+def _remember(directory: Path, what: dict[str, Any]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / REMEMBERED
+    # Whole or not at all: half of it would keep the cluster from ever starting again.
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps(what, indent=2) + "\n")
+    os.replace(beside, path)
+
+
+def _hold(held: contextlib.ExitStack, port: int) -> int:
+    """Take a port for as long as others are being chosen."""
+    try:
+        held.enter_context(_bound(port))
+    except OSError as error:
+        raise Failure(f"port {port} cannot be had ({error.strerror}); choose others with --port") from None
+    return port
+
+
+def _hold_free(held: contextlib.ExitStack) -> int:
+    for port in random.sample(FREE_PORTS, 1000):
+        with contextlib.suppress(OSError):
+            held.enter_context(_bound(port))
+            return port
+    raise Failure(f"no free port between {FREE_PORTS.start} and {FREE_PORTS.stop} was found")
+
+
+def _bound(port: int) -> socket.socket:
+    taken = socket.socket()
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((HOST, port))
+        # On Linux two sockets that may reuse an address can both be bound until one of them listens.
+        taken.listen(1)
+    except OSError:
+        taken.close()
+        raise
+    return taken

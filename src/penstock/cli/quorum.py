@@ -1,0 +1,209 @@
+"""`penstock quorum`: who votes on the cluster's metadata, how far each has come, and changing who does.
+
+Voters decide; observers, which are all other brokers, only follow. A node must be running as an observer before
+it can be made a voter, because the quorum names a voter by its node id and by the id of its data directory.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.addresses import format_address, parse_address
+from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes
+from penstock.cli.output import confirm, show_json, show_table
+from penstock.cli.raw import RawClient, refuse
+from penstock.model import format_id, parse_id
+from penstock.protocol.messages.quorum import (
+    AddRaftVoterRequest,
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartition,
+    DescribeQuorumRequestTopic,
+    DescribeQuorumResponsePartition,
+    Endpoint,
+    RemoveRaftVoterRequest,
+)
+from penstock.protocol.schema import NO_UUID
+
+app = typer.Typer(add_completion=False, help="Show and change who votes on the cluster's metadata.")
+
+METADATA_TOPIC = "__cluster_metadata"
+LISTENER = "INTERNAL"
+ADD_TIMEOUT_MS = 30_000
+
+Directory = Annotated[
+    str | None,
+    typer.Option("--directory", metavar="ID", help="Of its data directory, if the quorum does not know it."),
+]
+
+
+@app.command()
+def show(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
+    """Show the leader, the voters and the observers, and how far each is behind."""
+    with RawClient(bootstrap) as client:
+        partition, addresses = _described(client)
+    replicas = _replicas(partition, addresses)
+    leader = None if partition.leader_id < 0 else partition.leader_id
+    if as_json:
+        show_json(
+            {
+                "leader": leader,
+                "epoch": partition.leader_epoch,
+                "high_watermark": partition.high_watermark,
+                "nodes": replicas,
+            }
+        )
+        return
+    led = "no leader" if leader is None else f"leader {leader}"
+    print(f"quorum  {led}  epoch {partition.leader_epoch}  high watermark {partition.high_watermark}")
+    now_ms = time.time() * 1000
+    show_table(
+        ("NODE", "ROLE", "ADDRESS", "END", "LAG", "BEHIND", "DIRECTORY"),
+        [
+            (
+                each["node"],
+                each["role"],
+                each["address"],
+                each["end"],
+                each["lag"],
+                _behind_text(each["caught_up_ms"], now_ms),
+                each["directory"],
+            )
+            for each in replicas
+        ],
+    )
+
+
+@app.command()
+def add(
+    node: Annotated[
+        str, typer.Argument(metavar="ID@HOST:PORT", help="The node, and its --internal address.")
+    ],
+    directory: Directory = None,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Make a node a voter. It must be running, so that it has the metadata already."""
+    text, at, where = node.partition("@")
+    if not at or not text.isdecimal():
+        raise WrongUsage(f"write ID@HOST:PORT, such as 4@127.0.0.1:9094; got {node!r}")
+    try:
+        host, port = parse_address(where)
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None
+    node_id = int(text)
+    given = _directory(directory)
+    with RawClient(bootstrap) as client:
+        partition, _ = _described(client)
+        if any(each.replica_id == node_id for each in partition.current_voters):
+            raise Failure(f"node {node_id} is a voter already; `penstock quorum show` lists them")
+        request = AddRaftVoterRequest(
+            cluster_id=None,
+            timeout_ms=ADD_TIMEOUT_MS,
+            voter_id=node_id,
+            voter_directory_id=given
+            or _known_directory(partition.observers, node_id, "running as an observer"),
+            listeners=[Endpoint(name=LISTENER, host=host, port=port)],
+        )
+        answer = client.ask(request)
+    refuse(answer.error_code, answer.error_message, f"node {node_id} was not made a voter")
+    _report("added", node_id, as_json)
+
+
+@app.command()
+def remove(
+    node_id: Annotated[int, typer.Argument(metavar="ID", min=0)],
+    directory: Directory = None,
+    yes: Yes = False,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Take a node's vote away; it goes on as an observer. Asks first."""
+    given = _directory(directory)
+    with RawClient(bootstrap) as client:
+        partition, _ = _described(client)
+        directory_id = _known_directory(partition.current_voters, node_id, "a voter")
+        left = len(partition.current_voters) - 1
+        if left == 0:
+            raise Failure(f"node {node_id} is the only voter; add another before it is removed")
+        confirm(f"Remove voter {node_id}, leaving {left}?", yes=yes)
+        answer = client.ask(
+            RemoveRaftVoterRequest(
+                cluster_id=None, voter_id=node_id, voter_directory_id=given or directory_id
+            )
+        )
+    refuse(answer.error_code, answer.error_message, f"voter {node_id} was not removed")
+    _report("removed", node_id, as_json)
+
+
+def _described(client: RawClient) -> tuple[DescribeQuorumResponsePartition, dict[int, str]]:
+    """The metadata log's one partition, and where its voters listen."""
+    partition = DescribeQuorumRequestPartition(partition_index=0)
+    topic = DescribeQuorumRequestTopic(topic_name=METADATA_TOPIC, partitions=[partition])
+    answer = client.ask(DescribeQuorumRequest(topics=[topic]))
+    refuse(answer.error_code, answer.error_message, "the quorum could not be described")
+    described: DescribeQuorumResponsePartition = answer.topics[0].partitions[0]
+    refuse(described.error_code, described.error_message, "the quorum could not be described")
+    addresses = {
+        node.node_id: format_address(node.listeners[0].host, node.listeners[0].port)
+        for node in answer.nodes
+        if node.listeners
+    }
+    return described, addresses
+
+
+def _replicas(partition: DescribeQuorumResponsePartition, addresses: dict[int, str]) -> list[dict[str, Any]]:
+    """Voters first; the leader's own end is what the others are measured by."""
+    ends = {each.replica_id: each.log_end_offset for each in partition.current_voters}
+    leader_end = ends.get(partition.leader_id, -1)
+    rows = []
+    for role, replicas in (("voter", partition.current_voters), ("observer", partition.observers)):
+        for each in sorted(replicas, key=lambda replica: replica.replica_id):
+            known = each.log_end_offset >= 0
+            rows.append(
+                {
+                    "node": each.replica_id,
+                    "role": "leader" if each.replica_id == partition.leader_id else role,
+                    "address": addresses.get(each.replica_id),
+                    "end": each.log_end_offset if known else None,
+                    "lag": max(0, leader_end - each.log_end_offset) if known and leader_end >= 0 else None,
+                    "caught_up_ms": each.last_caught_up_timestamp
+                    if each.last_caught_up_timestamp >= 0
+                    else None,
+                    "directory": format_id(each.replica_directory_id)
+                    if each.replica_directory_id != NO_UUID
+                    else None,
+                }
+            )
+    return rows
+
+
+def _behind_text(caught_up_ms: int | None, now_ms: float) -> str | None:
+    """How long ago a replica had everything, to the tenth of a second."""
+    return None if caught_up_ms is None else f"{max(0.0, now_ms - caught_up_ms) / 1000:.1f} s"
+
+
+def _known_directory(replicas: list[Any], node_id: int, what: str) -> bytes:
+    for each in replicas:
+        if each.replica_id == node_id:
+            return bytes(each.replica_directory_id)
+    raise Failure(f"node {node_id} is not {what}; `penstock quorum show` lists the nodes")
+
+
+def _directory(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        return parse_id(text)
+    except ValueError:
+        raise WrongUsage(f"--directory: {text!r} is no id; `penstock quorum show` has them") from None
+
+
+def _report(done: str, node_id: int, as_json: bool) -> None:
+    if as_json:
+        show_json({done: node_id})
+    else:
+        print(f"{done} voter {node_id}")

@@ -1,0 +1,122 @@
+"""Requests that librdkafka's admin client has not: one blocking connection over our own codec.
+
+Any broker answers for the cluster, or passes the question on to the controller. A newcomer may want to use this
+for everything; but the other commands go through librdkafka on purpose, so that they show what a user's client
+sees.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from types import TracebackType
+from typing import Any
+
+from penstock.cli.addresses import parse_address
+from penstock.cli.failures import Failure, WrongUsage
+from penstock.protocol.apis import API_VERSIONS, Api, api_for
+from penstock.protocol.errors import DecodeError, ErrorCode
+from penstock.protocol.messages.cluster import ApiVersionsRequest
+from penstock.protocol.schema import Message
+
+CLIENT_ID = b"penstock-cli"
+CONNECT_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 30.0
+
+
+class RawClient:
+    """A connection to the first broker that answers. Raises Failure when none does, or when it goes away."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._socket = self._connected()
+        self._correlation_id = 0
+        # api key -> the newest version the broker has
+        self._newest = {API_VERSIONS: 0}
+        try:
+            answer = self.ask(ApiVersionsRequest())
+        except Failure:
+            self._socket.close()
+            raise
+        self._newest.update({each.api_key: each.max_version for each in answer.api_keys})
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def ask(self, request: Message) -> Any:
+        """The response to one request, in the newest version that both sides know."""
+        api = api_for(request.KEY)
+        assert api is not None, request
+        newest = self._newest.get(api.key, -1)
+        if newest < api.version_min:
+            raise Failure(f"the broker at {self._bootstrap} is too old for this: it has no {api.name}")
+        version = min(newest, api.version_max)
+        self._correlation_id += 1
+        try:
+            self._send(api, version, request)
+            return self._receive(api, version)
+        except (OSError, DecodeError) as error:
+            raise Failure(f"the broker at {self._bootstrap} did not answer: {error}") from None
+
+    def _connected(self) -> socket.socket:
+        for text in self._bootstrap.split(","):
+            try:
+                address = parse_address(text.strip())
+            except ValueError as error:
+                raise WrongUsage(f"--bootstrap: {error}") from None
+            try:
+                connection = socket.create_connection(address, timeout=CONNECT_TIMEOUT_S)
+            except OSError:
+                continue
+            connection.settimeout(REQUEST_TIMEOUT_S)
+            return connection
+        raise Failure(
+            f"no broker answers at {self._bootstrap}; "
+            "start one with `penstock serve` or name another with --bootstrap"
+        )
+
+    def _send(self, api: Api, version: int, request: Message) -> None:
+        header = struct.pack(">hhih", api.key, version, self._correlation_id, len(CLIENT_ID)) + CLIENT_ID
+        if api.request_header_version(version) == 2:
+            header += b"\0"
+        content = b"".join([header, *api.encode_request[version](request)])
+        self._socket.sendall(struct.pack(">i", len(content)) + content)
+
+    def _receive(self, api: Api, version: int) -> Any:
+        (size,) = struct.unpack(">i", self._exactly(4))
+        content = self._exactly(size)
+        (correlation_id,) = struct.unpack_from(">i", content)
+        if correlation_id != self._correlation_id:
+            raise DecodeError(f"it answered {correlation_id}, not {self._correlation_id}")
+        # Nobody sends tags in a response's header: one byte says that there are none.
+        start = 4 + api.response_header_version(version)
+        return api.decode_response[version](memoryview(content), start)[0]
+
+    def _exactly(self, size: int) -> bytes:
+        received = bytearray()
+        while len(received) < size:
+            data = self._socket.recv(size - len(received))
+            if not data:
+                raise OSError("it closed the connection")
+            received += data
+        return bytes(received)
+
+
+def refuse(error_code: int, message: str | None, what: str) -> None:
+    """Raise Failure unless the code is none; ``what`` could not be done."""
+    if error_code != ErrorCode.NONE:
+        raise Failure(f"{what}: {reason(error_code, message)}")
+
+
+def reason(error_code: int, message: str | None) -> str:
+    """The broker's own words if it has any, else the code's name."""
+    try:
+        name = ErrorCode(error_code).name
+    except ValueError:
+        name = f"error {error_code}"
+    return (message or name.lower().replace("_", " ")).rstrip(".")
