@@ -343,6 +343,33 @@ def test_a_full_disk_keeps_a_follower_behind_and_no_longer_than_it_is_full() -> 
     assert len(follower.topics) == 2
 
 
+def test_an_epoch_whose_first_batch_found_no_room_does_not_count() -> None:
+    stage = Stage((1,))
+    node = stage.nodes[1]
+    node.start()
+    stage.leader()
+    log = node.consensus._log
+    log.log.epochs.assign(9, log.end_offset)
+    assert log.last_epoch == 1
+    assert log.end_offset_for(9) == (1, log.end_offset)
+
+
+def test_a_node_stops_on_a_full_disk_and_starts_again() -> None:
+    stage = Stage((1,))
+    node = stage.nodes[1]
+    node.start()
+    stage.leader()
+    stage.commit(node, 3)
+    node.files.fail_after(0)
+    node.stop()
+    node.start()
+    stage.run_for(1000)
+    assert not node.consensus.is_active and not node.failures
+    node.files.fail_after(None)
+    stage.leader()
+    assert len(node.topics) == 3
+
+
 def test_a_node_of_another_cluster_is_refused() -> None:
     stage = Stage()
     stage.nodes[1].start(cluster_id="one")

@@ -9,12 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from penstock.broker.replicas import (
-    FETCH_PATIENCE_MS,
-    LOOKS_PER_TURN,
-    IsrProposals,
-    ReplicaFetchers,
-)
+from penstock.broker.lanes import FETCH_PATIENCE_MS
+from penstock.broker.replicas import LOOKS_PER_TURN, IsrProposals, ReplicaFetchers
 from penstock.environment import Buffer, Environment
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import (

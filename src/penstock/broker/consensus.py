@@ -245,7 +245,12 @@ class Consensus:
         if self._is_closed:
             return
         self._stop()
-        self._log.log.close()
+        try:
+            self._log.log.close()
+        except OSError as error:
+            # Nothing is lost: what was promised is durable, and the next start looks at everything anyway.
+            self._logger.error("the metadata log was not closed cleanly", error=str(error))
+            self._log.log.abandon()
 
     def _stop(self) -> None:
         self._is_closed = True

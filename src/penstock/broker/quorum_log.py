@@ -106,16 +106,23 @@ class MetadataLog:
 
     @property
     def last_epoch(self) -> int:
-        entries = self.log.epochs.entries
+        entries = self._epochs()
         return entries[-1][0] if entries else self.start_epoch
 
     def end_offset_for(self, epoch: int) -> EpochEnd:
-        entries = self.log.epochs.entries
+        entries = self._epochs()
         place = bisect_right(entries, epoch, key=lambda entry: entry[0])
         if place == 0:
             return EpochEnd(self.start_epoch, self.start_offset) if epoch >= self.start_epoch else _NOWHERE
         end_offset = self.end_offset if place == len(entries) else entries[place][1]
         return EpochEnd(entries[place - 1][0], end_offset)
+
+    def _epochs(self) -> list[tuple[int, int]]:
+        """Those of which there are records. The log may know of one more: of a batch that found no room, which
+        must not count, or this node would be elected for what it does not have.
+        """
+        entries = self.log.epochs.entries
+        return entries[:-1] if entries and entries[-1][1] >= self.end_offset else entries
 
     def epoch_before(self, offset: int) -> int:
         """Of the record before this offset."""

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.environment import Clock
+from penstock.model import NO_TOPIC_ID
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import PartitionData
 
@@ -29,6 +30,14 @@ EPOCH_MAX = 2**31 - 1
 EVICTABLE_AFTER_MS = 120_000
 # Of all sessions together; about 100 MB.
 PARTITIONS_MAX = 250_000
+
+
+Key: TypeAlias = tuple[str, bytes, int]
+
+
+def session_key(topic: str, topic_id: bytes, index: int) -> Key:
+    """By which a session knows a partition: the id if it has one, because its name may not be known yet."""
+    return (topic if topic_id == NO_TOPIC_ID else ""), topic_id, index
 
 
 class FetchPartition:
@@ -80,8 +89,8 @@ class FetchPartition:
         self.is_counted = False
 
     @property
-    def key(self) -> tuple[str, bytes, int]:
-        return self.topic, self.topic_id, self.index
+    def key(self) -> Key:
+        return session_key(self.topic, self.topic_id, self.index)
 
 
 class FetchSession:
@@ -113,7 +122,7 @@ class FetchSession:
         # What the next request must say.
         self.epoch = 1
         self.last_used_ms = now_ms
-        self._partitions: dict[tuple[str, bytes, int], FetchPartition] = {}
+        self._partitions: dict[Key, FetchPartition] = {}
         self._hosted: dict[HostedPartition, FetchPartition] = {}
         self._dirty: dict[FetchPartition, None] = {}
         # The answer to a full fetch names every partition, also those with nothing to say.
@@ -122,7 +131,7 @@ class FetchSession:
         self.waiting: Any = None
         self.update(partitions, ())
 
-    def update(self, asked: Iterable[FetchPartition], forgotten: Iterable[tuple[str, bytes, int]]) -> None:
+    def update(self, asked: Iterable[FetchPartition], forgotten: Iterable[Key]) -> None:
         for partition in asked:
             known = self._partitions.get(partition.key)
             if known is not None:
@@ -160,6 +169,7 @@ class FetchSession:
                     self._hosted.pop(partition.hosted, None)
                 partition.hosted = found
                 if found is not None:
+                    partition.topic = found.topic
                     self._hosted[found] = partition
                     found.watch(self, is_replica=self.is_replica)
 

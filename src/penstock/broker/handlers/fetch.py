@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.connection import CLOSE, WAITING, Call
-from penstock.broker.sessions import SESSIONLESS_EPOCH, FetchPartition, FetchSession
+from penstock.broker.sessions import SESSIONLESS_EPOCH, FetchPartition, FetchSession, Key, session_key
 from penstock.log.log import OffsetOutOfRange
 from penstock.metadata.topics import CLUSTER_METADATA_ID
 from penstock.model import NO_TOPIC_ID, BrokerId
@@ -357,11 +357,11 @@ def _find(broker: Broker, partition: FetchPartition) -> HostedPartition | None:
 
 def _forgotten_partitions(
     broker: Broker, request: FetchRequest, version: int
-) -> Iterable[tuple[str, bytes, int]]:
+) -> Iterable[Key]:
     for topic in request.forgotten_topics_data:
         name, _ = _name(broker, topic, version)
         for index in topic.partitions:
-            yield name, topic.topic_id, index
+            yield session_key(name, topic.topic_id, index)
 
 
 def _name(broker: Broker, topic: Any, version: int) -> tuple[str, ErrorCode]:

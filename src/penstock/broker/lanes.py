@@ -1,0 +1,327 @@
+"""The loops that fetch from leaders.
+
+A ``Lane`` is a loop without an end: the core builds a request, ``Peers`` sends it, the core says what the
+answer means, the hosted partitions do it, and on to the next.
+
+What a newcomer gets wrong: a request lies at the leader for half a second when there is nothing new, and
+cannot be called back. A partition that is assigned meanwhile does not wait for it: until the next turn of the
+loop it is fetched on a second line. Otherwise every failover would cost that half second, for a new leader
+commits nothing before its followers have come to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from penstock.broker.logs import Logger
+from penstock.environment import Buffer, Environment, Timer
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.fetch import FetchRequest, FetchResponse
+from penstock.protocol.schema import Message
+from penstock.replication.events import Append, Effect, PartitionKey, StartOver, Truncate
+from penstock.replication.follower import Fetcher, FetchLimits, Throttle
+from penstock.replication.partition import Partition
+
+FETCH_VERSION = 17
+# How long an answer may take beyond the time that it may lie at the leader.
+FETCH_PATIENCE_MS = 4_500
+# How long a request may lie at the leader on the second line. Short, because the first one waits for it.
+URGENT_WAIT_MS = 20
+# But not for longer than this.
+URGENT_PATIENCE_MS = 100
+
+Done: TypeAlias = Callable[[Any | None], None]
+
+
+class Calling(Protocol):
+    """What we need of ``Peers``."""
+
+    def call(
+        self, node_id: int, lane: str, request: Message, version: int, done: Done, *, timeout_ms: int = ...
+    ) -> None: ...
+
+
+class Hosted(Protocol):
+    """What we need of a hosted partition."""
+
+    @property
+    def key(self) -> PartitionKey: ...
+
+    @property
+    def replication(self) -> Partition: ...
+
+    def fetch_position(self) -> tuple[int, int]:
+        """(where to fetch on, the epoch of the last record before it); what is flushed, in flushed mode."""
+        ...
+
+    def append_fetched(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
+        """Append what the leader has sent, which may be nothing, and learn its offsets."""
+        ...
+
+    def truncate_for(self, diverging_epoch: int, end_offset: int) -> None:
+        """Cut off what the leader does not have, or leave it if that must not be."""
+        ...
+
+    def start_over_at(self, offset: int) -> None: ...
+
+    def when_flushed(self, callback: Callable[[], None]) -> None:
+        """Call back, perhaps at once, when all that was appended counts. In replicated mode it always does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What all lanes of a node have in common."""
+
+    environment: Environment
+    peers: Calling
+    logger: Logger
+    me: int
+    broker_epoch: Callable[[], int]
+    limits: FetchLimits
+    throttle: Throttle
+
+
+class Lane:
+    """The way to one leader: a line that goes on for ever, and a second one for who cannot wait."""
+
+    def __init__(self, means: Means, leader: int, number: int) -> None:
+        self._first = _Line(means, leader, f"fetch-{number}", means.limits, self._turned)
+        urgent = means.limits._replace(max_wait_ms=min(URGENT_WAIT_MS, means.limits.max_wait_ms))
+        self._second = _Line(means, leader, f"fetch-{number}-urgent", urgent, self._turned)
+
+    def __contains__(self, key: PartitionKey) -> bool:
+        return key in self._first.hosted or key in self._second.hosted
+
+    def follow(self, hosted: Hosted, is_throttled: bool) -> None:
+        key = hosted.key
+        first, second = self._first, self._second
+        if first.follows(hosted) or second.follows(hosted):
+            # Nothing to ask anew; who is in sync may have changed.
+            (first if first.follows(hosted) else second).follow(hosted, is_throttled)
+            return
+        first.unfollow(key)
+        second.unfollow(key)
+        (second if first.core.is_outstanding else first).follow(hosted, is_throttled)
+
+    def unfollow(self, key: PartitionKey) -> None:
+        self._first.unfollow(key)
+        self._second.unfollow(key)
+
+    def _turned(self, line: _Line) -> None:
+        """A line has been answered. Whenever neither is out, the first takes over what the second has."""
+        first, second = self._first, self._second
+        if first.core.is_outstanding:
+            line.go_on()
+            return
+        if second.core.is_outstanding:
+            # It will be back at once; if not, something is wrong with its connection and not with ours.
+            first.go_on_after(URGENT_PATIENCE_MS)
+            return
+        for hosted, is_throttled in second.leave_all():
+            first.follow(hosted, is_throttled)
+        first.go_on()
+
+    def close(self) -> None:
+        self._first.close()
+        self._second.close()
+
+    def check(self) -> None:
+        self._first.check()
+        self._second.check()
+        assert not any(key in self._second.hosted for key in self._first.hosted)
+
+
+class _Line:
+    """One fetcher and its loop."""
+
+    def __init__(
+        self,
+        means: Means,
+        leader: int,
+        name: str,
+        limits: FetchLimits,
+        on_turn: Callable[[_Line], None],
+    ) -> None:
+        self._means = means
+        self._leader = leader
+        self._name = name
+        self._timeout_ms = limits.max_wait_ms + FETCH_PATIENCE_MS
+        self._on_turn = on_turn
+        self.core = Fetcher(means.me, limits=limits, throttle=means.throttle)
+        self.hosted: dict[PartitionKey, Hosted] = {}
+        self._throttled: dict[PartitionKey, bool] = {}
+        # Not to be asked about before they are flushed; waiting for them is waiting for all.
+        self._unflushed: dict[PartitionKey, Hosted] = {}
+        self._timer: Timer | None = None
+        self._is_scheduled = False
+        self._is_closed = False
+
+    def follows(self, hosted: Hosted) -> bool:
+        """Whether it does so in the leader epoch of now."""
+        return (
+            self.hosted.get(hosted.key) is hosted
+            and self.core.leader_epoch(hosted.key) == hosted.replication.leader_epoch
+        )
+
+    def follow(self, hosted: Hosted, is_throttled: bool) -> None:
+        key = hosted.key
+        core = hosted.replication
+        offset, last_epoch = hosted.fetch_position()
+        self.hosted[key] = hosted
+        self._throttled[key] = is_throttled
+        self.core.assign(
+            key,
+            core.leader_epoch,
+            offset,
+            last_epoch,
+            is_in_sync=core.me in core.isr,
+            is_throttled=is_throttled,
+        )
+        # In flushed mode more may be written than is on the disk. What is written is not fetched again.
+        self._await_flush(hosted)
+        self._schedule()
+
+    def unfollow(self, key: PartitionKey) -> None:
+        if self.hosted.pop(key, None) is not None:
+            self._throttled.pop(key)
+            self.core.remove(key)
+            if self._unflushed.pop(key, None) is not None:
+                self._schedule()
+
+    def leave_all(self) -> list[tuple[Hosted, bool]]:
+        everyone = [(hosted, self._throttled[key]) for key, hosted in self.hosted.items()]
+        for hosted, _ in everyone:
+            self.unfollow(hosted.key)
+        return everyone
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # The loop
+
+    def _schedule(self) -> None:
+        """Go on at the end of this turn: ten thousand partitions may be assigned in it."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._means.environment.spawn.soon(self._scheduled)
+
+    def _scheduled(self) -> None:
+        self._is_scheduled = False
+        if not self.core.is_outstanding:
+            self._on_turn(self)
+
+    def go_on(self) -> None:
+        """Ask for more, now or when there is leave to."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._is_closed or self._unflushed:
+            return
+        environment = self._means.environment
+        now_ms = environment.clock.now_ms()
+        request = self.core.request(now_ms, self._means.broker_epoch())
+        if request is not None:
+            self._means.peers.call(
+                self._leader,
+                self._name,
+                request,
+                FETCH_VERSION,
+                lambda response: self._answered(request, response),
+                timeout_ms=self._timeout_ms,
+            )
+            return
+        retry_ms = self.core.retry_ms(now_ms)
+        if retry_ms is not None:
+            self._timer = environment.spawn.later(max(1, retry_ms - now_ms), self._time_is_up)
+
+    def go_on_after(self, delay_ms: int) -> None:
+        if self._timer is None and not self._is_closed:
+            self._timer = self._means.environment.spawn.later(delay_ms, self.go_on)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self._scheduled()
+
+    def _answered(self, request: FetchRequest, response: FetchResponse | None) -> None:
+        if self._is_closed:
+            return
+        now_ms = self._means.environment.clock.now_ms()
+        for effect in self.core.answered(request, response, now_ms):
+            self._carry_out(effect, now_ms)
+        self._on_turn(self)
+
+    def _carry_out(self, effect: Effect, now_ms: int) -> None:
+        hosted = self.hosted.get(effect.key)
+        if hosted is None:
+            return
+        try:
+            is_done = self._do(hosted, effect)
+        except OSError as error:
+            # Its disk has failed, perhaps at a partition before it. One loop serves many disks and goes on.
+            self._means.logger.warning("cannot follow", partition=repr(hosted), error=str(error))
+            is_done = False
+        if not is_done and self.hosted.get(effect.key) is hosted:
+            self.core.failed(effect.key, now_ms)
+
+    def _do(self, hosted: Hosted, effect: Effect) -> bool:
+        """False when the partition had better be left alone for a while. Raises OSError."""
+        before = hosted.fetch_position()
+        match effect:
+            case Append():
+                error = hosted.append_fetched(effect.records, effect.high_watermark, effect.leader_log_start)
+                if error == ErrorCode.NONE:
+                    if effect.records:
+                        self._await_flush(hosted)
+                    return True
+                self._means.logger.warning(
+                    "cannot append what was fetched",
+                    partition=repr(hosted),
+                    leader=self._leader,
+                    error=ErrorCode(error).name,
+                )
+                return False
+            case Truncate():
+                hosted.truncate_for(effect.epoch, effect.end_offset)
+            case StartOver():
+                self._means.logger.warning(
+                    "starting over where the leader's log begins", partition=repr(hosted), offset=effect.at
+                )
+                hosted.start_over_at(effect.at)
+            case _:
+                # The core has drawn the consequences. Most of these pass when the other side has heard the news.
+                return True
+        if hosted.fetch_position() == before:
+            # Without a change the leader would say the same again, and at once.
+            return False
+        self._moved(hosted)
+        return True
+
+    def _await_flush(self, hosted: Hosted) -> None:
+        key = hosted.key
+        self._unflushed[key] = hosted
+        hosted.when_flushed(lambda: self._flushed(hosted))
+
+    def _flushed(self, hosted: Hosted) -> None:
+        if self._unflushed.get(hosted.key) is hosted:
+            del self._unflushed[hosted.key]
+            try:
+                self._moved(hosted)
+            except OSError:
+                self.core.failed(hosted.key, self._means.environment.clock.now_ms())
+            if not self._unflushed:
+                self._schedule()
+
+    def _moved(self, hosted: Hosted) -> None:
+        offset, last_epoch = hosted.fetch_position()
+        if self.core.position(hosted.key) != (offset, last_epoch):
+            self.core.moved(hosted.key, offset, last_epoch)
+
+    def check(self) -> None:
+        self.core.check()
+        for key in self._unflushed:
+            assert key in self.hosted
