@@ -81,7 +81,7 @@ def test_setting_without_meaning_is_accepted_with_a_warning() -> None:
         ({"authorizer.class.name": "kafka.Acl"}, "do not work yet"),
         ({"sasl.enabled.mechanisms": "PLAIN"}, "do not work yet"),
         ({"controller.quorum.voters": "1@a:1"}, "single nodes"),
-        ({"offsets.topic.replication.factor": "3"}, "a single node can hold one replica"),
+        ({"broker.session.timeout.ms": "2000"}, "must exceed broker.heartbeat.interval.ms"),
         ({"penstock.durability": "maybe"}, "must be one of replicated, flushed"),
         ({"group.min.session.timeout.ms": "9", "group.max.session.timeout.ms": "8"}, "exceeds"),
         ({"queued.max.request.bytes": "1000"}, "must hold a request"),

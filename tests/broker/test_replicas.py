@@ -115,7 +115,7 @@ class FakeHosted:
     def __init__(self, index: int, leader: int = 2, *, is_flushed: bool = False) -> None:
         self.key: PartitionKey = key(index)
         self.brokers = Brokers(1, 2, 3)
-        self.replication = Partition(ME, live=self.brokers.live, lag_max_ms=LAG_MAX_MS, min_isr=2)
+        self.core = Partition(ME, live=self.brokers.live, lag_max_ms=LAG_MAX_MS, min_isr=2)
         self.end_offset = 0
         self.flushed_offset = 0
         self.last_epoch = -1
@@ -123,6 +123,7 @@ class FakeHosted:
         self.flush_waiters: list[Callable[[], None]] = []
         self.append_error = ErrorCode.NONE
         self.refuses_truncation = False
+        self.is_offline = False
         self.assignment = Assignment(leader, 1, 1, (1, 2, 3), (1, 2, 3))
         self.assign()
 
@@ -130,7 +131,15 @@ class FakeHosted:
         self.assignment = self.assignment._replace(**changes)
         assert self.replication.assign(self.assignment, end_offset=self.end_offset, now_ms=0)
 
+    @property
+    def replication(self) -> Partition:
+        if self.is_offline:
+            raise OSError("its disk has failed")
+        return self.core
+
     def fetch_position(self) -> tuple[int, int]:
+        if self.is_offline:
+            raise OSError("its disk has failed")
         return (self.flushed_offset if self.is_flushed else self.end_offset), self.last_epoch
 
     def append_fetched(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
@@ -459,6 +468,33 @@ def test_a_partition_that_goes_away_unflushed_holds_nobody_up() -> None:
     here.fetchers.check()
 
 
+def test_a_disk_that_fails_stops_its_own_partitions_only() -> None:
+    here = Following()
+    lost, other = FakeHosted(0), FakeHosted(1)
+    here.follow(lost, other)
+    sent = here.take()
+    lost.is_offline = True
+    here.answer(sent, data(0, b"abc"), data(1, b"abc"))
+    sent = here.take()
+    assert (offsets(sent.request), forgotten(sent.request)) == ([(1, 3)], [0])
+    here.follow(lost)
+    assert len(here.fetchers) == 1
+    here.answer(sent, data(1, b"d"))
+    assert other.end_offset == 4
+
+
+def test_a_disk_that_fails_before_the_flush_holds_nobody_up() -> None:
+    here = Following()
+    lost, other = FakeHosted(0, is_flushed=True), FakeHosted(1)
+    here.follow(lost, other)
+    here.answer(here.take(), data(0, b"abc"))
+    lost.is_offline = True
+    lost.flush()
+    here.loop.run_for(0)
+    assert forgotten(here.take().request) == [0]
+    here.fetchers.check()
+
+
 def test_a_closed_broker_fetches_no_more() -> None:
     here = Following()
     hosted = FakeHosted(0)
@@ -698,6 +734,29 @@ def test_a_partition_that_we_lead_no_longer_is_forgotten() -> None:
     here.proposals.forget(hosted)
     here.loop.run_for(LAG_MAX_MS)
     assert not here.asked
+
+
+def test_a_partition_whose_disk_has_failed_is_not_told_of_answers() -> None:
+    here = Proposing()
+    lost, other, unasked = here.lead(0), here.lead(1), here.lead(2)
+    here.fetched(lost, 3)
+    here.fetched(other, 3)
+    _, answer = here.take_asked()
+    here.fetched(unasked, 3)
+    lost.is_offline = unasked.is_offline = True
+    answer()
+    assert here.answered == [other]
+    here.loop.run_for(LAG_MAX_MS)
+    assert not here.proposals._wanted
+
+
+def test_a_new_leader_is_looked_at_though_nobody_appends_and_nobody_comes() -> None:
+    here = Proposing()
+    hosted = FakeHosted(0, leader=ME)
+    assert hosted.replication.wants_proposal
+    here.proposals.wants_proposal(hosted)
+    here.loop.run_for(2 * LAG_MAX_MS)
+    assert here.take_asked()[0] == [(0, [1])]
 
 
 def test_nothing_is_proposed_before_this_broker_is_registered() -> None:

@@ -316,6 +316,11 @@ class Coordinators:
         hosted = self._broker.partitions.get(CONSUMER_OFFSETS, index)
         if hosted is None or not hosted.is_serving:
             return ErrorCode.NOT_COORDINATOR
+        # Perhaps nobody has looked yet.
+        self._follow(hosted)
+        partition = self._partitions.get(index)
+        if partition is not None and partition.is_loaded:
+            return partition
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
     def index_of(self, group_id: str) -> int | None:

@@ -82,8 +82,6 @@ _WITHOUT_MEANING = {
         controller.quorum.retry.backoff.ms controller.socket.timeout.ms early.start.listeners
         follower.fetch.last.tiered.offset.enable initial.broker.registration.timeout.ms
         log.dir.failure.timeout.ms process.roles
-       
-       
         replica.high.watermark.checkpoint.interval.ms replica.selector.class
         replica.socket.receive.buffer.bytes replica.socket.timeout.ms replication.quota.window.num
         replication.quota.window.size.seconds request.timeout.ms socket.connection.setup.timeout.max.ms

@@ -236,6 +236,5 @@ def check_partition(partition: PartitionImage) -> None:
         for broker in partition.removing_replicas:
             assert broker in replicas, partition
         assert len(partition.removing_replicas) < len(replicas), partition
-    # By far the most have three at most, of which no two are equal when each differs from the next.
     assert len(replicas) == 1 or len(dict.fromkeys(replicas)) == len(replicas), partition
     assert len(isr) <= 1 or len(dict.fromkeys(isr)) == len(isr), partition

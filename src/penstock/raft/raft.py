@@ -810,7 +810,9 @@ class Raft:
         """An answer that says where the replica's log and ours part; None when it is the beginning of ours."""
         log = self._log
         offset, epoch = request.offset, request.last_epoch
-        if offset == log.start_offset and epoch == log.start_epoch:
+        if offset < 0 or epoch < 0:
+            return FetchAnswer(ErrorCode.INVALID_REQUEST, self.epoch, self.me.id)
+        if offset == log.start_offset and (offset == 0 or epoch == log.start_epoch):
             return None
         if offset <= log.start_offset or epoch < log.start_epoch:
             # Where it parts is no longer in our log.

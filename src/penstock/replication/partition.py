@@ -301,7 +301,8 @@ class Partition:
             self._in_flight = None
             self._unresolved = {}
             self._wait_until_ms = 0
-            self.wants_proposal = len(assignment.isr) < len(assignment.replicas)
+            # Also a leader whose followers never come must be looked at, though nobody appends anything.
+            self.wants_proposal = len(assignment.replicas) > 1
         self._count()
 
     # The leader

@@ -54,7 +54,9 @@ def metadata(broker: Broker, request: MetadataRequest, call: Call) -> Any:
     )
     if may_create:
         missing = [topic.name for topic in topics if topic.name and topic.name not in broker.image.topics]
-        creatable = [name for name in dict.fromkeys(missing) if name_error(name) is None]
+        creatable = [
+            name for name in dict.fromkeys(missing) if name_error(name) is None and not is_internal(name)
+        ]
         # The rest is created when the client asks again, as it does for topics that are not there.
         del creatable[TOPICS_CREATED_PER_REQUEST_MAX:]
         if creatable:
