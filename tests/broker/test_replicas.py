@@ -124,6 +124,8 @@ class FakeHosted:
         self.append_error = ErrorCode.NONE
         self.refuses_truncation = False
         self.is_offline = False
+        # Asked for, beyond those that an append causes by itself.
+        self.flushes = 0
         self.assignment = Assignment(leader, 1, 1, (1, 2, 3), (1, 2, 3))
         self.assign()
 
@@ -165,6 +167,9 @@ class FakeHosted:
             callback()
 
     def flush(self) -> None:
+        self.flushes += 1
+
+    def finish_flush(self) -> None:
         self.flushed_offset = self.end_offset
         waiters, self.flush_waiters = self.flush_waiters, []
         for waiter in waiters:
@@ -438,7 +443,7 @@ def test_in_flushed_mode_the_next_fetch_waits_for_the_flush() -> None:
     here.follow(hosted, other)
     here.answer(here.take(), data(0, b"abc"), data(1, b"x"))
     assert not here.peers.sent
-    hosted.flush()
+    hosted.finish_flush()
     here.loop.run_for(0)
     assert offsets(here.take().request) == [(1, 1), (0, 3)]
 
@@ -448,9 +453,20 @@ def test_in_flushed_mode_what_is_written_is_flushed_before_the_first_fetch() -> 
     hosted = FakeHosted(0, is_flushed=True)
     hosted.end_offset = 7
     here.follow(hosted)
+    # After a crash nobody else would ask for it.
+    assert hosted.flushes == 1
     assert not here.peers.sent
-    hosted.flush()
+    hosted.finish_flush()
     here.loop.run_for(0)
+    assert offsets(here.take().request) == [(0, 7)]
+
+
+def test_in_replicated_mode_nothing_is_flushed_to_be_followed() -> None:
+    here = Following()
+    hosted = FakeHosted(0)
+    hosted.end_offset = 7
+    here.follow(hosted)
+    assert hosted.flushes == 0
     assert offsets(here.take().request) == [(0, 7)]
 
 
@@ -463,7 +479,7 @@ def test_a_partition_that_goes_away_unflushed_holds_nobody_up() -> None:
     here.fetchers.unfollow(hosted.key)
     here.loop.run_for(0)
     assert forgotten(here.take().request) == [0]
-    hosted.flush()
+    hosted.finish_flush()
     here.loop.run_for(0)
     here.fetchers.check()
 
@@ -489,7 +505,7 @@ def test_a_disk_that_fails_before_the_flush_holds_nobody_up() -> None:
     here.follow(lost, other)
     here.answer(here.take(), data(0, b"abc"))
     lost.is_offline = True
-    lost.flush()
+    lost.finish_flush()
     here.loop.run_for(0)
     assert forgotten(here.take().request) == [0]
     here.fetchers.check()

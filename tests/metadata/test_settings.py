@@ -35,7 +35,7 @@ OTHER_DEFAULTS = {
     "queued.max.request.bytes": str(256 << 20),
 }
 # Kafka can change these while running; we cannot.
-FIXED_HERE = {"max.connections", "max.connections.per.ip"}
+FIXED_HERE = {"max.connections", "max.connections.per.ip", "num.replica.fetchers"}
 OTHER_LIMITS = {
     # Kafka 4 asks for a mebibyte.
     "segment.bytes",

@@ -384,6 +384,21 @@ def test_the_leader_says_where_a_followers_log_parts_from_its_own() -> None:
     assert answer.diverging == EpochEnd(1, 2)
 
 
+def test_an_empty_log_is_the_beginning_of_every_log_whatever_epoch_it_claims() -> None:
+    player = Player(log_of(1, 1))
+    player.be_elected()
+    answer = replies(player.ask(FetchRequest(2, voter(2), 0, 2, 0, 0)))[0]
+    assert not answer.error and answer.diverging is None and answer.snapshot_id is None
+
+
+@pytest.mark.parametrize(("offset", "epoch"), [(-1, 0), (1, -1)])
+def test_a_fetch_from_nowhere_is_refused(offset: int, epoch: int) -> None:
+    player = Player(log_of(1, 1))
+    player.be_elected()
+    answer = replies(player.ask(FetchRequest(2, voter(2), offset, epoch, 0, 0)))[0]
+    assert answer.error == ErrorCode.INVALID_REQUEST
+
+
 def test_what_a_fetch_with_another_log_says_is_not_counted() -> None:
     player = Player(log_of(1, 1, 3))
     player.be_elected()

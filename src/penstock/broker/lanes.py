@@ -70,6 +70,10 @@ class Hosted(Protocol):
         """Call back, perhaps at once, when all that was appended counts. In replicated mode it always does."""
         ...
 
+    def flush(self) -> None:
+        """Have all that was appended on the disk soon."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Means:
@@ -182,6 +186,9 @@ class _Line:
         )
         # In flushed mode more may be written than is on the disk. What is written is not fetched again.
         self._await_flush(hosted)
+        if key in self._unflushed:
+            # Written before a crash, perhaps, and then nobody else asks for it.
+            hosted.flush()
         self._schedule()
 
     def unfollow(self, key: PartitionKey) -> None:

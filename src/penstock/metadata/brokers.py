@@ -57,6 +57,9 @@ ENDPOINTS_MAX = 16
 DIRECTORIES_MAX = 1000
 TEXT_MAX = 1000
 
+# A controller that is cut off may believe in itself for so long after another was elected.
+OVERLAP_MS = 1_000
+
 
 class Session:
     __slots__ = ("deadline_ms", "is_heard")
@@ -94,8 +97,17 @@ class Brokers:
                 # What another controller may have begun.
                 self.to_evict[broker.id] = True
             else:
-                self.sessions[broker.id] = Session(now_ms + self._session_ms, is_heard=False)
+                self.sessions[broker.id] = Session(now_ms + self._first_session_ms, is_heard=False)
         self.has_to_elect = True
+
+    @property
+    def _first_session_ms(self) -> int:
+        """How long a new controller waits for a broker that it has not heard of.
+
+        As long as what the controller before has promised may last: the lease of two thirds of a session, and
+        the moment in which both of them believed to be the one. Brokers that live come at once.
+        """
+        return min(self._session_ms, self._session_ms * 2 // 3 + OVERLAP_MS)
 
     def renew(self, now_ms: int) -> None:
         """Give everybody a whole session again, because the controller itself was asleep."""

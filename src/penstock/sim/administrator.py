@@ -1,0 +1,263 @@
+"""Somebody who makes, grows, deletes and configures topics while everything else goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.configs import (
+    IncrementalAlterableConfig,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResource,
+)
+from penstock.protocol.messages.offsets import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from penstock.protocol.messages.placement import (
+    AlterPartitionReassignmentsRequest,
+    ElectLeadersRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from penstock.protocol.messages.topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+)
+from penstock.sim.client import Client, Place
+from penstock.sim.loop import Process
+from penstock.sim.topics import MORTAL, Topics
+from penstock.sim.truths import Truths
+
+TOPIC = 2
+
+
+class Administrator:
+    """Changes topics and settings while everything else goes on."""
+
+    def __init__(
+        self,
+        client: Client,
+        truths: Truths,
+        topics: Topics,
+        *,
+        interval_ms: float,
+        replication_factor: int,
+        configs: dict[str, str],
+        on_made: Callable[[list[Place]], None],
+    ) -> None:
+        self._client = client
+        self._chance = client.chance
+        self._truths = truths
+        self._topics = topics
+        self._interval_ms = interval_ms
+        self._replication_factor = replication_factor
+        self._configs = configs
+        # Told of partitions that were not there before.
+        self._on_made = on_made
+        self._made = 0
+        self.is_open = True
+        self.changes = 0
+
+    @property
+    def process(self) -> Process:
+        return self._client.process
+
+    async def create(self, name: str, partitions: int, configs: dict[str, str]) -> None:
+        """Make a topic, however often it must be asked for."""
+        while True:
+            request = CreateTopicsRequest(
+                topics=[
+                    CreatableTopic(
+                        name=name,
+                        num_partitions=partitions,
+                        replication_factor=self._replication_factor,
+                        configs=[
+                            CreatableTopicConfig(name=key, value=value)
+                            for key, value in {**self._configs, **configs}.items()
+                        ],
+                    )
+                ],
+                timeout_ms=5_000,
+            )
+            response = await self._client.call(None, request, 7, timeout_ms=8_000)
+            if response is not None and response.topics[0].error_code in (
+                ErrorCode.NONE,
+                ErrorCode.TOPIC_ALREADY_EXISTS,
+            ):
+                break
+            await self._client.refresh([])
+            await self._client.back_off()
+        self.changes += 1
+        await self._announce(name, 0)
+
+    async def _announce(self, name: str, before: int) -> None:
+        """Wait until a broker knows of the new partitions, then let them be used."""
+        while True:
+            await self._client.refresh([name])
+            places = self._client.places.get(name, [])
+            # A broker that lags may still tell of the topic that had this name before.
+            if len(places) > before and places[0].topic_id not in self._topics.doomed:
+                self._topics.existing[name] = places[0].topic_id
+                self._on_made(places[before:])
+                return
+            await self._client.back_off()
+
+    async def run(self) -> None:
+        while True:
+            await self._client.pause(self._chance.expovariate(1 / self._interval_ms))
+            if not self.is_open:
+                continue
+            what = self._chance.choice(
+                [
+                    self._make,
+                    self._grow,
+                    self._delete,
+                    self._configure,
+                    self._delete_records,
+                    self._reassign,
+                    self._elect,
+                ]
+            )
+            await what()
+
+    def _any(self) -> str | None:
+        alive = self._topics.alive()
+        return self._chance.choice(alive) if alive else None
+
+    async def _make(self) -> None:
+        if len(self._topics.alive()) >= 5:
+            return
+        dead = [name for name in self._topics.existing if name not in self._topics.alive()]
+        if dead and self._chance.random() < 0.7:
+            name = self._chance.choice(dead)
+        else:
+            self._made += 1
+            name = f"{MORTAL}-{self._made}"
+        await self.create(name, self._chance.randint(1, 3), {})
+
+    async def _grow(self) -> None:
+        name = self._any()
+        places = self._client.places.get(name or "", [])
+        if name is None or not places or len(places) >= 4:
+            return
+        before = len(places)
+        request = CreatePartitionsRequest(
+            topics=[CreatePartitionsTopic(name=name, count=before + 1, assignments=None)], timeout_ms=5_000
+        )
+        response = await self._client.call(None, request, 3, timeout_ms=8_000)
+        if response is not None and not response.results[0].error_code:
+            self.changes += 1
+            await self._announce(name, before)
+
+    async def _delete(self) -> None:
+        mortal = [name for name in self._topics.alive() if MORTAL in name]
+        if not mortal:
+            return
+        topic_id = self._topics.existing[self._chance.choice(mortal)]
+        # From now on nothing about it is certain.
+        self._topics.doomed[topic_id] = None
+        while True:
+            # By id: an attempt that is late must not meet a new topic of the same name.
+            request = DeleteTopicsRequest(topics=[DeleteTopicState(topic_id=topic_id)], timeout_ms=5_000)
+            response = await self._client.call(None, request, 6, timeout_ms=8_000)
+            if response is not None and response.responses[0].error_code in (
+                ErrorCode.NONE,
+                ErrorCode.UNKNOWN_TOPIC_ID,
+            ):
+                self.changes += 1
+                return
+            await self._client.back_off()
+            await self._client.refresh([])
+
+    async def _reassign(self) -> None:
+        """Move a partition to other brokers, or to the same ones in another order."""
+        name = self._any()
+        places = self._client.places.get(name or "", [])
+        brokers = sorted(self._client.brokers)
+        if not places or len(brokers) < max(2, self._replication_factor):
+            return
+        place = self._chance.choice(places)
+        replicas = self._chance.sample(brokers, self._replication_factor)
+        request = AlterPartitionReassignmentsRequest(
+            timeout_ms=5_000,
+            topics=[
+                ReassignableTopic(
+                    name=place.topic,
+                    partitions=[ReassignablePartition(partition_index=place.partition, replicas=replicas)],
+                )
+            ],
+        )
+        response = await self._client.call(None, request, 0, timeout_ms=8_000)
+        if response is not None and not response.error_code:
+            self.changes += 1
+
+    async def _elect(self) -> None:
+        """Let the preferred replicas lead."""
+        if len(self._client.brokers) < 2:
+            return
+        request = ElectLeadersRequest(election_type=0, topic_partitions=None, timeout_ms=5_000)
+        response = await self._client.call(None, request, 2, timeout_ms=8_000)
+        if response is not None and not response.error_code:
+            self.changes += 1
+
+    async def _configure(self) -> None:
+        name = self._any()
+        if name is None:
+            return
+        setting, values = self._chance.choice(
+            [
+                ("segment.bytes", ["2048", "8192"]),
+                ("max.message.bytes", ["100000", "200000"]),
+                ("flush.ms", ["1000", "60000"]),
+            ]
+        )
+        request = IncrementalAlterConfigsRequest(
+            resources=[
+                IncrementalAlterConfigsResource(
+                    resource_type=TOPIC,
+                    resource_name=name,
+                    configs=[
+                        IncrementalAlterableConfig(
+                            name=setting, config_operation=0, value=self._chance.choice(values)
+                        )
+                    ],
+                )
+            ]
+        )
+        response = await self._client.call(None, request, 1, timeout_ms=8_000)
+        if response is not None and not response.responses[0].error_code:
+            self.changes += 1
+
+    async def _delete_records(self) -> None:
+        name = self._any()
+        places = self._client.places.get(name or "", [])
+        # Deletion names topics by name: one that is late must not meet another topic.
+        if not places or MORTAL in places[0].topic:
+            return
+        place = self._chance.choice(places)
+        end = self._truths.values.end(place)
+        leadership = self._client.leader(place)
+        if leadership is None or end == 0 or self._chance.random() < 0.5:
+            return
+        offset = self._chance.randint(0, end)
+        self._truths.starts.asked(place, offset)
+        request = DeleteRecordsRequest(
+            topics=[
+                DeleteRecordsTopic(
+                    name=place.topic,
+                    partitions=[DeleteRecordsPartition(partition_index=place.partition, offset=offset)],
+                )
+            ],
+            timeout_ms=5_000,
+        )
+        response = await self._client.call(leadership.broker, request, 2, timeout_ms=8_000)
+        if response is not None and not response.topics[0].partitions[0].error_code:
+            self.changes += 1
+            self._truths.starts.deleted(place, response.topics[0].partitions[0].low_watermark)

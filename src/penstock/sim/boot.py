@@ -1,0 +1,101 @@
+"""Starting the broker's real code in a simulated process, and looking inside it.
+
+The only place that knows how a node is put together. Everything that the checkers see of a running node goes
+through ``Booted``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from penstock.broker.broker import Broker
+from penstock.broker.config import BrokerConfig
+from penstock.broker.logs import Logger
+from penstock.broker.options import ServeOptions
+from penstock.broker.partitions import HostedPartition
+from penstock.broker.server import Node
+from penstock.environment import Environment
+from penstock.metadata.image import Image
+
+
+class Booted:
+    """A node that runs."""
+
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        # It was let in and serves clients.
+        self.is_ready = False
+        self._node: Node | None = None
+
+    @property
+    def node(self) -> Node:
+        assert self._node is not None
+        return self._node
+
+    @node.setter
+    def node(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def broker(self) -> Broker:
+        return self.node.broker
+
+    @property
+    def image(self) -> Image:
+        return self.broker.image
+
+    @property
+    def is_controller(self) -> bool:
+        return self.broker.consensus.is_active
+
+    @property
+    def quorum_epoch(self) -> int:
+        return self.broker.consensus.epoch
+
+    def hosted(self, topic: str, partition: int) -> HostedPartition | None:
+        return self.broker.partitions.get(topic, partition)
+
+    def led(self) -> Iterator[HostedPartition]:
+        """The partitions that this node leads, with their logs open."""
+        for hosted in self.broker.partitions:
+            if hosted.is_open and hosted.is_serving:
+                yield hosted
+
+    def check(self) -> None:
+        """Assert what must hold between any two events."""
+        broker = self.broker
+        broker.membership.check()
+        broker.fetchers.check()
+        broker.proposals.check()
+        for hosted in broker.partitions:
+            if hosted.is_open and not hosted.is_offline:
+                hosted.replication.check()
+
+    def stop(self, done: Callable[[], None]) -> None:
+        self.node.stop(done)
+
+
+def boot(
+    environment: Environment,
+    options: ServeOptions,
+    config: BrokerConfig,
+    logger: Logger,
+    *,
+    snapshot_records: int,
+    on_ready: Callable[[], None],
+    on_failure: Callable[[str], None],
+) -> Booted:
+    """Raises ServeError or OSError when the node cannot start."""
+    booted = Booted(options.node_id)
+
+    def ready(_: tuple[str, int] | None) -> None:
+        booted.is_ready = True
+        on_ready()
+
+    node = booted.node = Node(environment, options, config, logger, on_ready=ready, on_failure=on_failure)
+    consensus = node.broker.consensus
+    # Snapshots are rare for ever in runs as short as these, unless they are made often.
+    consensus._settings = replace(consensus._settings, snapshot_records=snapshot_records)
+    node.start()
+    return booted

@@ -1,0 +1,275 @@
+"""What goes on inside the nodes, and whether it can all be true: the checkers with a view of everything.
+
+``Inspector.look`` goes over every running node several times a second: images at the same offset are equal,
+a leader epoch has one leader, a quorum epoch one controller, watermarks only rise. ``final`` compares the
+copies of every partition byte by byte. The numbers are those of the invariants the project holds itself to;
+what clients see is judged in ``truths.py``.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from penstock.environment import FileRange
+from penstock.log.log import Log
+from penstock.metadata.image import Image, PartitionImage
+from penstock.protocol.records import batches
+from penstock.sim.boot import Booted
+from penstock.sim.client import Place
+from penstock.sim.cluster import Cluster, Machine
+from penstock.sim.loop import Violation
+from penstock.sim.topics import Topics
+
+READ_BYTES = 1 << 20
+
+
+class EqualImages:
+    """22: the image at an offset is the same on every node and in every life of it."""
+
+    def __init__(self) -> None:
+        self._images: dict[int, tuple[Image, str]] = {}
+        self.compared = 0
+
+    def saw(self, image: Image, by: str) -> None:
+        known, first = self._images.setdefault(image.offset, (image, by))
+        if known is not image:
+            self.compared += 1
+            if known != image:
+                raise Violation(f"the image at offset {image.offset} differs between {first} and {by}")
+
+
+class OneLeader:
+    """17: one leader for each leader epoch of a partition, and epochs that only rise."""
+
+    def __init__(self) -> None:
+        self._leaders: dict[tuple[bytes, int, int], tuple[int, str]] = {}
+        # For each node, how far it was.
+        self._epochs: dict[tuple[str, bytes, int], tuple[int, int]] = {}
+        self.elections = 0
+
+    def saw(self, topic_id: bytes, partition: PartitionImage, by: str) -> None:
+        key = (topic_id, partition.index, partition.leader_epoch)
+        if key not in self._leaders:
+            self.elections += 1
+        leader, first = self._leaders.setdefault(key, (partition.leader, by))
+        if leader != partition.leader:
+            raise Violation(
+                f"two leaders of {topic_id.hex()}-{partition.index} in epoch {partition.leader_epoch}: {leader} "
+                f"according to {first}, {partition.leader} according to {by}"
+            )
+        now = (partition.leader_epoch, partition.partition_epoch)
+        before = self._epochs.get((by, topic_id, partition.index), (-1, -1))
+        if now < before:
+            raise Violation(f"epochs of {topic_id.hex()}-{partition.index} fell on {by}: {before} to {now}")
+        self._epochs[(by, topic_id, partition.index)] = now
+
+
+class OneController:
+    """17, 21: one active controller for each quorum epoch."""
+
+    def __init__(self) -> None:
+        self._controllers: dict[int, str] = {}
+
+    def saw(self, epoch: int, by: str) -> None:
+        controller = self._controllers.setdefault(epoch, by)
+        if controller != by:
+            raise Violation(f"two controllers in quorum epoch {epoch}: {controller} and {by}")
+
+    @property
+    def count(self) -> int:
+        return len(self._controllers)
+
+
+class RisingWatermarks:
+    """19: a leader's high watermark only rises, and is never beyond its log."""
+
+    def __init__(self) -> None:
+        self._watermarks: dict[tuple[str, int, bytes, int, int], int] = {}
+
+    def saw(
+        self, machine: Machine, topic_id: bytes, partition: int, epoch: int, high_watermark: int, end: int
+    ) -> None:
+        key = (machine.host, machine.starts, topic_id, partition, epoch)
+        before = self._watermarks.get(key, 0)
+        if high_watermark < before:
+            raise Violation(
+                f"the high watermark of {topic_id.hex()}-{partition} fell from {before} to {high_watermark} on "
+                f"its leader {machine.host} in epoch {epoch}"
+            )
+        if high_watermark > end:
+            raise Violation(
+                f"the high watermark {high_watermark} of {topic_id.hex()}-{partition} on {machine.host} is beyond "
+                f"its end {end}"
+            )
+        self._watermarks[key] = high_watermark
+
+
+class CompleteLeaders:
+    """18: who leads has everything that was committed before."""
+
+    def __init__(self) -> None:
+        # The highest watermark that any leader had, and the epoch it had it in.
+        self._committed: dict[tuple[bytes, int], tuple[int, int]] = {}
+
+    def saw(
+        self, machine: Machine, topic_id: bytes, partition: int, epoch: int, high_watermark: int, end: int
+    ) -> None:
+        committed, of_epoch = self._committed.get((topic_id, partition), (0, -1))
+        # One of an older epoch does not know yet that it no longer leads.
+        if epoch >= of_epoch and end < committed:
+            raise Violation(
+                f"{machine.host} leads {topic_id.hex()}-{partition} in epoch {epoch} and ends at {end}; "
+                f"{committed} was committed in epoch {of_epoch}"
+            )
+        if high_watermark > committed:
+            self._committed[(topic_id, partition)] = (high_watermark, epoch)
+
+
+class Inspector:
+    def __init__(self, cluster: Cluster, topics: Topics) -> None:
+        self._cluster = cluster
+        self._topics = topics
+        self._images = EqualImages()
+        self._leaders = OneLeader()
+        self._controllers = OneController()
+        self._watermarks = RisingWatermarks()
+        self._complete = CompleteLeaders()
+        # Partitions that clients were told of, and that must be there at the end.
+        self._expected: dict[Place, None] = {}
+        self._checked: dict[str, Image] = {}
+        self._bytes_compared = 0
+
+    @property
+    def compared(self) -> int:
+        return self._images.compared + self._bytes_compared
+
+    @property
+    def elections(self) -> int:
+        return self._leaders.elections + self._controllers.count
+
+    def expect(self, place: Place) -> None:
+        self._expected[place] = None
+
+    def places(self) -> list[Place]:
+        return [place for place in self._expected if place.topic_id not in self._topics.doomed]
+
+    # While it runs
+
+    def look(self) -> None:
+        for machine in self._cluster.running:
+            booted = machine.booted
+            if booted is None or not booted.is_ready:
+                continue
+            image = booted.image
+            if self._checked.get(machine.host) is not image:
+                self._checked[machine.host] = image
+                image.check()
+                self._images.saw(image, machine.host)
+                for topic in image.topics.values():
+                    for partition in topic.partitions:
+                        self._leaders.saw(topic.id, partition, machine.host)
+            if booted.is_controller:
+                self._controllers.saw(booted.quorum_epoch, machine.host)
+            for hosted in booted.led():
+                for checker in (self._watermarks, self._complete):
+                    checker.saw(
+                        machine,
+                        hosted.topic_id,
+                        hosted.index,
+                        hosted.leader_epoch,
+                        hosted.high_watermark,
+                        hosted.log.log_end_offset,
+                    )
+            booted.check()
+
+    # At the end
+
+    def what_is_missing(self) -> str:
+        """Empty when every node runs and every partition has its leader and all its copies."""
+        booted: list[Booted] = []
+        for machine in self._cluster.machines.values():
+            if not machine.is_running or machine.booted is None or not machine.booted.is_ready:
+                return f"{machine.host} is not there ({machine.failure or 'not ready'})"
+            booted.append(machine.booted)
+        newest = max(booted, key=lambda each: each.image.offset).image
+        for place in self.places():
+            topic = newest.topics.get(place.topic)
+            if topic is None or topic.id != place.topic_id or place.partition >= len(topic.partitions):
+                return f"{place} is in nobody's image"
+        for each in booted:
+            for topic in each.image.topics.values():
+                for partition in topic.partitions:
+                    name = f"{topic.name}-{partition.index}"
+                    if partition.leader < 0:
+                        return f"{name} has no leader, says {each.node_id}"
+                    if sorted(partition.isr) != sorted(partition.replicas):
+                        return (
+                            f"{name} has {partition.isr} of {partition.replicas} in sync, says {each.node_id}"
+                        )
+        return ""
+
+    def is_whole(self) -> bool:
+        return not self.what_is_missing()
+
+    def ends(self) -> dict[Place, int]:
+        """Where each partition's committed records end, according to its leader."""
+        ends = {}
+        for place in self.places():
+            for machine in self._cluster.running:
+                if machine.booted is None:
+                    continue
+                for hosted in machine.booted.led():
+                    if hosted.topic_id == place.topic_id and hosted.index == place.partition:
+                        ends[place] = hosted.high_watermark
+        return ends
+
+    def final(self) -> None:
+        """16: copies are equal byte by byte, as far as both are committed."""
+        for place in self.places():
+            copies: list[tuple[Machine, Log, int]] = []
+            for machine in self._cluster.running:
+                if machine.booted is None:
+                    continue
+                hosted = machine.booted.hosted(place.topic, place.partition)
+                if hosted is not None and hosted.topic_id == place.topic_id:
+                    if not machine.is_harmed:
+                        hosted.log.check()
+                    copies.append((machine, hosted.log, hosted.high_watermark))
+            for (one, log, watermark), (other, other_log, other_watermark) in pairwise(copies):
+                start = max(log.log_start_offset, other_log.log_start_offset)
+                end = min(watermark, other_watermark)
+                if one.is_harmed or other.is_harmed or start >= end:
+                    continue
+                data, other_data = read_all(log, start, end), read_all(other_log, start, end)
+                self._bytes_compared += 1
+                if data != other_data:
+                    at = next(
+                        (at for at, (a, b) in enumerate(zip(data, other_data)) if a != b),
+                        min(len(data), len(other_data)),
+                    )
+                    raise Violation(
+                        f"the copies of {place} on {one.host} and {other.host} differ from byte {at} on, "
+                        f"between offsets {start} and {end}"
+                    )
+
+
+def read_all(log: Log, start: int, end: int) -> bytes:
+    """The batches between two offsets, both where a batch begins."""
+    data = b""
+    at = start
+    while at < end:
+        found = log.read(at, READ_BYTES, end, at_least_one=True)
+        if found is None:
+            break
+        assert isinstance(found, FileRange)
+        piece = found.file.read_at(found.position, found.size)
+        data += piece
+        at = _next_offset(piece)
+    return data
+
+
+def _next_offset(data: bytes) -> int:
+    last = -1
+    for _, header in batches(data):
+        last = header.next_offset
+    return last

@@ -1,0 +1,237 @@
+"""A small Kafka client for simulated machines: connections, metadata, and one call at a time to a broker.
+
+It does what any client library does and nothing clever: asks for metadata when something goes wrong, closes a
+connection that does not answer, connects again. The workloads in ``workload.py`` and ``members.py`` build on
+it. Answers are None when nobody knows what became of the request: the connection broke or the time was up.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from penstock.environment import Stream
+from penstock.protocol.apis import APIS, Api, api_for
+from penstock.protocol.errors import DecodeError
+from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from penstock.protocol.schema import Message
+from penstock.sim.loop import Process, Promise, sleep
+from penstock.sim.network import Fabric, SimNetwork
+
+METADATA_VERSION = 12
+CALL_TIMEOUT_MS = 5_000
+CLIENT_ID = b"simulated"
+
+Address = tuple[str, int]
+
+
+class Place(NamedTuple):
+    """A partition, by the id of its topic: one that was deleted and made again is another topic."""
+
+    topic_id: bytes
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class Leadership(NamedTuple):
+    broker: int
+    epoch: int
+
+
+class Wire:
+    """One connection: requests go out as they come, answers come back in the same order."""
+
+    def __init__(self, process: Process, network: SimNetwork, address: Address) -> None:
+        self._process = process
+        self._stream: Stream | None = None
+        self._correlation_id = 0
+        self._waiting: deque[tuple[int, Api, int, Promise[Any]]] = deque()
+        self._received = bytearray()
+        self._unsent = bytearray()
+        self.is_closed = False
+        network.connect(*address, self._connected)
+
+    def _connected(self, stream: Stream | None, error: OSError | None) -> None:
+        if stream is None or self.is_closed:
+            if stream is not None:
+                stream.close()
+            self.close()
+            return
+        self._stream = stream
+        stream.on_readable(self._readable)
+        self._flush()
+
+    def call(self, request: Message, version: int, timeout_ms: float) -> Promise[Any]:
+        promise: Promise[Any] = Promise()
+        if self.is_closed:
+            promise.keep(None)
+            return promise
+        api = api_for(type(request).KEY)
+        assert api is not None
+        self._correlation_id += 1
+        self._waiting.append((self._correlation_id, api, version, promise))
+        self._unsent += frame(api, request, version, self._correlation_id)
+        self._flush()
+
+        def time_is_up() -> None:
+            # The answer may still come, but nobody can wait for it any more: those behind it would, too.
+            if not promise.is_kept:
+                self.close()
+
+        self._process.spawn.later(timeout_ms, time_is_up)
+        return promise
+
+    def send(self, request: Message, version: int) -> None:
+        """A request that is not answered."""
+        api = APIS[type(request).KEY]
+        self._correlation_id += 1
+        self._unsent += frame(api, request, version, self._correlation_id)
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._stream is None or self.is_closed:
+            return
+        try:
+            while self._unsent:
+                sent = self._stream.send([bytes(self._unsent)])
+                if sent == 0:
+                    break
+                del self._unsent[:sent]
+        except OSError:
+            self.close()
+            return
+        self._stream.on_writable(self._flush if self._unsent else None)
+
+    def _readable(self) -> None:
+        assert self._stream is not None
+        buffer = bytearray(65_536)
+        count = self._stream.recv_into(memoryview(buffer))
+        if count is None:
+            return
+        if count == 0:
+            self.close()
+            return
+        self._received += memoryview(buffer)[:count]
+        while len(self._received) >= 4 and not self.is_closed:
+            size = struct.unpack_from(">i", self._received)[0]
+            if len(self._received) < 4 + size:
+                return
+            answer = bytes(self._received[4 : 4 + size])
+            del self._received[: 4 + size]
+            correlation_id, api, version, promise = self._waiting.popleft()
+            assert struct.unpack_from(">i", answer)[0] == correlation_id, "answers come in the order asked"
+            skip = 4 + api.response_header_version(version)
+            try:
+                response, end = api.decode_response[version](memoryview(answer), skip)
+            except DecodeError as error:
+                raise AssertionError(f"{api.name} answered with bytes that break the protocol") from error
+            assert end == len(answer), f"{len(answer) - end} bytes behind an answer to {api.name}"
+            promise.keep(response)
+
+    def close(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self._stream is not None:
+            self._stream.close()
+        waiting, self._waiting = self._waiting, deque()
+        for _, _, _, promise in waiting:
+            promise.keep(None)
+
+
+class Client:
+    """Knows the brokers and who leads what, as far as it was told."""
+
+    def __init__(
+        self, process: Process, fabric: Fabric, bootstrap: Iterable[Address], chance: random.Random
+    ) -> None:
+        self.process = process
+        self.chance = chance
+        self._network = fabric.door(process)
+        self._bootstrap = list(bootstrap)
+        self.brokers: dict[int, Address] = {}
+        self._wires: dict[tuple[Address, str], Wire] = {}
+        # What the newest metadata say; an older answer from a broker that lags does not count (KIP-320).
+        self.leaders: dict[Place, Leadership] = {}
+        self.places: dict[str, list[Place]] = {}
+
+    async def pause(self, delay_ms: float) -> None:
+        await sleep(self.process, delay_ms)
+
+    async def back_off(self) -> None:
+        await sleep(self.process, self.chance.uniform(20, 300))
+
+    def wire(self, address: Address, lane: str = "") -> Wire:
+        """The connection to a broker; long polls have lanes of their own."""
+        wire = self._wires.get((address, lane))
+        if wire is None or wire.is_closed:
+            wire = self._wires[(address, lane)] = Wire(self.process, self._network, address)
+        return wire
+
+    async def call(
+        self,
+        broker: int | None,
+        request: Message,
+        version: int,
+        *,
+        timeout_ms: float = CALL_TIMEOUT_MS,
+        lane: str = "",
+    ) -> Any:
+        """The answer, or None. Without a broker: any."""
+        if broker is None:
+            known = list(self.brokers.values()) or self._bootstrap
+            # Those we were told of may all be gone.
+            address = self.chance.choice(known if self.chance.random() < 0.8 else self._bootstrap)
+        elif broker in self.brokers:
+            address = self.brokers[broker]
+        else:
+            return None
+        return await self.wire(address, lane).call(request, version, timeout_ms)
+
+    async def refresh(self, topics: list[str], *, create: bool = False) -> MetadataResponse | None:
+        request = MetadataRequest(
+            topics=[MetadataRequestTopic(name=name) for name in topics], allow_auto_topic_creation=create
+        )
+        response: MetadataResponse | None = await self.call(None, request, METADATA_VERSION, lane="metadata")
+        if response is None:
+            return None
+        if response.brokers:
+            self.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
+        for topic in response.topics:
+            if topic.error_code or topic.name is None:
+                continue
+            places = []
+            for partition in sorted(topic.partitions, key=lambda found: found.partition_index):
+                place = Place(topic.topic_id, topic.name, partition.partition_index)
+                places.append(place)
+                known = self.leaders.get(place)
+                if known is None or partition.leader_epoch >= known.epoch:
+                    self.leaders[place] = Leadership(partition.leader_id, partition.leader_epoch)
+            before = self.places.get(topic.name, [])
+            if (
+                not before
+                or not places
+                or before[0].topic_id != places[0].topic_id
+                or len(places) > len(before)
+            ):
+                self.places[topic.name] = places
+        return response
+
+    def leader(self, place: Place) -> Leadership | None:
+        leadership = self.leaders.get(place)
+        if leadership is None or leadership.broker not in self.brokers:
+            return None
+        return leadership
+
+
+def frame(api: Api, request: Message, version: int, correlation_id: int) -> bytes:
+    body = b"".join(bytes(part) for part in api.encode_request[version](request))
+    header = struct.pack(">hhih", api.key, version, correlation_id, len(CLIENT_ID)) + CLIENT_ID
+    header += b"\0" * (api.request_header_version(version) - 1)
+    return struct.pack(">i", len(header) + len(body)) + header + body

@@ -1,0 +1,169 @@
+"""Planted bugs of the controller: each is a rule of elections or of the ISR, broken on purpose.
+
+As in ``replication_mutants.py``: every one must be found within a number of seeds, or the simulator is blind to
+it. They override one rule of the real controller, or stand between it and the brokers.
+"""
+
+from __future__ import annotations
+
+from penstock.metadata.elections import Election, Revision
+from penstock.model import BrokerId
+from penstock.protocol.errors import ErrorCode
+from penstock.replication.events import Assignment, IsrProposal
+from penstock.sim.cores.controller import ControllerWorld, RealController
+
+# Trap 7: whoever lost its page cache still counts as one that holds everything.
+
+
+class _TrustsTheForgetful(Revision):
+    def lose(self, broker: BrokerId, *, everything: bool = False) -> None:
+        self.leave_isr(broker)
+
+
+class _TrustsTheForgetfulController(RealController):
+    revision_type = _TrustsTheForgetful
+
+
+class ForgetfulReplicasStayEligible(ControllerWorld):
+    controller_type = _TrustsTheForgetfulController
+
+
+# Trap 7: eligible leaders outlive the time in which nothing was committed without them.
+
+
+class _NeverForgets(Revision):
+    def _find_eligible(self) -> None:
+        known = (*self.elr, *self._were_in_sync)
+        self.elr = tuple([broker for broker in self.replicas if broker in known and broker not in self.isr])
+
+
+class _NeverForgetsController(RealController):
+    revision_type = _NeverForgets
+
+
+class EligibleLeadersAreKept(ControllerWorld):
+    controller_type = _NeverForgetsController
+
+
+# Trap 12: anybody alive is elected rather than nobody, and nothing tells that it was unclean.
+
+
+class _ElectsAnybody(Revision):
+    def _elect(self) -> BrokerId:
+        state = self.recovery_state
+        self.election = Election.UNCLEAN
+        leader = super()._elect()
+        self.recovery_state = state
+        return leader
+
+
+class _ElectsAnybodyController(RealController):
+    revision_type = _ElectsAnybody
+
+
+class AnybodyIsElected(ControllerWorld):
+    controller_type = _ElectsAnybodyController
+
+
+# A reassignment removes the old replicas when the first of the new ones is in sync.
+
+
+class _IsHasty(Revision):
+    def _complete_reassignment(self) -> None:
+        if any(broker in self.isr for broker in self.adding):
+            self.isr = tuple(dict.fromkeys((*self.isr, *self.adding)))
+        super()._complete_reassignment()
+
+
+class _IsHastyController(RealController):
+    revision_type = _IsHasty
+
+
+class ReassignmentEndsEarly(ControllerWorld):
+    controller_type = _IsHastyController
+
+
+# A reassignment ends as soon as all new replicas are in sync, however few that leaves (Kafka's rule), and one
+# that is cancelled goes back to whatever there was.
+
+
+class _CountsNobody(Revision):
+    def _complete_reassignment(self) -> None:
+        min_isr, self._min_isr = self._min_isr, 1
+        super()._complete_reassignment()
+        self._min_isr = min_isr
+
+    def cancel(self) -> bool:
+        min_isr, self._min_isr = self._min_isr, 1
+        is_done = super().cancel()
+        self._min_isr = min_isr
+        return is_done
+
+
+class _CountsNobodyController(RealController):
+    revision_type = _CountsNobody
+
+
+class ReassignmentLeavesTooFew(ControllerWorld):
+    controller_type = _CountsNobodyController
+
+
+# Trap 8: an earlier life of a replica is let into the ISR (KIP-903).
+
+
+class _IgnoresBrokerEpochs(RealController):
+    def alter(
+        self, broker: int, broker_epoch: int, index: int, proposal: IsrProposal
+    ) -> tuple[int, Assignment | None]:
+        anonymous = proposal._replace(isr=tuple((member, -1) for member, _ in proposal.isr))
+        return super().alter(broker, broker_epoch, index, anonymous)
+
+
+class BrokerEpochsAreIgnored(ControllerWorld):
+    controller_type = _IgnoresBrokerEpochs
+
+
+# Traps 9 and 11: a proposal is taken whatever it was made from, as long as the leader is the same.
+
+
+class _IgnoresPartitionEpochs(RealController):
+    def alter(
+        self, broker: int, broker_epoch: int, index: int, proposal: IsrProposal
+    ) -> tuple[int, Assignment | None]:
+        present = self.partitions[index].partition_epoch
+        return super().alter(broker, broker_epoch, index, proposal._replace(partition_epoch=present))
+
+
+class PartitionEpochsAreIgnored(ControllerWorld):
+    controller_type = _IgnoresPartitionEpochs
+
+
+# Trap 9: a proposal of what is already so leaves the partition epoch as it is, and with it older proposals valid.
+
+
+class _SavesAChange(RealController):
+    def alter(
+        self, broker: int, broker_epoch: int, index: int, proposal: IsrProposal
+    ) -> tuple[int, Assignment | None]:
+        known = self.partitions[index]
+        members = {member for member, _ in proposal.isr}
+        epochs = (known.leader_epoch, known.partition_epoch)
+        if members == set(known.isr) and (proposal.leader_epoch, proposal.partition_epoch) == epochs:
+            return ErrorCode.NONE, known
+        return super().alter(broker, broker_epoch, index, proposal)
+
+
+class SameIsrIsNoChange(ControllerWorld):
+    controller_type = _SavesAChange
+
+
+MUTANTS: tuple[type[ControllerWorld], ...] = (
+    ForgetfulReplicasStayEligible,
+    EligibleLeadersAreKept,
+    AnybodyIsElected,
+    ReassignmentEndsEarly,
+    ReassignmentLeavesTooFew,
+    BrokerEpochsAreIgnored,
+    PartitionEpochsAreIgnored,
+    SameIsrIsNoChange,
+)

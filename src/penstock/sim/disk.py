@@ -1,0 +1,481 @@
+"""A machine's file system in memory, with everything that disks do to people.
+
+Every file has two contents: what was written (the page cache, which survives the end of a process) and what
+is on the disk (which survives the end of power). Between them stands the list of changes since. So it is with
+the names in every directory: a file that was made, renamed or removed is so for good only when its directory
+was synced. ``Disk.lose_power`` keeps what is on the disk and, as a real one may, any part of the rest.
+
+``SimFiles`` is the door for one process: it notices when the process is dead, and is where a process can be
+made to die between two operations. A newcomer may look for a strict file system here: it is the most malicious
+one that keeps the promises of ``environment.py``, and not a simulation of any that exists.
+"""
+
+from __future__ import annotations
+
+import errno
+import os.path
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from penstock.environment import Buffer
+from penstock.sim.loop import Process, ProcessDied
+
+PAGE_BYTES = 512
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+class Content:
+    """What the name of a file points to (an inode)."""
+
+    __slots__ = ("_changes", "_dropped", "data", "durable", "locked_by", "modified_ms")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.durable = bytearray()
+        # Since ``durable``: bytes appended, or the size truncated to.
+        self._changes: deque[bytes | int] = deque()
+        # How many changes came before those.
+        self._dropped = 0
+        self.modified_ms = 0
+        # Until that process ends.
+        self.locked_by: Process | None = None
+
+    @property
+    def version(self) -> int:
+        """How many changes there have been."""
+        return self._dropped + len(self._changes)
+
+    @property
+    def is_durable(self) -> bool:
+        return not self._changes
+
+    def append(self, data: bytes) -> None:
+        self.data += data
+        self._changes.append(data)
+
+    def truncate(self, size: int) -> None:
+        del self.data[size:]
+        self._changes.append(size)
+
+    def sync(self, version: int) -> None:
+        """Make the changes before a version durable."""
+        while self._dropped < version:
+            self._next_change(lambda data: data)
+
+    def sync_failed(self, version: int) -> None:
+        """The disk did not take the changes before a version, and the kernel now counts them as written."""
+        while self._dropped < version:
+            self._next_change(lambda data: bytes(len(data)))
+
+    def _next_change(self, written: Callable[[bytes], bytes]) -> None:
+        change = self._changes.popleft()
+        self._dropped += 1
+        if isinstance(change, int):
+            del self.durable[change:]
+        else:
+            self.durable += written(change)
+
+    def lose_power(self, chance: random.Random) -> None:
+        kept = chance.randint(0, len(self._changes))
+        self.sync(self._dropped + kept)
+        rest = b""
+        for change in self._changes:
+            if isinstance(change, int):
+                break
+            rest += change
+        if rest:
+            # The size may be as new as it likes, each page of it written or not.
+            rest = rest[: chance.randint(0, len(rest))]
+            how = chance.randrange(3)
+            if how == 0:
+                self.durable += rest
+            elif how == 1:
+                for start in range(0, len(rest), PAGE_BYTES):
+                    page = rest[start : start + PAGE_BYTES]
+                    self.durable += page if chance.random() < 0.7 else bytes(len(page))
+        self._settle()
+
+    def flip(self, position: int, mask: int) -> None:
+        """Change one byte behind everybody's back, in memory and on the disk."""
+        self.data[position] ^= mask
+        if position < len(self.durable):
+            self.durable[position] ^= mask
+
+    def _settle(self) -> None:
+        self._dropped += len(self._changes)
+        self._changes.clear()
+        self.data[:] = self.durable
+
+
+class Directory:
+    """Names and what they point to."""
+
+    __slots__ = ("_changes", "durable", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Content | Directory] = {}
+        self.durable: dict[str, Content | Directory] = {}
+        self._changes: list[Callable[[dict[str, Content | Directory]], None]] = []
+
+    def set(self, name: str, node: Content | Directory) -> None:
+        self._change(lambda entries: entries.__setitem__(name, node))
+
+    def drop(self, name: str) -> None:
+        def drop(entries: dict[str, Content | Directory]) -> None:
+            entries.pop(name, None)
+
+        self._change(drop)
+
+    def move(self, source: str, target: str) -> None:
+        def move(entries: dict[str, Content | Directory]) -> None:
+            if source in entries:
+                entries[target] = entries.pop(source)
+
+        self._change(move)
+
+    def _change(self, change: Callable[[dict[str, Content | Directory]], None]) -> None:
+        change(self.entries)
+        self._changes.append(change)
+
+    @property
+    def version(self) -> int:
+        return len(self._changes)
+
+    def sync(self) -> None:
+        for change in self._changes:
+            change(self.durable)
+        self._changes.clear()
+
+    def lose_power(self, chance: random.Random) -> None:
+        for change in self._changes[: chance.randint(0, len(self._changes))]:
+            change(self.durable)
+        self._changes.clear()
+        self.entries = dict(self.durable)
+        for name in sorted(self.entries):
+            self.entries[name].lose_power(chance)
+
+
+class Disk:
+    """The disks of one machine, all their data directories in one tree."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.root = Directory()
+        self.boot_id = chance.randbytes(16).hex()
+        # Bytes that still fit; None for plenty.
+        self.room_bytes: int | None = None
+        # Below these directories every write fails, and every fsync.
+        self.failing: tuple[str, ...] = ()
+        # So many fsyncs fail next, once each: what they should have written is lost (fsyncgate).
+        self.failing_syncs = 0
+        # How much longer than usual the work of threads takes.
+        self.slowness = 1.0
+        # How often a read finds nothing in memory.
+        self.cold_reads = 0.0
+        # How often the descriptor of an open file was needed for another one meanwhile.
+        self.evictions = 0.0
+        self.syncs = 0
+        self.power_losses = 0
+
+    # What happens to it
+
+    def lose_power(self) -> None:
+        self.power_losses += 1
+        self.room_bytes = None
+        self.root.lose_power(self.chance)
+        self.boot_id = self.chance.randbytes(16).hex()
+
+    def wipe(self) -> None:
+        self.root = Directory()
+
+    def heal(self) -> None:
+        self.room_bytes = None
+        self.failing = ()
+        self.failing_syncs = 0
+        self.slowness = 1.0
+
+    def thread_ms(self, lane: str) -> float:
+        """How long a piece of a thread's work takes."""
+        took = self.chance.expovariate(1 / 2)
+        if self.chance.random() < 0.01:
+            took += self.chance.uniform(0, 100)
+        return took * self.slowness
+
+    # Looking behind the processes' backs
+
+    def files(self, below: str = "/") -> Iterator[tuple[str, Content]]:
+        """Every file below a directory with its path, in the order of the names."""
+        directory = self.root if below == "/" else self.find(below)
+        if isinstance(directory, Directory):
+            yield from _walk("" if below == "/" else below, directory)
+
+    def find(self, path: str) -> Content | Directory | None:
+        node: Content | Directory | None = self.root
+        for name in path.split("/"):
+            if name:
+                if not isinstance(node, Directory):
+                    return None
+                node = node.entries.get(name)
+        return node
+
+
+class SimFiles:
+    """``environment.Files`` for one process."""
+
+    def __init__(self, disk: Disk, process: Process) -> None:
+        self.disk = disk
+        self._process = process
+        # After so many more changes to the disk the process ends, by ``die``; None for never.
+        self.changes_left: int | None = None
+        self.die: Callable[[], None] = process.end
+
+    # Files
+
+    def open(self, path: str) -> SimFile:
+        return SimFile(self, path)
+
+    def exists(self, path: str) -> bool:
+        self.alive()
+        return self.disk.find(path) is not None
+
+    def size(self, path: str) -> int:
+        return len(self.content(path).data)
+
+    def modified_ms(self, path: str) -> int:
+        return self.content(path).modified_ms
+
+    def list(self, path: str) -> list[str]:
+        self.alive()
+        node = self.disk.find(path)
+        return sorted(node.entries) if isinstance(node, Directory) else []
+
+    def make_directory(self, path: str) -> None:
+        self.alive()
+        parent, below = self.disk.root, 0
+        for name in path.split("/"):
+            if not name:
+                continue
+            node = parent.entries.get(name)
+            if node is None:
+                self.changing(path)
+                node = Directory()
+                parent.set(name, node)
+                if below == 0:
+                    parent.sync()  # a mount point, there before any of us
+            if not isinstance(node, Directory):
+                raise FileExistsError(errno.EEXIST, "not a directory", path)
+            parent = node
+            below += 1
+
+    def read(self, path: str) -> bytes:
+        if path == BOOT_ID:
+            self.alive()
+            return self.disk.boot_id.encode() + b"\n"
+        return bytes(self.content(path).data)
+
+    def replace(self, path: str, data: Buffer, *, durable: bool = True) -> None:
+        directory, name = self._parent(path)
+        self.changing(path, len(data))
+        content = Content()
+        content.append(bytes(data))
+        content.modified_ms = self._process.clock.wall_ms()
+        directory.set(name + ".tmp", content)
+        if durable:
+            self.sync_content(path, content, content.version)
+        self.changing(path)
+        directory.move(name + ".tmp", name)
+        if durable:
+            self.sync_directory(os.path.dirname(path))
+
+    def rename(self, source: str, target: str) -> None:
+        directory, name = self._parent(source)
+        assert os.path.dirname(source) == os.path.dirname(target), "renamed into another directory"
+        if name not in directory.entries:
+            raise FileNotFoundError(errno.ENOENT, "no such file", source)
+        self.changing(source)
+        there = directory.entries.get(os.path.basename(target))
+        if isinstance(there, Directory) and there.entries:
+            raise OSError(errno.ENOTEMPTY, "there is a directory of that name", target)
+        directory.move(name, os.path.basename(target))
+
+    def remove(self, path: str) -> None:
+        node = self.disk.find(path)
+        if node is None:
+            self.alive()
+            return
+        directory, name = self._parent(path)
+        if isinstance(node, Directory):
+            for child in sorted(node.entries):
+                self.remove(f"{path}/{child}")
+        self.changing(path)
+        directory.drop(name)
+
+    def forget(self, path: str) -> None:
+        self.alive()
+
+    def sync_directory(self, path: str) -> None:
+        node = self.disk.find(path)
+        if not isinstance(node, Directory):
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+        self.changing(path)
+        self.disk.syncs += 1
+        node.sync()
+
+    def sync_everything(self) -> None:
+        self.alive()
+
+    def lock(self, path: str) -> bool:
+        content = self.create(path)
+        owner = content.locked_by
+        if owner is not None and owner is not self._process and owner.is_alive:
+            return False
+        content.locked_by = self._process
+        return True
+
+    # For SimFile
+
+    def alive(self) -> None:
+        if not self._process.is_alive:
+            raise ProcessDied
+
+    def changing(self, path: str, size: int = 0) -> None:
+        """Called before every change of the disk: the moment when things go wrong."""
+        self.alive()
+        if self.changes_left is not None:
+            self.changes_left -= 1
+            if self.changes_left < 0:
+                self.die()
+                raise ProcessDied
+        disk = self.disk
+        if disk.failing and path.startswith(disk.failing):
+            raise OSError(errno.EIO, "the disk failed", path)
+        if disk.room_bytes is not None and size:
+            if size > disk.room_bytes:
+                raise OSError(errno.ENOSPC, "the disk is full", path)
+            disk.room_bytes -= size
+
+    def content(self, path: str) -> Content:
+        self.alive()
+        node = self.disk.find(path)
+        if not isinstance(node, Content):
+            if node is not None:
+                raise IsADirectoryError(errno.EISDIR, "a directory", path)
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return node
+
+    def create(self, path: str) -> Content:
+        """The content at a path, a new and empty one if there was none."""
+        self.alive()
+        if self.disk.find(path) is None:
+            directory, name = self._parent(path)
+            self.changing(path, 1)
+            content = Content()
+            content.modified_ms = self._process.clock.wall_ms()
+            directory.set(name, content)
+        return self.content(path)
+
+    def sync_content(self, path: str, content: Content, version: int) -> None:
+        disk = self.disk
+        disk.syncs += 1
+        self.alive()
+        if disk.failing_syncs > 0 and not content.is_durable:
+            disk.failing_syncs -= 1
+            content.sync_failed(version)
+            raise OSError(errno.EIO, "the disk did not take it", path)
+        self.changing(path)
+        content.sync(version)
+
+    def wrote(self, content: Content) -> None:
+        content.modified_ms = self._process.clock.wall_ms()
+
+    def _parent(self, path: str) -> tuple[Directory, str]:
+        self.alive()
+        node = self.disk.find(os.path.dirname(path))
+        if not isinstance(node, Directory):
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+        return node, os.path.basename(path)
+
+
+class SimFile:
+    """``environment.File``: opened when first used, and again whenever its descriptor was taken away."""
+
+    __slots__ = ("_content", "_files", "_path", "_was_opened")
+
+    def __init__(self, files: SimFiles, path: str) -> None:
+        self._files = files
+        self._path = path
+        self._content: Content | None = None
+        self._was_opened = False
+
+    def _opened(self) -> Content:
+        files = self._files
+        files.alive()
+        disk = files.disk
+        if self._content is not None and disk.evictions and disk.chance.random() < disk.evictions:
+            self._content = None
+        if self._content is None:
+            # Opened again, it must still be there.
+            self._content = files.content(self._path) if self._was_opened else files.create(self._path)
+            self._was_opened = True
+        return self._content
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def size(self) -> int:
+        # As on a real machine, known without looking once it was opened.
+        return len((self._content or self._opened()).data)
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        content = self._opened()
+        data = b"".join(buffers)
+        self._files.changing(self._path, len(data))
+        content.append(data)
+        self._files.wrote(content)
+
+    def read_at(self, position: int, size: int) -> bytes:
+        return bytes(self._opened().data[position : position + size])
+
+    def read_now(self, position: int, size: int) -> bytes | None:
+        if not self.is_warm(position, size):
+            return None
+        return self.read_at(position, size)
+
+    def truncate(self, size: int) -> None:
+        content = self._opened()
+        self._files.changing(self._path)
+        assert size <= len(content.data), "truncated to more than there is"
+        content.truncate(size)
+        self._files.wrote(content)
+
+    def moved(self, path: str) -> None:
+        self._path = path
+
+    def is_warm(self, position: int, size: int) -> bool:
+        disk = self._files.disk
+        return not disk.cold_reads or disk.chance.random() >= disk.cold_reads
+
+    def prepare_warming(self, position: int, size: int) -> Callable[[], None]:
+        self._opened()
+        return self._files.alive
+
+    def prepare_sync(self) -> Callable[[], None]:
+        content = self._opened()
+        # What is written later may be made durable by the same fsync, or not: nobody may count on it.
+        version = content.version
+        return lambda: self._files.sync_content(self._path, content, version)
+
+    def close(self) -> None:
+        self._content = None
+
+
+def _walk(path: str, directory: Directory) -> Iterator[tuple[str, Content]]:
+    for name in sorted(directory.entries):
+        node = directory.entries[name]
+        if isinstance(node, Directory):
+            yield from _walk(f"{path}/{name}", node)
+        else:
+            yield f"{path}/{name}", node

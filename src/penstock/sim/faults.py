@@ -1,0 +1,341 @@
+"""What goes wrong, and when: the nemesis of a simulated cluster.
+
+It strikes at random moments with one of the faults that the plan of the run allows, and undoes each after a
+while. ``heal`` undoes all of them at once and for good.
+
+Some faults a cluster survives only one at a time: when a machine has lost power (in ``replicated`` mode, where
+records count before they are on a disk), or its disk was damaged or wiped, the other copies must be whole. So
+these strike a second machine only when ``is_whole`` says that every partition has all its copies again. What a
+newcomer gets wrong: this is the one place where mercy is allowed. The checkers excuse nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.sim.cluster import Cluster, Machine
+from penstock.sim.disk import Content
+from penstock.sim.loop import Event, Process
+
+# These cost a machine some of what it has; the others do not.
+HARMFUL = ("power", "flip", "sync fails", "wipe")
+ALL_FAULTS = (
+    "crash",
+    "crash while writing",
+    "crash of all",
+    "stop",
+    "pause",
+    "pause of a client",
+    "cut",
+    "one-way cut",
+    "isolation",
+    "cut from clients",
+    "reset",
+    "clog",
+    "slow disk",
+    "full disk",
+    "disk fails",
+    "clock jump",
+    "power",
+    "power of all",
+    "flip",
+    "sync fails",
+    "wipe",
+)
+
+
+class Nemesis:
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        faults: Sequence[str],
+        interval_ms: float,
+        clients: Mapping[str, Process],
+        # Whether power may fail anywhere at any time: what counts is on the disks.
+        is_flushed: bool,
+        is_whole: Callable[[], bool],
+    ) -> None:
+        self._cluster = cluster
+        self._loop = cluster.loop
+        self._fabric = cluster.fabric
+        self._chance = cluster.loop.streams["faults"]
+        self._faults = list(faults)
+        self._interval_ms = interval_ms
+        # By host; there may be more of them later.
+        self._clients = clients
+        self._is_flushed = is_flushed
+        self._is_whole = is_whole
+        # The machine that harm was last done to.
+        self._victim: Machine | None = None
+        self._is_over = False
+        self._restarts: dict[int, Event] = {}
+        self.counts: dict[str, int] = {}
+        cluster.on_ended = self._ended
+        if self._faults:
+            self._strike_later()
+
+    # Striking
+
+    def _strike_later(self) -> None:
+        self._loop.after(self._chance.expovariate(1 / self._interval_ms), self._strike, "fault")
+
+    def _strike(self) -> None:
+        if self._is_over:
+            return
+        fault = self._chance.choice(self._faults)
+        machine = self._chance.choice(list(self._cluster.machines.values()))
+        if fault not in HARMFUL or self._may_harm(fault, machine):
+            strikes = getattr(self, "_" + fault.replace(" ", "_").replace("-", "_"))
+            if strikes(machine):
+                self.counts[fault] = self.counts.get(fault, 0) + 1
+                self._cluster.note("nemesis", fault, {"machine": machine.host})
+        self._strike_later()
+
+    def _may_harm(self, fault: str, machine: Machine) -> bool:
+        if fault == "power" and self._is_flushed:
+            return True
+        if self._victim is None or self._victim is machine or self._is_whole():
+            self._victim = machine
+            return True
+        return False
+
+    def _soon(self, strike: Callable[[Machine], bool], machine: Machine) -> None:
+        """Within two seconds, mostly at once."""
+
+        def now() -> None:
+            if not self._is_over:
+                strike(machine)
+
+        self._loop.after(self._chance.random() ** 3 * 2_000, now, "fault")
+
+    def _for_a_while(self, shortest_ms: float, longest_ms: float, undo: Callable[[], None]) -> None:
+        # Mostly short, sometimes long.
+        duration_ms = shortest_ms + (longest_ms - shortest_ms) * self._chance.random() ** 3
+
+        def over() -> None:
+            if not self._is_over:
+                undo()
+
+        self._loop.after(duration_ms, over, "undo")
+
+    def heal(self) -> None:
+        """No more faults; everything is repaired and running."""
+        self._is_over = True
+        self._fabric.mend_all()
+        self._fabric.weather.clogs = 0.0
+        for process in self._clients.values():
+            process.resume()
+        for machine in self._cluster.machines.values():
+            machine.disk.heal()
+            if machine.files is not None:
+                machine.files.changes_left = None
+            if machine.process is not None:
+                machine.process.resume()
+            if not machine.has_power:
+                self._cluster.restore_power(machine)
+            if not machine.is_running:
+                self._restart(machine, 0)
+            elif machine.is_harmed:
+                # A directory that failed stays offline until somebody has repaired it and starts the node.
+                self._cluster.crash(machine)
+
+    # Processes
+
+    def _ended(self, machine: Machine) -> None:
+        """Somebody is there to start it again, sooner or later."""
+        if machine.has_power:
+            longest_ms = 500 if self._is_over else 20_000
+            self._restart(machine, 50 + longest_ms * self._chance.random() ** 3)
+
+    def _restart(self, machine: Machine, delay_ms: float) -> None:
+        before = self._restarts.get(machine.node_id)
+        if before is not None:
+            before.cancel()
+
+        def restart() -> None:
+            if not machine.is_running and machine.has_power:
+                self._cluster.start(machine)
+
+        self._restarts[machine.node_id] = self._loop.after(delay_ms, restart, "start")
+
+    def _crash(self, machine: Machine) -> bool:
+        if not machine.is_running:
+            return False
+        self._cluster.crash(machine)
+        return True
+
+    def _crash_while_writing(self, machine: Machine) -> bool:
+        if not machine.is_running or machine.files is None:
+            return False
+        machine.files.changes_left = self._chance.randrange(40)
+        return True
+
+    def _crash_of_all(self, machine: Machine) -> bool:
+        for each in self._cluster.running:
+            self._soon(self._crash, each)
+        return True
+
+    def _stop(self, machine: Machine) -> bool:
+        if not machine.is_running or machine.is_stopping:
+            return False
+        self._cluster.stop(machine)
+        return True
+
+    def _pause(self, machine: Machine) -> bool:
+        if not machine.is_running or machine.process is None:
+            return False
+        machine.process.pause(10 + 20_000 * self._chance.random() ** 3)
+        return True
+
+    def _pause_of_a_client(self, machine: Machine) -> bool:
+        process = self._chance.choice(list(self._clients.values()))
+        process.pause(10 + 20_000 * self._chance.random() ** 3)
+        return True
+
+    def _clock_jump(self, machine: Machine) -> bool:
+        by_ms = self._chance.randint(-20_000, 20_000)
+        machine.wall_skew_ms += by_ms
+        if machine.process is not None:
+            machine.process.clock.wall_skew_ms += by_ms
+        return True
+
+    # Network
+
+    def _cut_pairs(self, pairs: list[tuple[str, str]]) -> bool:
+        pairs = [pair for pair in pairs if pair[0] != pair[1]]
+        if not pairs:
+            return False
+        for pair in pairs:
+            self._fabric.cut(*pair)
+
+        def mend() -> None:
+            for pair in pairs:
+                self._fabric.mend(*pair)
+
+        self._for_a_while(50, 30_000, mend)
+        return True
+
+    def _others(self, machine: Machine) -> list[str]:
+        return [other.host for other in self._cluster.machines.values() if other is not machine]
+
+    def _cut(self, machine: Machine) -> bool:
+        others = self._others(machine)
+        if not others:
+            return False
+        other = self._chance.choice(others)
+        return self._cut_pairs([(machine.host, other), (other, machine.host)])
+
+    def _one_way_cut(self, machine: Machine) -> bool:
+        others = self._others(machine)
+        if not others:
+            return False
+        other = self._chance.choice(others)
+        return self._cut_pairs([(machine.host, other)])
+
+    def _isolation(self, machine: Machine) -> bool:
+        others = self._others(machine)
+        ways = self._chance.randrange(3)
+        out = [(machine.host, other) for other in others] if ways != 1 else []
+        into = [(other, machine.host) for other in others] if ways != 2 else []
+        return self._cut_pairs(out + into)
+
+    def _cut_from_clients(self, machine: Machine) -> bool:
+        clients = [host for host in self._clients if self._chance.random() < 0.7]
+        return self._cut_pairs(
+            [(machine.host, host) for host in clients] + [(host, machine.host) for host in clients]
+        )
+
+    def _reset(self, machine: Machine) -> bool:
+        hosts = [*self._others(machine), *self._clients]
+        return self._fabric.reset_some(self._chance.choice(hosts), machine.host) > 0
+
+    def _clog(self, machine: Machine) -> bool:
+        weather = self._fabric.weather
+        weather.clogs = self._chance.choice([0.01, 0.1, 0.3])
+
+        def clear() -> None:
+            weather.clogs = 0.0
+
+        self._for_a_while(500, 20_000, clear)
+        return True
+
+    # Disks
+
+    def _slow_disk(self, machine: Machine) -> bool:
+        disk = machine.disk
+        disk.slowness = self._chance.choice([5.0, 50.0, 300.0])
+
+        def recover() -> None:
+            disk.slowness = 1.0
+
+        self._for_a_while(500, 15_000, recover)
+        return True
+
+    def _full_disk(self, machine: Machine) -> bool:
+        disk = machine.disk
+        disk.room_bytes = self._chance.choice([0, 100, 2_000])
+
+        def make_room() -> None:
+            disk.room_bytes = None
+
+        self._for_a_while(500, 15_000, make_room)
+        return True
+
+    def _disk_fails(self, machine: Machine) -> bool:
+        machine.is_harmed = True
+        disk = machine.disk
+        disk.failing = (f"/disk{self._chance.randint(1, 2)}",)
+
+        def repair() -> None:
+            disk.failing = ()
+
+        self._for_a_while(500, 15_000, repair)
+        return True
+
+    def _sync_fails(self, machine: Machine) -> bool:
+        machine.is_harmed = True
+        machine.disk.failing_syncs = 1
+        return True
+
+    def _flip(self, machine: Machine) -> bool:
+        """One wrong bit in a record that lies there since long."""
+        segments = [
+            content
+            for path, content in machine.disk.files()
+            if path.endswith(".log")
+            and "__cluster_metadata" not in path
+            and content.is_durable
+            and content.data
+        ]
+        if not segments:
+            return False
+        machine.is_harmed = True
+        content: Content = self._chance.choice(segments)
+        content.flip(self._chance.randrange(len(content.data)), 1 << self._chance.randrange(8))
+        return True
+
+    def _wipe(self, machine: Machine) -> bool:
+        machine.is_harmed = True
+        self._cluster.wipe(machine)
+        if machine.has_power:
+            self._restart(machine, self._chance.uniform(50, 5_000))
+        return True
+
+    def _power(self, machine: Machine) -> bool:
+        if not machine.has_power:
+            return False
+        self._cluster.lose_power(machine)
+
+        def restore() -> None:
+            if not machine.has_power:
+                self._cluster.restore_power(machine)
+                self._restart(machine, self._chance.uniform(50, 3_000))
+
+        self._for_a_while(100, 20_000, restore)
+        return True
+
+    def _power_of_all(self, machine: Machine) -> bool:
+        for each in self._cluster.machines.values():
+            self._soon(self._power, each)
+        return True

@@ -1,0 +1,270 @@
+"""The producers of a simulated run, each on a host of its own.
+
+A ``Lane`` is an idempotent producer of one partition, as careful as the Java client: it repeats a batch until
+it is acknowledged, in order, with up to five in flight. A ``Gambler`` sends once and takes what it gets.
+
+Traffic is sparse on purpose: what is interesting happens between two records, and every request costs real
+time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.produce import (
+    InitProducerIdRequest,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    TopicProduceData,
+)
+from penstock.protocol.records import encode_batch
+from penstock.sim.client import Client, Place
+from penstock.sim.loop import Violation
+from penstock.sim.topics import MORTAL, Topics
+from penstock.sim.truths import Truths
+
+ALL = -1
+PRODUCE_TIMEOUT_MS = 3_000
+TOPIC_IDS_SINCE_VERSION = 13
+
+# The broker has written nothing and says so; with any other error perhaps it has.
+DEFINITE = (
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.MESSAGE_TOO_LARGE,
+    ErrorCode.INVALID_REQUIRED_ACKS,
+    ErrorCode.CORRUPT_MESSAGE,
+    ErrorCode.INVALID_TIMESTAMP,
+)
+# The leader does not know what this producer wrote before.
+FORGOTTEN = (
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ErrorCode.UNKNOWN_PRODUCER_ID,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+)
+
+
+class Identity:
+    """The producer id that the lanes of one producer share."""
+
+    def __init__(self) -> None:
+        self.producer_id = -1
+        self.epoch = -1
+
+
+class _Batch:
+    def __init__(self, values: list[bytes], sequence: int) -> None:
+        self.values = values
+        self.sequence = sequence
+
+
+class Lane:
+    """An idempotent producer of one partition with acks=all."""
+
+    def __init__(
+        self,
+        client: Client,
+        truths: Truths,
+        topics: Topics,
+        place: Place,
+        name: str,
+        *,
+        identity: Identity,
+        interval_ms: float,
+    ) -> None:
+        self._client = client
+        self._chance = client.chance
+        self._truths = truths
+        self._topics = topics
+        self._place = place
+        self._name = name
+        self._interval_ms = interval_ms
+        self._version = _version(client, place, 8, 11)
+        self._in_flight_max = self._chance.choice([1, 1, 3, 5])
+        self._numbers = 0
+        self._identity = identity
+        self._sequence = 0
+        self._pending: list[_Batch] = []
+        # Whether more should be sent once this is acknowledged.
+        self.is_open = True
+        self.acknowledged = 0
+
+    def __str__(self) -> str:
+        return f"{self._name} of {self._place}"
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._pending or not self.is_wanted
+
+    @property
+    def is_wanted(self) -> bool:
+        return self._place.topic_id not in self._topics.doomed
+
+    async def run(self) -> None:
+        while self._place.topic_id not in self._topics.doomed:
+            if self.is_open:
+                await self._client.pause(self._chance.expovariate(1 / self._interval_ms))
+                for _ in range(self._chance.randint(1, self._in_flight_max)):
+                    self._make()
+            elif not self._pending:
+                await self._client.pause(100)
+                continue
+            while self._pending and self._place.topic_id not in self._topics.doomed:
+                if self._identity.producer_id < 0 and not await self._identify():
+                    await self._client.back_off()
+                elif not await self._send_all():
+                    await self._client.back_off()
+                    await self._client.refresh([self._place.topic])
+
+    def _make(self) -> None:
+        values = []
+        for _ in range(self._chance.choice([1, 1, 2, 5])):
+            value = b"%s/%d" % (self._name.encode(), self._numbers)
+            self._truths.promises.sending(self._place, self._name, self._numbers, value, is_promise=True)
+            self._numbers += 1
+            values.append(value)
+        self._pending.append(_Batch(values, self._sequence))
+        self._sequence += len(values)
+
+    async def _identify(self) -> bool:
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
+        response = await self._client.call(None, request, 4)
+        if response is None or response.error_code:
+            if not self._client.brokers:
+                await self._client.refresh([])
+            return False
+        if self._identity.producer_id < 0:  # another lane may have been faster
+            self._identity.producer_id, self._identity.epoch = response.producer_id, response.producer_epoch
+        return True
+
+    async def _send_all(self) -> bool:
+        """Send everything pending in order; True when all of it was acknowledged."""
+        leadership = self._client.leader(self._place)
+        if leadership is None:
+            return False
+        wire = self._client.wire(self._client.brokers[leadership.broker])
+        wall_ms = self._client.process.clock.wall_ms()
+        answers = [
+            wire.call(
+                produce_request(
+                    self._place,
+                    encode_batch(
+                        [(wall_ms, b"key", value, ()) for value in batch.values],
+                        producer_id=self._identity.producer_id,
+                        producer_epoch=self._identity.epoch,
+                        base_sequence=batch.sequence,
+                    ),
+                    self._version,
+                    ALL,
+                ),
+                self._version,
+                PRODUCE_TIMEOUT_MS + 7_000,
+            )
+            for batch in self._pending
+        ]
+        for answer in answers:
+            result = _only(await answer)
+            if result is None:
+                return False
+            if result.error_code in FORGOTTEN:
+                self._forgotten(ErrorCode(result.error_code))
+                return False
+            if result.error_code:
+                return False
+            batch = self._pending.pop(0)
+            for place, value in enumerate(batch.values):
+                self._truths.promises.acked(value, result.base_offset + place)
+            self.acknowledged += len(batch.values)
+        return True
+
+    def _forgotten(self, error: ErrorCode) -> None:
+        """Everything before the first pending batch was acknowledged, so the leader must know it."""
+        place = self._place
+        if place.topic_id in self._topics.doomed or self._truths.starts.deleted_before(place) > 0:
+            # Its records are gone, and with them perhaps what was known of their producer.
+            self._identity = Identity()
+            self._pending.clear()
+            self._sequence = 0
+            return
+        raise Violation(
+            f"{self._name} has every batch of {place} before sequence {self._pending[0].sequence} "
+            f"acknowledged, and the leader answers {error.name}"
+        )
+
+
+class Gambler:
+    """A producer that sends each batch once, without an id, and lives with what becomes of it."""
+
+    def __init__(
+        self,
+        client: Client,
+        truths: Truths,
+        topics: Topics,
+        place: Place,
+        name: str,
+        *,
+        interval_ms: float,
+        acks: int,
+    ) -> None:
+        self._client = client
+        self._chance = client.chance
+        self._truths = truths
+        self._topics = topics
+        self._place = place
+        self._name = name
+        self._interval_ms = interval_ms
+        self._acks = acks
+        self._version = _version(client, place, 3, 9)
+        self.is_open = True
+
+    async def run(self) -> None:
+        client = self._client
+        number = 0
+        while self.is_open and self._place.topic_id not in self._topics.doomed:
+            await client.pause(self._chance.expovariate(1 / self._interval_ms))
+            leadership = client.leader(self._place)
+            if leadership is None:
+                await client.refresh([self._place.topic])
+                continue
+            value = b"%s/%d" % (self._name.encode(), number)
+            number += 1
+            self._truths.promises.sending(self._place, "", number, value, is_promise=self._acks == ALL)
+            batch = encode_batch([(client.process.clock.wall_ms(), None, value, ())])
+            request = produce_request(self._place, batch, self._version, self._acks)
+            result = _only(await client.call(leadership.broker, request, self._version))
+            if result is None or result.error_code:
+                if result is not None and result.error_code in DEFINITE:
+                    self._truths.promises.failed(value)
+                await client.refresh([self._place.topic])
+            else:
+                self._truths.promises.acked(value, result.base_offset)
+
+
+def produce_request(place: Place, batch: bytearray, version: int, acks: int) -> ProduceRequest:
+    by_id = version >= TOPIC_IDS_SINCE_VERSION
+    return ProduceRequest(
+        acks=acks,
+        timeout_ms=PRODUCE_TIMEOUT_MS,
+        topic_data=[
+            TopicProduceData(
+                name="" if by_id else place.topic,
+                topic_id=place.topic_id if by_id else bytes(16),
+                partition_data=[PartitionProduceData(index=place.partition, records=memoryview(batch))],
+            )
+        ],
+    )
+
+
+def _version(client: Client, place: Place, *by_name: int) -> int:
+    if MORTAL in place.topic:
+        return TOPIC_IDS_SINCE_VERSION
+    return client.chance.choice([*by_name, TOPIC_IDS_SINCE_VERSION])
+
+
+def _only(response: Any) -> PartitionProduceResponse | None:
+    if response is None:
+        return None
+    result: PartitionProduceResponse = response.responses[0].partition_responses[0]
+    return result

@@ -1,0 +1,230 @@
+"""Consumers by assignment: each reads every partition of every topic, from whoever leads it.
+
+A reader has a fetch session with every broker and checks all it is served: checksums, order, epochs, the high
+watermark. It names the leader epoch it believes in and the epoch of the last batch it read (KIP-320), so a
+leader that does not have what was read says so, and that is a violation: what was read is committed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crc32c import crc32c
+
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from penstock.protocol.records import CRC_START, batches, decode_records
+from penstock.sim.client import Client, Place
+from penstock.sim.loop import Violation, start
+from penstock.sim.topics import EARLIEST, Topics, list_offset
+from penstock.sim.truths import Truths
+
+FETCH_WAIT_MS = 500
+RECORDS_BYTES_MAX = 1 << 24
+TOPIC_IDS_SINCE_VERSION = 13
+
+
+class Position:
+    """Where a reader is in a partition."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        # Of the last batch read.
+        self.epoch = -1
+
+
+class Reader:
+    """A consumer that reads every partition of its topics, from whoever leads it."""
+
+    def __init__(self, client: Client, truths: Truths, topics: Topics, name: str) -> None:
+        self._client = client
+        self._chance = client.chance
+        self._truths = truths
+        self._topics = topics
+        self.name = name
+        self._version = self._chance.choice([11, 12, 13, 15, 17])
+        self.positions: dict[Place, Position] = {}
+        # The high watermark last told by the leader of an epoch.
+        self._watermarks: dict[tuple[Place, int], int] = {}
+
+    async def run(self) -> None:
+        client = self._client
+        polling: dict[int, bool] = {}
+        while True:
+            names = self._topics.alive()
+            await client.refresh(names)
+            for name in names:
+                for place in client.places.get(name, []):
+                    self.positions.setdefault(place, Position())
+            for broker in sorted(client.brokers):
+                if broker not in polling:
+                    polling[broker] = True
+                    start(client.process, self._poll(broker))
+            await client.pause(self._chance.uniform(500, 3_000))
+
+    def offset(self, place: Place) -> int:
+        """Behind the last record read."""
+        position = self.positions.get(place)
+        return 0 if position is None else position.offset
+
+    def _led_by(self, broker: int) -> list[Place]:
+        return [
+            place
+            for place in self.positions
+            if place.topic_id not in self._topics.doomed
+            and (leadership := self._client.leader(place)) is not None
+            and leadership.broker == broker
+        ]
+
+    async def _poll(self, broker: int) -> None:
+        """Fetch from one broker, for ever, in one session after the other."""
+        client = self._client
+        session_id = session_epoch = 0
+        in_session: dict[Place, tuple[int, int]] = {}
+        while True:
+            places = self._led_by(broker)
+            if not places:
+                session_id = session_epoch = 0
+                await client.pause(300)
+                continue
+            if session_epoch == 0 or any(place not in places for place in in_session):
+                session_id, session_epoch, in_session = 0, 0, {}
+            asked = {}
+            for place in places:
+                now = (self.positions[place].offset, client.leaders[place].epoch)
+                if in_session.get(place) != now:
+                    asked[place] = now
+                    in_session[place] = now
+            request = fetch_request(
+                [(place, self.positions[place], client.leaders[place].epoch) for place in asked],
+                self._version,
+                session_id,
+                session_epoch,
+            )
+            response: FetchResponse | None = await client.call(
+                broker, request, self._version, timeout_ms=FETCH_WAIT_MS + 5_000, lane="fetch"
+            )
+            if response is None or response.error_code:
+                session_id = session_epoch = 0
+                in_session = {}
+                await client.back_off()
+                await client.refresh([place.topic for place in places])
+                continue
+            session_id, session_epoch = response.session_id, session_epoch + 1
+            if not await self._received(response, dict(in_session)):
+                await client.back_off()
+                await client.refresh([place.topic for place in places])
+
+    async def _received(self, response: FetchResponse, asked: dict[Place, tuple[int, int]]) -> bool:
+        """Whether all partitions, asked for by (offset, leader epoch), were answered without an error."""
+        by_name = {
+            (
+                place.topic_id if self._version >= TOPIC_IDS_SINCE_VERSION else place.topic,
+                place.partition,
+            ): place
+            for place in asked
+        }
+        is_good = True
+        for topic in response.responses:
+            named = topic.topic_id if self._version >= TOPIC_IDS_SINCE_VERSION else topic.topic
+            for data in topic.partitions:
+                place = by_name.get((named, data.partition_index))
+                if place is None or place.topic_id in self._topics.doomed:
+                    continue
+                position = self.positions[place]
+                if data.diverging_epoch is not None and data.diverging_epoch.end_offset >= 0:
+                    raise Violation(
+                        f"lost write: {self.name} read {place} to {position.offset}, epoch {position.epoch}, "
+                        f"and the leader says it diverges at {data.diverging_epoch}"
+                    )
+                if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                    await self._out_of_range(place, position)
+                elif data.error_code:
+                    is_good = False
+                else:
+                    self._truths.starts.saw(place, data.log_start_offset, self.name)
+                    self._watermark_moved(place, asked[place][1], data.high_watermark)
+                    self._read(place, position, _bytes(data.records), data.high_watermark)
+        return is_good
+
+    def _watermark_moved(self, place: Place, epoch: int, high_watermark: int) -> None:
+        key = (place, epoch)
+        known = self._watermarks.get(key, 0)
+        if high_watermark < known:
+            raise Violation(
+                f"{self.name}: the high watermark of {place} in epoch {key[1]} fell from {known} to "
+                f"{high_watermark}"
+            )
+        self._watermarks[key] = max(known, high_watermark)
+
+    def _read(self, place: Place, position: Position, records: bytes, high_watermark: int) -> None:
+        for at, header in batches(records):
+            if header.size > len(records) - at:
+                break  # cut off by the limit
+            if crc32c(memoryview(records)[at + CRC_START : at + header.size]) != header.crc:
+                raise Violation(f"{self.name} was served a damaged batch of {place} at {header.base_offset}")
+            if header.last_offset >= high_watermark:
+                raise Violation(
+                    f"{self.name} was served {place} to {header.last_offset}, beyond the high watermark "
+                    f"{high_watermark}"
+                )
+            for record in decode_records(records, at, bytes_max=RECORDS_BYTES_MAX):
+                if record.offset < position.offset:
+                    continue  # the batch begins before what was asked for
+                assert record.value is not None
+                self._truths.polls.polled_from(place, position.offset, record.offset, self.name)
+                self._truths.values.saw(place, record.offset, record.value, header.leader_epoch, self.name)
+                self._truths.promises.read(place, record.offset, record.value, self.name)
+                if header.leader_epoch < position.epoch:
+                    raise Violation(
+                        f"{place} at {record.offset}: epoch {header.leader_epoch} after {position.epoch}"
+                    )
+                position.offset, position.epoch = record.offset + 1, header.leader_epoch
+
+    async def _out_of_range(self, place: Place, position: Position) -> None:
+        leadership = self._client.leader(place)
+        if leadership is None:
+            return
+        start = await list_offset(self._client, place, EARLIEST)
+        if start is None:
+            return
+        if start <= position.offset:
+            raise Violation(
+                f"lost write: {self.name} read {place} to {position.offset}, which the leader of epoch "
+                f"{leadership.epoch} says is out of range; it starts at {start}"
+            )
+        self._truths.starts.saw(place, start, self.name)
+        position.offset, position.epoch = start, -1
+
+
+def fetch_request(
+    asked: list[tuple[Place, Position, int]], version: int, session_id: int, session_epoch: int
+) -> FetchRequest:
+    by_id = version >= TOPIC_IDS_SINCE_VERSION
+    return FetchRequest(
+        max_wait_ms=FETCH_WAIT_MS,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        session_id=session_id,
+        session_epoch=session_epoch,
+        topics=[
+            FetchTopic(
+                topic="" if by_id else place.topic,
+                topic_id=place.topic_id if by_id else bytes(16),
+                partitions=[
+                    FetchPartition(
+                        partition=place.partition,
+                        current_leader_epoch=epoch,
+                        fetch_offset=position.offset,
+                        last_fetched_epoch=position.epoch,
+                        partition_max_bytes=1 << 18,
+                    )
+                ],
+            )
+            for place, position, epoch in asked
+        ],
+    )
+
+
+def _bytes(records: Any) -> bytes:
+    return bytes(records or b"")
