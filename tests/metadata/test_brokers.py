@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.metadata.broker_settings import REBUILD_DELAY_MS
+from penstock.metadata.brokers import OVERLAP_MS
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import (
