@@ -210,8 +210,9 @@ class Broker:
         return leader if leader is not None and leader in self.image.brokers else self.node_id
 
     def brokers(self) -> Iterable[BrokerImage]:
-        """Those that clients can talk to."""
-        return [broker for broker in self.image.brokers.values() if not broker.fenced]
+        """Those that clients can talk to; never none, which clients would take for the end of the cluster."""
+        known = self.image.brokers.values()
+        return [broker for broker in known if not broker.fenced] or known
 
     def topic_name(self, topic_id: bytes) -> str:
         """Empty when no topic has this id."""

@@ -57,6 +57,10 @@ class Watcher(Protocol):
         """Readers can see more of the partition, or it begins later, or it is led by another, or gone."""
         ...
 
+    def noted(self, partition: HostedPartition) -> None:
+        """There is something to say of the partition, when something is said anyway."""
+        ...
+
 
 class Surroundings(Protocol):
     """What a hosted partition needs to know of the node it is on, and tells it."""
@@ -302,6 +306,9 @@ class HostedPartition:
                 waiters.popleft()[1](ErrorCode.NONE)
             if self._watchers:
                 self._notify(self._watchers)
+            # Followers hear of it with the next answer they get; none is sent for this alone.
+            for watcher in self._replica_watchers:
+                watcher.noted(self)
         if self.is_leader and not self._is_established and core.has_established:
             self._is_established = True
             self._surroundings.established(self)

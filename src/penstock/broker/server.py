@@ -28,6 +28,8 @@ FRAME_TIMEOUT_MS = 60_000
 FRAME_BYTES_PER_MS_MIN = 64
 # Whoever sits on a buffer that others wait for has to keep sending.
 STALLED_MS = 5_000
+# Connections that wait for a node to be ready.
+HELD_MAX = 1_000
 # Refusals are logged, but a peer that is refused all the time may not fill the disk with it.
 REFUSALS_LOGGED_PER_SWEEP = 20
 
@@ -60,24 +62,39 @@ class Server:
         self._per_host: dict[str, int] = {}
         self._waiting_for_buffer: dict[Connection, None] = {}
         self._listener: Listener | None = None
+        # Connections that came before this node has something to say.
+        self._held: list[Stream] | None = None
         self._refusals = 0
 
-    def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Serve from now on; the address really bound."""
+    def listen(self, host: str, port: int, *, hold: bool = False) -> tuple[str, int]:
+        """Serve from now on; the address really bound. With ``hold`` nobody is heard before ``open``."""
+        self._held = [] if hold else None
         self._listener = self.environment.network.listen(host, port, self._accept)
         self._sweep()
         return self._listener.address
 
+    def open(self) -> None:
+        """Hear those who came too early."""
+        held, self._held = self._held, None
+        for stream in held or ():
+            self._accept(stream)
+
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
+        for stream in self._held or ():
+            stream.close()
         for connection in list(self._connections):
             connection.close()
 
     def _accept(self, stream: Stream) -> None:
         host = stream.peer
+        if self._held is not None and len(self._held) < HELD_MAX:
+            self._held.append(stream)
+            return
         if (
-            len(self._connections) >= self._connections_max
+            self._held is not None
+            or len(self._connections) >= self._connections_max
             or self._per_host.get(host, 0) >= self._config.max_connections_per_ip
         ):
             self._note("refused a connection", peer=host, reason="too many connections")
@@ -198,15 +215,18 @@ class Node:
             internal = told if told is not None and told[1] else bound
         advertised = None
         if self.client is not None:
-            self._client_address = self._listen(self.client, options.listen, "--listen")
+            # A broker that is not in the cluster yet could tell clients of none, and they would believe it.
+            self._client_address = self._listen(self.client, options.listen, "--listen", hold=True)
             advertised = options.advertise or self._client_address
         self.broker.start(advertised, internal)
         if self.client is None:
             self._on_ready(None)
 
-    def _listen(self, server: Server, address: tuple[str, int], option: str) -> tuple[str, int]:
+    def _listen(
+        self, server: Server, address: tuple[str, int], option: str, *, hold: bool = False
+    ) -> tuple[str, int]:
         try:
-            return server.listen(*address)
+            return server.listen(*address, hold=hold)
         except OSError as error:
             wanted = f"{address[0]}:{address[1]}"
             raise ServeError(
@@ -214,6 +234,8 @@ class Node:
             ) from None
 
     def _became_active(self) -> None:
+        if self.client is not None:
+            self.client.open()
         self._on_ready(self._client_address)
 
     def stop(self, done: Callable[[], None]) -> None:

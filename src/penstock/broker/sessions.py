@@ -183,6 +183,11 @@ class FetchSession:
             if self.waiting is not None:
                 self.waiting.changed(hosted)
 
+    def noted(self, hosted: HostedPartition) -> None:
+        partition = self._hosted.get(hosted)
+        if partition is not None:
+            self._dirty[partition] = None
+
     def has_news(self, partition: FetchPartition, data: PartitionData) -> bool:
         """Whether an answer would name the partition. One that has none is not looked at until it changes."""
         if (

@@ -147,6 +147,8 @@ class Storage:
 
     def remember_epoch(self, epoch: int) -> None:
         """This broker is registered: what it writes from now on belongs to this epoch."""
+        # Should it have to register again, it has lost nothing in between.
+        self.previous_broker_epoch = epoch
         remembered = {
             "version": 0,
             "brokerEpoch": epoch,

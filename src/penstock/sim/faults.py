@@ -12,10 +12,16 @@ newcomer gets wrong: this is the one place where mercy is allowed. The checkers 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
+from penstock.protocol.records import HEADER_SIZE, CorruptBatch, batches
 from penstock.sim.cluster import Cluster, Machine
 from penstock.sim.disk import Content
 from penstock.sim.loop import Event, Process
+
+# In the header of a batch.
+EPOCH_AT = 12
+EPOCH_BYTES = 4
 
 # These cost a machine some of what it has; the others do not.
 HARMFUL = ("power", "flip", "sync fails", "wipe")
@@ -312,7 +318,8 @@ class Nemesis:
             return False
         machine.is_harmed = True
         content: Content = self._chance.choice(segments)
-        content.flip(self._chance.randrange(len(content.data)), 1 << self._chance.randrange(8))
+        position = _noticeable(bytes(content.data), self._chance.randrange(len(content.data)))
+        content.flip(position, 1 << self._chance.randrange(8))
         return True
 
     def _wipe(self, machine: Machine) -> bool:
@@ -339,3 +346,18 @@ class Nemesis:
         for each in self._cluster.machines.values():
             self._soon(self._power, each)
         return True
+
+
+def _noticeable(data: bytes, position: int) -> int:
+    """The position, or one near it where damage can be noticed at all.
+
+    No checksum covers the leader epoch of a batch, so a wrong one that fits between its neighbours is taken for
+    true by everybody (and by Kafka).
+    """
+    with suppress(CorruptBatch):  # damaged before
+        for start, header in batches(data):
+            if start + EPOCH_AT <= position < start + EPOCH_AT + EPOCH_BYTES:
+                return start + HEADER_SIZE
+            if position < start + header.size:
+                break
+    return position

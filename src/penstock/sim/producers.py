@@ -106,7 +106,7 @@ class Lane:
         while self._place.topic_id not in self._topics.doomed:
             if self.is_open:
                 await self._client.pause(self._chance.expovariate(1 / self._interval_ms))
-                for _ in range(self._chance.randint(1, self._in_flight_max)):
+                for _ in range(self._chance.randint(1, self._in_flight_max) if self.is_open else 0):
                     self._make()
             elif not self._pending:
                 await self._client.pause(100)
@@ -224,6 +224,8 @@ class Gambler:
         number = 0
         while self.is_open and self._place.topic_id not in self._topics.doomed:
             await client.pause(self._chance.expovariate(1 / self._interval_ms))
+            if not self.is_open:
+                return
             leadership = client.leader(self._place)
             if leadership is None:
                 await client.refresh([self._place.topic])

@@ -169,6 +169,9 @@ class PendingFetch:
             self._is_scheduled = True
             self._spawn.soon(self._try_again)
 
+    def noted(self, hosted: HostedPartition) -> None:
+        """Whatever it is, it is looked at when there is an answer."""
+
     def _try_again(self) -> None:
         self._is_scheduled = False
         if self._timer is None:

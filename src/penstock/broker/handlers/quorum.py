@@ -11,9 +11,10 @@ does not lead, because newborn nodes find each other by it; AddRaftVoter is answ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.connection import Call
+from penstock.broker.connection import WAITING, Call
 from penstock.protocol.messages.quorum import (
     AddRaftVoterRequest,
     BeginQuorumEpochRequest,
@@ -26,6 +27,9 @@ from penstock.protocol.messages.quorum import (
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
+
+# A change of voters is answered when it is committed.
+LEADER_TIMEOUT_MS = 10_000
 
 
 def vote(broker: Broker, request: VoteRequest, call: Call) -> Any:
@@ -45,12 +49,30 @@ def fetch_snapshot(broker: Broker, request: FetchSnapshotRequest, call: Call) ->
 
 
 def describe_quorum(broker: Broker, request: DescribeQuorumRequest, call: Call) -> Any:
-    return broker.consensus.handle_describe(request, call)
+    return _of_the_leader(broker, request, call, broker.consensus.handle_describe)
 
 
 def add_raft_voter(broker: Broker, request: AddRaftVoterRequest, call: Call) -> Any:
-    return broker.consensus.handle_add_voter(request, call)
+    return _of_the_leader(broker, request, call, broker.consensus.handle_add_voter)
 
 
 def remove_raft_voter(broker: Broker, request: RemoveRaftVoterRequest, call: Call) -> Any:
-    return broker.consensus.handle_remove_voter(request, call)
+    return _of_the_leader(broker, request, call, broker.consensus.handle_remove_voter)
+
+
+def _of_the_leader(broker: Broker, request: Any, call: Call, handle: Callable[[Any, Call], Any]) -> Any:
+    """Pass an operator's question on to the node that leads the quorum; other nodes ask whom they mean to."""
+    leader = broker.consensus.leader_id
+    if call.is_internal or leader is None or leader == broker.node_id:
+        return handle(request, call)
+
+    def answered(response: Any | None) -> None:
+        if response is not None:
+            call.answer(response)
+            return
+        own = handle(request, call)
+        if own is not WAITING:
+            call.answer(own)
+
+    broker.peers.call(leader, "quorum-operator", request, call.version, answered, timeout_ms=LEADER_TIMEOUT_MS)
+    return WAITING

@@ -49,8 +49,9 @@ from penstock.protocol.messages.placement import (
 )
 from penstock.protocol.schema import Message
 from penstock.replication.events import Assignment, IsrProposal
-from penstock.sim.cores.replication import PROBE, SESSION_MS, Node, Report, World
+from penstock.sim.cores.replication import PROBE, SESSION_MS, Report, World
 from penstock.sim.cores.replication_controller import BrokerChange, Change, ModelController, PartitionChange
+from penstock.sim.cores.replication_node import Node
 from penstock.sim.cores.replication_replica import Replica, Violation
 
 __all__ = ["ControllerWorld", "RealController", "Violation", "run"]
