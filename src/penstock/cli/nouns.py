@@ -29,6 +29,7 @@ NOUNS = (
     "configs",
     "brokers",
     "quorum",
+    "sim",
     "bench",
     "capacity",
 )

@@ -1,0 +1,1 @@
+"""The simulator: first that it tells the truth, then what it finds out."""

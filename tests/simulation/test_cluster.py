@@ -1,0 +1,67 @@
+"""Whole clusters, one seed after the other. A failing seed says the line that replays it.
+
+``PENSTOCK_SIM_SEEDS`` says how many seeds (50), ``PENSTOCK_SIM_SEED`` where they begin.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from penstock.sim import swarm
+from penstock.sim.report import Report
+
+FIRST_SEED = int(os.environ.get("PENSTOCK_SIM_SEED", "1"))
+SEEDS = int(os.environ.get("PENSTOCK_SIM_SEEDS", "50"))
+SECONDS = 20
+
+# Seeds that once found something.
+PINNED: tuple[tuple[int, float, int], ...] = ()
+
+
+def explain(report: Report) -> str:
+    return "\n".join([*report.log[-60:], str(report.violation), f"replay: {report.replay}"])
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
+def test_a_cluster_keeps_its_promises(seed: int) -> None:
+    report = swarm.run(seed, seconds=SECONDS)
+    assert report.is_good, explain(report)
+
+
+@pytest.mark.parametrize(("seed", "seconds", "nodes"), PINNED)
+def test_what_was_found_stays_mended(seed: int, seconds: float, nodes: int) -> None:
+    report = swarm.run(seed, seconds=seconds, nodes=nodes)
+    assert report.is_good, explain(report)
+
+
+def test_a_seed_means_the_same_in_every_process() -> None:
+    """Nothing may depend on the order of a set, on an address in memory or on the time of day."""
+    program = (
+        "from penstock.sim import swarm\n"
+        "for seed in (2, 5):\n"
+        "    report = swarm.run(seed, seconds=10)\n"
+        "    print(report.trace_hash, report.events, sorted(report.counts.items()))\n"
+    )
+    told = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+        told.append(ended.stdout)
+    assert told[0].count("\n") == 2
+    assert told[0] == told[1]
+
+
+def test_other_seeds_do_other_things() -> None:
+    assert swarm.plan_for(1, seconds=10) == swarm.plan_for(1, seconds=10)
+    assert len({swarm.plan_for(seed, seconds=10).faults for seed in range(50)}) > 30

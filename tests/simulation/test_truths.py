@@ -1,0 +1,200 @@
+"""The checkers notice what they are there to notice: each truth is told a lie."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.metadata.image import Image
+from penstock.sim.checkers import EqualImages, OneController
+from penstock.sim.client import Place
+from penstock.sim.loop import Violation
+from penstock.sim.truths import Truths
+
+HERE = Place(b"1" * 16, "orders", 0)
+THERE = Place(b"1" * 16, "orders", 1)
+
+
+@pytest.fixture
+def truths() -> Truths:
+    return Truths()
+
+
+def send(truths: Truths, *values: bytes, lane: str = "lane", is_promise: bool = True) -> None:
+    for number, value in enumerate(values):
+        truths.promises.sending(HERE, lane, number, value, is_promise=is_promise)
+
+
+def read(truths: Truths, offset: int, value: bytes, epoch: int = 0, by: str = "reader") -> None:
+    truths.values.saw(HERE, offset, value, epoch, by)
+    truths.promises.read(HERE, offset, value, by)
+
+
+def test_what_happens_as_it_should_is_no_violation(truths: Truths) -> None:
+    send(truths, b"a", b"b")
+    truths.promises.acked(b"a", 0)
+    read(truths, 0, b"a")
+    read(truths, 0, b"a", by="another")
+    truths.promises.acked(b"b", 1)
+    read(truths, 1, b"b")
+    truths.promises.final({HERE: 2})
+
+
+def test_an_offset_with_two_values(truths: Truths) -> None:
+    send(truths, b"a", b"b")
+    read(truths, 0, b"a")
+    with pytest.raises(Violation, match="inconsistent offsets"):
+        read(truths, 0, b"b", by="another")
+
+
+def test_an_offset_whose_epoch_changed(truths: Truths) -> None:
+    send(truths, b"a")
+    read(truths, 0, b"a", epoch=1)
+    with pytest.raises(Violation, match="inconsistent offsets"):
+        read(truths, 0, b"a", epoch=2)
+
+
+def test_a_value_read_elsewhere_than_it_was_acknowledged(truths: Truths) -> None:
+    send(truths, b"a")
+    truths.promises.acked(b"a", 7)
+    with pytest.raises(Violation, match="acknowledged at 7"):
+        read(truths, 8, b"a")
+
+
+def test_a_value_acknowledged_where_another_was_read(truths: Truths) -> None:
+    send(truths, b"a", b"b")
+    read(truths, 0, b"a")
+    with pytest.raises(Violation, match="lost write"):
+        truths.promises.acked(b"b", 0)
+
+
+def test_a_value_at_two_offsets(truths: Truths) -> None:
+    send(truths, b"a")
+    read(truths, 0, b"a")
+    with pytest.raises(Violation, match="duplicate"):
+        read(truths, 1, b"a")
+
+
+def test_a_value_that_was_refused_and_read(truths: Truths) -> None:
+    send(truths, b"a", b"b")
+    truths.promises.failed(b"a")
+    with pytest.raises(Violation, match="G1a"):
+        read(truths, 0, b"a")
+    read(truths, 1, b"b")
+    with pytest.raises(Violation, match="G1a"):
+        truths.promises.failed(b"b")
+
+
+def test_a_value_that_nobody_sent_or_sent_elsewhere(truths: Truths) -> None:
+    with pytest.raises(Violation, match="nobody sent"):
+        read(truths, 0, b"?")
+    send(truths, b"a")
+    with pytest.raises(Violation, match="was sent to"):
+        truths.promises.read(THERE, 0, b"a", "reader")
+
+
+def test_an_acknowledged_value_behind_the_end_or_never_read(truths: Truths) -> None:
+    send(truths, b"a")
+    truths.promises.acked(b"a", 3)
+    with pytest.raises(Violation, match="lost write"):
+        truths.promises.final({HERE: 3})
+    with pytest.raises(Violation, match="unseen"):
+        truths.promises.final({HERE: 4})
+
+
+def test_an_acknowledgement_of_the_leader_alone_promises_nothing(truths: Truths) -> None:
+    send(truths, b"a", is_promise=False)
+    truths.promises.acked(b"a", 3)
+    truths.promises.final({HERE: 3})
+
+
+def test_what_somebody_asked_to_delete_may_be_gone(truths: Truths) -> None:
+    send(truths, b"a")
+    truths.promises.acked(b"a", 3)
+    truths.starts.asked(HERE, 4)
+    truths.promises.final({HERE: 4})
+
+
+def test_values_of_one_lane_out_of_order(truths: Truths) -> None:
+    send(truths, b"a", b"b", b"c")
+    read(truths, 5, b"a")
+    with pytest.raises(Violation, match="order"):
+        read(truths, 4, b"b")
+
+
+def test_values_of_one_lane_out_of_order_that_are_not_neighbours(truths: Truths) -> None:
+    send(truths, b"a", b"b", b"c")
+    read(truths, 5, b"a")
+    read(truths, 4, b"c")
+    with pytest.raises(Violation, match="order"):
+        truths.promises.final({HERE: 6})
+
+
+def test_a_poll_that_skips_or_goes_back(truths: Truths) -> None:
+    truths.polls.polled_from(HERE, 3, 3, "reader")
+    with pytest.raises(Violation, match="poll skip"):
+        truths.polls.polled_from(HERE, 4, 6, "reader")
+    with pytest.raises(Violation, match="nonmonotonic poll"):
+        truths.polls.polled_from(HERE, 4, 3, "reader")
+    truths.starts.asked(HERE, 6)
+    truths.polls.polled_from(HERE, 4, 6, "reader")
+
+
+def test_a_start_that_nobody_asked_for(truths: Truths) -> None:
+    truths.starts.asked(HERE, 5)
+    truths.starts.saw(HERE, 5, "reader")
+    with pytest.raises(Violation, match="starts at 6"):
+        truths.starts.saw(HERE, 6, "reader")
+
+
+def test_a_commit_that_did_not_survive(truths: Truths) -> None:
+    commits = truths.commits
+    commits.fetched("group", HERE, -1, "member")
+    commits.committing("group", HERE, 1, 10)
+    commits.fetched("group", HERE, -1, "member")
+    commits.fetched("group", HERE, 10, "member")
+    commits.acked("group", HERE, 1, 10)
+    commits.fetched("group", HERE, 10, "member")
+    with pytest.raises(Violation, match="lost commit"):
+        commits.fetched("group", HERE, -1, "member")
+
+
+def test_a_commit_of_an_older_generation_has_no_effect_after_one_of_a_newer(truths: Truths) -> None:
+    commits = truths.commits
+    commits.committing("group", HERE, 1, 10)
+    commits.committing("group", HERE, 2, 20)
+    commits.acked("group", HERE, 2, 20)
+    with pytest.raises(Violation, match="lost commit"):
+        commits.fetched("group", HERE, 10, "member")
+
+
+def test_a_commit_that_was_refused_has_no_effect(truths: Truths) -> None:
+    commits = truths.commits
+    commits.committing("group", HERE, 1, 10)
+    commits.refused("group", HERE, 1, 10)
+    with pytest.raises(Violation, match="lost commit"):
+        commits.fetched("group", HERE, 10, "member")
+
+
+def test_two_owners_in_one_generation(truths: Truths) -> None:
+    truths.owners.owns("group", 1, HERE, "one")
+    truths.owners.owns("group", 2, HERE, "other")
+    truths.owners.owns("group", 1, THERE, "other")
+    with pytest.raises(Violation, match="two owners"):
+        truths.owners.owns("group", 1, HERE, "other")
+
+
+def test_two_controllers_in_one_epoch() -> None:
+    controllers = OneController()
+    controllers.saw(1, "node-1")
+    controllers.saw(2, "node-2")
+    with pytest.raises(Violation, match="two controllers"):
+        controllers.saw(2, "node-1")
+
+
+def test_images_that_differ_at_an_offset() -> None:
+    images = EqualImages()
+    images.saw(Image(offset=3, next_producer_id=1), "node-1")
+    images.saw(Image(offset=3, next_producer_id=1), "node-2")
+    images.saw(Image(offset=4, next_producer_id=2), "node-2")
+    with pytest.raises(Violation, match="offset 4"):
+        images.saw(Image(offset=4, next_producer_id=1), "node-1")
