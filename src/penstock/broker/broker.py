@@ -155,6 +155,9 @@ class Broker:
 
     def start(self, client: tuple[str, int] | None, internal: tuple[str, int] | None) -> None:
         """Take part from now on; clients and nodes reach this one at these addresses."""
+        # What a snapshot says was committed before this run, and nobody is told of it again.
+        image = self.image
+        self._committed(image, Delta(created=tuple(image.topics), brokers_changed=tuple(image.brokers)))
         self.consensus.start()
         if self.is_broker:
             endpoints = []
@@ -417,8 +420,11 @@ class Broker:
 
     def damaged(self, hosted: HostedPartition, offset: int) -> None:
         self.logger.error("damaged", partition=repr(hosted), offset=offset)
-        # Whoever found it is in the middle of reading.
-        self.environment.spawn.soon(lambda: self.directories.damaged(hosted, offset))
+        if self.membership.are_logs_ready:
+            # Whoever found it is in the middle of reading.
+            self.environment.spawn.soon(lambda: self.directories.damaged(hosted, offset))
+        else:
+            self.directories.damaged(hosted, offset)
 
     # For the membership
 
@@ -441,9 +447,13 @@ class Broker:
         recover_some()
 
     def _prepared(self, then: Callable[[], None]) -> None:
-        then()
-        for hosted in list(self.partitions):
-            self.role_changed(hosted)
+        def go_on() -> None:
+            then()
+            for hosted in list(self.partitions):
+                self.role_changed(hosted)
+
+        # Whoever is let in may be made a leader: the controller has to know first which replicas are no good.
+        self.directories.when_reported(go_on)
 
     def _recover(self, hosted: HostedPartition) -> None:
         try:

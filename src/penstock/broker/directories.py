@@ -12,6 +12,7 @@ copy is more than nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.broker.partitions import HostedPartition
@@ -43,6 +44,14 @@ class DirectoryReports:
         # Damaged replicas and where the damage begins; they are mended once nobody counts on them.
         self._damaged: dict[HostedPartition, int] = {}
         self._is_asking = False
+        self._on_reported: list[Callable[[], None]] = []
+
+    def when_reported(self, then: Callable[[], None]) -> None:
+        """Go on when the controller has heard of everything that was said so far."""
+        if self._is_asking:
+            self._on_reported.append(then)
+        else:
+            then()
 
     def placed(self, hosted: HostedPartition) -> None:
         """A replica has a directory."""
@@ -66,7 +75,7 @@ class DirectoryReports:
         image = hosted.image
         if hosted.is_deleted:
             del self._damaged[hosted]
-        elif self._broker.node_id not in image.isr and image.leader != self._broker.node_id:
+        elif self._broker.node_id not in (*image.isr, *image.eligible_leader_replicas, image.leader):
             del self._damaged[hosted]
             try:
                 hosted.mend(offset)
@@ -103,7 +112,7 @@ class DirectoryReports:
         for hosted in asked:
             del self._waiting[hosted]
         if not directories:
-            self._is_asking = False
+            self._settled()
             return
         request = AssignReplicasToDirsRequest(
             broker_id=self._broker.node_id,
@@ -134,8 +143,14 @@ class DirectoryReports:
             if self._waiting:
                 self._broker.environment.spawn.later(RETRY_MS if failed else 0, self._ask)
             else:
-                self._is_asking = False
+                self._settled()
             for hosted in asked:
                 self.assigned(hosted)
 
         self._broker.ask_controller(request, VERSION, answered, lane=LANE, timeout_ms=TIMEOUT_MS)
+
+    def _settled(self) -> None:
+        self._is_asking = False
+        waiting, self._on_reported = self._on_reported, []
+        for then in waiting:
+            then()

@@ -25,6 +25,8 @@ EPOCH_BYTES = 4
 
 # These cost a machine some of what it has; the others do not.
 HARMFUL = ("power", "flip", "sync fails", "wipe")
+# Of these, what nobody may notice before it is read: the copies may look whole and be not.
+SILENT = ("flip", "sync fails")
 ALL_FAULTS = (
     "crash",
     "crash while writing",
@@ -74,6 +76,8 @@ class Nemesis:
         self._is_whole = is_whole
         # The machine that harm was last done to.
         self._victim: Machine | None = None
+        # In a way that may not show for long: no other machine may be harmed any more.
+        self._is_silently_harmed = False
         self._is_over = False
         self._restarts: dict[int, Event] = {}
         self.counts: dict[str, int] = {}
@@ -99,10 +103,12 @@ class Nemesis:
         self._strike_later()
 
     def _may_harm(self, fault: str, machine: Machine) -> bool:
-        if fault == "power" and self._is_flushed:
+        is_allowed = self._victim is None or self._victim is machine
+        if fault == "power" and self._is_flushed and not self._is_silently_harmed:
             return True
-        if self._victim is None or self._victim is machine or self._is_whole():
+        if is_allowed or (not self._is_silently_harmed and self._is_whole()):
             self._victim = machine
+            self._is_silently_harmed = self._is_silently_harmed or fault in SILENT
             return True
         return False
 
@@ -343,6 +349,8 @@ class Nemesis:
         return True
 
     def _power_of_all(self, machine: Machine) -> bool:
+        if self._is_silently_harmed:
+            return False
         for each in self._cluster.machines.values():
             self._soon(self._power, each)
         return True
