@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.broker.partitions import HostedPartition
+from penstock.metadata.values import LOST_DIRECTORY
 from penstock.protocol.messages.brokers import (
     AssignReplicasToDirsRequest,
     AssignReplicasToDirsRequestDirectory,
@@ -32,8 +33,6 @@ LANE = "directories"
 RETRY_MS = 500
 PARTITIONS_PER_REQUEST_MAX = 2_000
 TIMEOUT_MS = 5_000
-# Kafka's name for the directory of a replica that is in none.
-LOST = bytes(15) + b"\x01"
 
 
 class DirectoryReports:
@@ -107,7 +106,7 @@ class DirectoryReports:
             if hosted.is_deleted:
                 continue
             directory = self._broker.storage.directory_of(hosted)
-            id = LOST if hosted in self._damaged or directory is None else directory.id
+            id = LOST_DIRECTORY if hosted in self._damaged or directory is None else directory.id
             directories.setdefault(id, {}).setdefault(hosted.topic_id, []).append(hosted.index)
         for hosted in asked:
             del self._waiting[hosted]

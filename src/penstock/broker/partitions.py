@@ -427,6 +427,8 @@ class HostedPartition:
         try:
             log = self.log
             if by_all and not self.has_enough_replicas:
+                if header.producer_id >= 0:
+                    log.producers.refused(header)
                 return Appended(ErrorCode.NOT_ENOUGH_REPLICAS)
             if header.producer_id >= 0:
                 verdict = log.producers.check(header, wall_ms)

@@ -37,6 +37,8 @@ _SNAPSHOT_CRC_START = 6
 _SNAPSHOT_ENTRY = Struct(">qhiqiqiq")
 
 
+# Producers of one partition that are remembered for a refused batch alone.
+REFUSED_MAX = 1_000
 # Of one partition. Clients make producer ids up as they like, and each is remembered for a day.
 PRODUCERS_MAX = 50_000
 
@@ -72,13 +74,15 @@ class CorruptSnapshot(Exception):
 
 
 class ProducerStates:
-    __slots__ = ("_expiration_ms", "_states", "log_was_empty")
+    __slots__ = ("_expiration_ms", "_refused", "_states", "log_was_empty")
 
     def __init__(self, expiration_ms: int) -> None:
         self._expiration_ms = expiration_ms
         self._states: dict[int, ProducerState] = {}
         # The log has never held a record.
         self.log_was_empty = False
+        # Unknown producers with a batch that was refused for a moment, and its sequence.
+        self._refused: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._states)
@@ -96,7 +100,9 @@ class ProducerStates:
         state = self._states.get(header.producer_id)
         base_sequence = header.base_sequence
         if state is None or wall_ms - state.last_seen_ms > self._expiration_ms:
-            if base_sequence != 0 and self.log_was_empty:
+            if base_sequence != 0 and (
+                self.log_was_empty or self._refused.get(header.producer_id, base_sequence) < base_sequence
+            ):
                 return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
             return None
         if header.producer_epoch != state.epoch:
@@ -112,8 +118,21 @@ class ProducerStates:
                 return Duplicate(batch.base_offset, batch.timestamp)
         return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
+    def refused(self, header: BatchHeader) -> None:
+        """A batch was not taken now but will be sent again: those sent behind it may not overtake it.
+
+        A producer that is known has a sequence to be compared with. Of one that is not, this is remembered.
+        """
+        if header.producer_id not in self._states:
+            if len(self._refused) >= REFUSED_MAX:
+                del self._refused[next(iter(self._refused))]
+            known = self._refused.get(header.producer_id, header.base_sequence)
+            self._refused[header.producer_id] = min(known, header.base_sequence)
+
     def update(self, header: BatchHeader, base_offset: int, wall_ms: int) -> None:
         """A batch with a producer id was appended at ``base_offset``."""
+        if self._refused:
+            self._refused.pop(header.producer_id, None)
         if header.base_sequence < 0:
             return  # a transaction marker: it has no sequence
         batch = WrittenBatch(

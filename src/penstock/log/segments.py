@@ -163,14 +163,18 @@ class Segments:
                 yield header
 
     def headers_before(self, offset: int, size_bytes: int) -> list[BatchHeader]:
-        """About the last ``size_bytes`` of batches below an offset, all of one segment."""
+        """About the last ``size_bytes`` of batches below an offset, in their order."""
+        found: list[list[BatchHeader]] = []
         place = self.place_of(offset - 1)
-        if place < 0:
-            return []
-        segment = self.items[place]
-        return self.look(
-            segment, Segment.headers_up_to, self.look(segment, Segment.locate, offset), size_bytes
-        )
+        while place >= 0 and size_bytes > 0:
+            segment = self.items[place]
+            self.load(segment)
+            end = segment.size if found else self.look(segment, Segment.locate, offset)
+            headers = self.look(segment, Segment.headers_up_to, end, size_bytes)
+            found.append(headers)
+            size_bytes -= sum(header.size for header in headers)
+            place -= 1
+        return [header for headers in reversed(found) for header in headers]
 
     def close(self) -> None:
         for segment in self.items:

@@ -16,6 +16,7 @@ from penstock.metadata.image import Image, PartitionImage, TopicImage
 from penstock.metadata.refusal import Refusal
 from penstock.metadata.values import (
     BROKER_RESOURCE,
+    LOST_DIRECTORY,
     RECOVERED,
     RECOVERING,
     TOPIC_RESOURCE,
@@ -253,7 +254,13 @@ def placed_in(
             for broker, known in zip(partition.replicas, partition.directories)
         ]
     )
-    if directory != before and not sender.has(before):
+    if directory == LOST_DIRECTORY:
+        # What is left of it may be less than it had confirmed.
+        revision.lose(sender.id)
+    elif before == LOST_DIRECTORY:
+        # Mended. It is in sync again when it has fetched what it lacks.
+        pass
+    elif directory != before and not sender.has(before):
         # Begun anew, because the directory it was in is gone. Nothing may rest on it, and it does not lead by
         # itself: the directory may come back, and with it the records.
         revision.lose(sender.id, everything=True)
