@@ -343,6 +343,9 @@ class Storage:
             recovery_point=remembered.recovery_point,
             log_start_offset=remembered.log_start_offset or None,
         )
+        if log.recovery is not None and log.recovery.had_more and not home.lost_page_cache:
+            # The machine was up all the time, so whatever was written is there as it was written, or damaged.
+            log.recovery.was_cut = True
         log.before_cut = lambda offset: self._lower(home, hosted, offset)
         self.doom(hosted, log)
         if not home.was_clean and log.log_end_offset > log.recovery_point:

@@ -45,6 +45,8 @@ class Recovery:
     # Less is left than the disk was known to hold: this is damage and no torn tail. What is missing may have been
     # committed, so a replica that finds this must not lead before it has caught up.
     was_cut: bool = False
+    # Behind the last good batch there was more than a torn tail. If no writes were lost, this is damage too.
+    had_more: bool = False
 
 
 def recover(
@@ -79,7 +81,9 @@ def recover(
         if end < size:
             recovery.cut_bytes = size - end
             is_usual = segment is items[-1] and next_offset >= recovery_point
-            if not (is_usual and _is_torn(segment.file, end)):
+            is_torn = segment is items[-1] and _is_torn(segment.file, end)
+            recovery.had_more = recovery.had_more or not is_torn
+            if not (is_usual and is_torn):
                 recovery.set_aside.append(segment.copy_aside(end, CORRUPT))
             segment.file.truncate(end)
             segment.size = end
@@ -96,6 +100,7 @@ def recover(
         recovery.log_end_offset = segment.rebuild(good(segment), segments.config, wall_ms, durable=False)
 
     for segment in items[kept:]:
+        recovery.had_more = True
         recovery.set_aside += segment.set_aside(CORRUPT)
         segment.close()
     del items[kept:]

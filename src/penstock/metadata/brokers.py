@@ -18,6 +18,7 @@ every broker a whole session, and lets a new incarnation replace one that it has
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from penstock.metadata.census import Key
 from penstock.metadata.decided import CHANGES_MAX, MIN_ISR, Decided
 from penstock.metadata.elections import Election
@@ -189,7 +190,7 @@ class Brokers:
         is_clean = known is not None and request.previous_broker_epoch == known.epoch
         if not is_clean:
             self.fence(id, now_ms, keep_single=True)
-            if not self._give_up_on(id, keep_single=True):
+            if not self._give_up_on(id, keep_single=True, directories=request.log_dirs):
                 # All of it goes before the registration, so that no other controller can take what is left for
                 # trustworthy. The broker asks again.
                 raise Refusal(ErrorCode.REQUEST_TIMED_OUT)
@@ -430,8 +431,14 @@ class Brokers:
         decided.take(changes)
         return len(changes)
 
-    def _give_up_on(self, id: BrokerId, *, keep_single: bool) -> bool:
-        """Let nothing rest on what a broker holds, because it lost some of it; False when more is to do."""
+    def _give_up_on(
+        self, id: BrokerId, *, keep_single: bool, directories: Collection[bytes] = ()
+    ) -> bool:
+        """Let nothing rest on what a broker holds, because it lost some of it; False when more is to do.
+
+        What was lost are writes that were not on its disk. Of a topic that is flushed there are none among what
+        it has confirmed, as long as it still has the directory.
+        """
         decided = self._decided
         changes: list[PartitionChangeRecord] = []
         single: list[PartitionChangeRecord] = []
@@ -440,10 +447,13 @@ class Brokers:
                 # What it has is all there is. The new epoch is how clients find out (KIP-320).
                 single.append(PartitionChangeRecord(partition_id=index, topic_id=topic_id, leader=id))
                 continue
+            topic = decided.image.topics_by_id[topic_id]
+            if partition.directory(id) in directories and decided.is_flushed(topic.name):
+                continue
             if len(changes) >= CHANGES_MAX:
                 decided.take(changes)
                 return False
-            revision = decided.revision(decided.image.topics_by_id[topic_id], partition)
+            revision = decided.revision(topic, partition)
             revision.lose(id)
             change = revision.change()
             assert change is not None

@@ -25,6 +25,7 @@ from penstock.protocol.schema import Message
 CHANGES_MAX = 10_000
 
 MIN_ISR = "min.insync.replicas"
+FLUSH_MESSAGES = "flush.messages"
 UNCLEAN = "unclean.leader.election.enable"
 
 
@@ -102,6 +103,11 @@ class Decided:
         if known is None:
             known = self._uncleans[text] = topic_value(UNCLEAN, overrides, self.layers())
         return Election.UNCLEAN if known else Election.IF_NEEDED
+
+    def is_flushed(self, topic: str) -> bool:
+        """Whether what a replica confirms is on its disk."""
+        flush_messages: int = topic_value(FLUSH_MESSAGES, self.image.topic_config(topic), self.layers())
+        return flush_messages == 1
 
     # Brokers and partitions.
 

@@ -311,7 +311,12 @@ class Nemesis:
         return True
 
     def _flip(self, machine: Machine) -> bool:
-        """One wrong bit in a record that lies there since long."""
+        """One wrong bit in a record that lies there since long.
+
+        Not while the power is off: then nobody could tell it from a write that never reached the disk.
+        """
+        if not machine.has_power:
+            return False
         segments = [
             content
             for path, content in machine.disk.files()
