@@ -136,7 +136,8 @@ class Directory:
         self.lost_page_cache = (
             not self.was_clean and files.exists(last_boot) and files.read(last_boot) != boot_id
         )
-        files.replace(last_boot, boot_id)
+        if not self.lost_page_cache:
+            self.note_boot()
         try:
             self.checkpoint.load()
         except ValueError as error:
@@ -148,6 +149,14 @@ class Directory:
                 files.remove(os.path.join(self.path, name))
 
     # Partitions
+
+    def note_boot(self) -> None:
+        """What is written from now on is lost with this boot, and nothing else.
+
+        After a loss this waits until the controller has heard of it: should the process die before that, the
+        next one has to tell.
+        """
+        self._environment.files.replace(os.path.join(self.path, LAST_BOOT), self._boot_id())
 
     def partitions(self) -> Iterator[TopicPartition]:
         """Those that have a directory here."""

@@ -158,6 +158,9 @@ class Storage:
             self.environment.files.replace(
                 os.path.join(self.path, REGISTRATION), json.dumps(remembered).encode()
             )
+            for directory in self._online():
+                if directory.lost_page_cache:
+                    directory.note_boot()
         except OSError as error:
             # On a full disk the next start will find an older epoch, and be taken for one that lost data.
             self._logger.error("cannot remember the broker epoch", error=str(error))
