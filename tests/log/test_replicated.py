@@ -234,3 +234,12 @@ def test_files_beside_no_segment_say_nothing_about_an_empty_log(files: FakeFiles
     assert log.epochs.latest == -1
     append(log, epoch=2)
     assert opened(files, clean=False).epochs.entries == [(2, 0)]
+
+
+def test_a_log_that_begins_inside_a_batch_is_copied_from_that_batch_on(files: FakeFiles) -> None:
+    batch = encode_batch([(NOW, None, bytes(20), ()) for _ in range(5)], base_offset=5, leader_epoch=0)
+    log = opened(files)
+    log.start_over_at(7)
+    log.append_replicated(batch + fetched(10, 5))
+    assert (log.log_start_offset, log.log_end_offset) == (7, 15)
+    log.check()

@@ -28,7 +28,7 @@ from penstock.log.segment import Segment, WrongIndex
 from penstock.log.segments import CorruptLog, Segments, damaged
 from penstock.log.snapshots import Snapshots, producers_at
 from penstock.log.verification import checked_end
-from penstock.protocol.records import BatchHeader, CorruptBatch, patch
+from penstock.protocol.records import BatchHeader, CorruptBatch, batches, patch
 
 __all__ = ["CorruptLog", "Log", "LogConfig", "OffsetOutOfRange"]
 
@@ -257,6 +257,18 @@ class Log:
             CorruptBatch: a batch is damaged, or does not continue the log. Those before it were appended.
             OSError: as ``append``; again, some batches may have been appended.
         """
+        start = self.log_end_offset
+        if start and self.log_start_offset == start:
+            base_offset = _first_holding(data, start)
+            if base_offset is not None:
+                # The leader's log begins inside a batch, and batches are copied whole.
+                self.start_over_at(base_offset)
+                size = self._append_replicated(data)
+                self.delete_before(min(start, self.log_end_offset))
+                return size
+        return self._append_replicated(data)
+
+    def _append_replicated(self, data: Buffer) -> int:
         headers, wrong = good_from(data, self.log_end_offset)
         wall_ms = self._clock.wall_ms()
         config = self._config
@@ -666,6 +678,17 @@ class Log:
         self.epochs.check(self.log_start_offset, self.log_end_offset)
         self.producers.check_invariants(self.log_end_offset)
         assert self._snapshots.newest <= self.log_end_offset, self._snapshots.offsets
+
+
+def _first_holding(data: Buffer, offset: int) -> int | None:
+    """Where the first batch begins, if the offset lies inside it."""
+    try:
+        header = next((header for _, header in batches(memoryview(data))), None)
+    except CorruptBatch:
+        return None
+    if header is None or not header.base_offset < offset <= header.last_offset:
+        return None
+    return header.base_offset
 
 
 def _sync_once(file: File) -> Callable[[], None]:
