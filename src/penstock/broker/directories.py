@@ -105,8 +105,10 @@ class DirectoryReports:
         for hosted in asked:
             if hosted.is_deleted:
                 continue
-            directory = self._broker.storage.directory_of(hosted)
-            id = LOST_DIRECTORY if hosted in self._damaged or directory is None else directory.id
+            try:
+                id = LOST_DIRECTORY if hosted in self._damaged else self._broker.storage.place(hosted).id
+            except OSError:
+                continue  # its disk is offline, which the controller hears with the next heartbeat
             directories.setdefault(id, {}).setdefault(hosted.topic_id, []).append(hosted.index)
         for hosted in asked:
             del self._waiting[hosted]

@@ -340,8 +340,8 @@ class HostedPartition:
         try:
             log = self.log
             if len(records):
-                if not self._has_directory:
-                    self._make_directory()
+                if not self._has_directory and not self._make_directory():
+                    return ErrorCode.KAFKA_STORAGE_ERROR
                 log.append_replicated(records)
                 self._account_for_append(log)
             core = self.replication
@@ -387,8 +387,8 @@ class HostedPartition:
     def start_over_at(self, offset: int) -> None:
         """What we have is of no use any more: the leader's log begins behind it."""
         try:
-            if not self._has_directory:
-                self._make_directory()
+            if not self._has_directory and not self._make_directory():
+                return
             self.log.start_over_at(offset)
             self._storage.doom(self, self.log)
         except OSError as error:
@@ -444,8 +444,8 @@ class HostedPartition:
                     )
                 if verdict is not None:
                     return Appended(verdict)
-            if not self._has_directory:
-                self._make_directory()
+            if not self._has_directory and not self._make_directory():
+                return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
             if stamped != NO_TIMESTAMP:
                 header = set_log_append_time(records, 0, header, stamped)
             base_offset = log.append(records, header, self.leader_epoch)
@@ -457,16 +457,27 @@ class HostedPartition:
     def append_internal(self, batch: bytearray) -> Appended:
         """Append a batch of the broker's own. Raises OSError."""
         log = self.log
-        if not self._has_directory:
-            self._make_directory()
+        if not self._has_directory and not self._make_directory():
+            raise OSError(errno.EAGAIN, "where it lies is not written down yet", repr(self))
         base_offset = log.append(batch, decode_header(batch), self.leader_epoch)
         flush_offset = self._appended(log)
         return Appended(ErrorCode.NONE, base_offset, NO_TIMESTAMP, log.log_end_offset, flush_offset)
 
-    def _make_directory(self) -> None:
+    def _make_directory(self) -> bool:
+        """False while the cluster does not know in which of several directories it will lie.
+
+        It has to be known before the first record is there: of a disk that fails, one could not say otherwise
+        whether it holds a partition, and the partition would begin anew on another.
+        """
+        if len(self._storage.directories) > 1 and not self._storage.holds(self):
+            place = self._storage.place(self)
+            if self._image.directory(self._surroundings.me) != place.id:
+                self._surroundings.placed(self)
+                return False
         self._storage.make_directory(self)
         self._has_directory = True
         self._surroundings.placed(self)
+        return True
 
     def _appended(self, log: Log) -> int:
         """Account for a leader's append; the offset that must be flushed before it is acknowledged, or 0."""

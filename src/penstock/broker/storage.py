@@ -367,6 +367,10 @@ class Storage:
             # To cut is what makes room. Nothing can grow behind the cut before there is some.
             self._logger.warning("the checkpoint could not be lowered", partition=repr(hosted))
 
+    def place(self, hosted: HostedPartition) -> Directory:
+        """The directory that the partition is in, or will be in. Raises OSError when that is offline."""
+        return self._home(hosted)
+
     def make_directory(self, hosted: HostedPartition) -> None:
         """Make the partition's directory, if it has none, and write into it whose it is."""
         home = self._home(hosted)

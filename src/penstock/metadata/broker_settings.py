@@ -73,19 +73,22 @@ _WITHOUT_MEANING = {
         group.coordinator.threads num.io.threads num.network.threads num.recovery.threads.per.data.dir
         num.replica.alter.log.dirs.threads offsets.load.buffer.size producer.purgatory.purge.interval.requests
         queued.max.requests share.fetch.purgatory.purge.interval.requests""",
-    "this is a single node": """
-        alter.log.dirs.replication.quota.window.num alter.log.dirs.replication.quota.window.size.seconds
-        controlled.shutdown.enable controller.quorum.append.linger.ms controller.quorum.auto.join.enable
-        controller.quorum.election.backoff.max.ms
+    "nodes talk to each other with fixed sizes and times": """
+        controller.quorum.append.linger.ms controller.quorum.election.backoff.max.ms
         controller.quorum.fetch.max.bytes controller.quorum.fetch.snapshot.max.bytes
-        controller.quorum.request.timeout.ms
-        controller.quorum.retry.backoff.ms controller.socket.timeout.ms early.start.listeners
-        follower.fetch.last.tiered.offset.enable initial.broker.registration.timeout.ms
-        log.dir.failure.timeout.ms process.roles
-        replica.high.watermark.checkpoint.interval.ms replica.selector.class
-        replica.socket.receive.buffer.bytes replica.socket.timeout.ms replication.quota.window.num
-        replication.quota.window.size.seconds request.timeout.ms socket.connection.setup.timeout.max.ms
-        socket.connection.setup.timeout.ms""",
+        controller.quorum.request.timeout.ms controller.quorum.retry.backoff.ms controller.socket.timeout.ms
+        initial.broker.registration.timeout.ms log.dir.failure.timeout.ms
+        replica.socket.receive.buffer.bytes replica.socket.timeout.ms request.timeout.ms
+        socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms""",
+    "replication is not throttled": """
+        alter.log.dirs.replication.quota.window.num alter.log.dirs.replication.quota.window.size.seconds
+        replication.quota.window.num replication.quota.window.size.seconds""",
+    "a broker that stops always hands over": "controlled.shutdown.enable",
+    "voters are added with `penstock quorum add`": "controller.quorum.auto.join.enable",
+    "the listener for other nodes is always the first": "early.start.listeners",
+    "`penstock serve --roles` says it": "process.roles",
+    "high watermarks are saved with the recovery points": "replica.high.watermark.checkpoint.interval.ms",
+    "a consumer that names its rack is sent to a replica there": "replica.selector.class",
     "the operating system's own sizes are used": """
         socket.listen.backlog.size socket.receive.buffer.bytes socket.send.buffer.bytes""",
     "compaction does not work yet": """
@@ -93,7 +96,7 @@ _WITHOUT_MEANING = {
         log.cleaner.io.buffer.load.factor log.cleaner.io.buffer.size log.cleaner.io.max.bytes.per.second
         log.cleaner.threads""",
     "start offsets are saved with the recovery points": "log.flush.start.offset.checkpoint.interval.ms",
-    "the metadata log is kept whole": """
+    "snapshots and segments of the metadata log have fixed sizes": """
         metadata.log.max.record.bytes.between.snapshots metadata.log.max.snapshot.interval.ms
         metadata.log.segment.bytes metadata.log.segment.ms metadata.max.idle.interval.ms
         metadata.max.retention.bytes metadata.max.retention.ms""",
@@ -133,7 +136,7 @@ _WITHOUT_MEANING = {
         share.coordinator.state.topic.segment.bytes share.coordinator.threads
         share.coordinator.write.timeout.ms""",
     NO_TIERS: """
-        remote.fetch.max.wait.ms remote.list.offsets.request.timeout.ms
+        follower.fetch.last.tiered.offset.enable remote.fetch.max.wait.ms remote.list.offsets.request.timeout.ms
         remote.log.index.file.cache.total.size.bytes remote.log.manager.copier.thread.pool.size
         remote.log.manager.copy.max.bytes.per.second remote.log.manager.copy.quota.window.num
         remote.log.manager.copy.quota.window.size.seconds remote.log.manager.expiration.thread.pool.size
@@ -168,7 +171,12 @@ BROKER: dict[str, Setting] = table(
     boolean("auto.create.topics.enable", True, "Whether asking for a missing topic creates it."),
     boolean("delete.topic.enable", True, "Whether topics can be deleted."),
     integer("num.partitions", 1, "Partitions of a topic that is created without saying how many.", 1),
-    integer("default.replication.factor", 1, "Replicas of a topic created without saying how many.", 1),
+    integer(
+        "default.replication.factor",
+        1,
+        "Replicas of a topic created without saying how many; if not set, as many as there are brokers, up to 3.",
+        1,
+    ),
     string(
         DURABILITY,
         REPLICATED,
@@ -211,8 +219,13 @@ BROKER: dict[str, Setting] = table(
     integer("offsets.retention.minutes", 10_080, "How long a group without members keeps its offsets.", 1),
     long("offsets.retention.check.interval.ms", 600_000, "How often expired offsets are looked for.", 1),
     integer("offsets.topic.num.partitions", 50, "Partitions of the topic that keeps groups' offsets.", 1),
-    # Three in Kafka, which a single node cannot give.
-    short("offsets.topic.replication.factor", 1, "Replicas of the topic that keeps groups' offsets.", 1),
+    # Three in Kafka, which a node alone cannot give.
+    short(
+        "offsets.topic.replication.factor",
+        1,
+        "Replicas of the topic that keeps groups' offsets; if not set, as many as other topics have.",
+        1,
+    ),
     integer("offsets.topic.segment.bytes", 100 << 20, "Segment size of the topic that keeps offsets.", 14),
     # The cluster. Sessions and timeouts are the specification's.
     integer(
@@ -261,7 +274,7 @@ BROKER: dict[str, Setting] = table(
     *refused(NO_TIERS, boolean("remote.log.storage.system.enable", False, "Whether logs may be tiered.")),
     *refused(_NO_TRANSACTIONS, boolean("transaction.two.phase.commit.enable", False, "Two-phase commit.")),
     *refused(
-        "this release runs single nodes",
+        "`penstock serve` has --controllers and --internal for it",
         string("controller.listener.names", None, "The listeners of the metadata quorum."),
         string("controller.quorum.bootstrap.servers", None, "Where to find the metadata quorum."),
         string("controller.quorum.voters", None, "The members of the metadata quorum."),

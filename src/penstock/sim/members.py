@@ -69,9 +69,9 @@ class Member:
         # What the last sync gave us.
         self._owned: list[Place] = []
         self.is_open = True
-        # In a generation, with its share.
-        self.is_settled = False
         self.generations = 0
+        # Good ones: it was in a generation, with its share.
+        self.heartbeats = 0
         self.commits = 0
 
     async def run(self) -> None:
@@ -82,9 +82,7 @@ class Member:
                 continue
             if (self._coordinator is not None or await self._find()) and await self._join():
                 self.generations += 1
-                self.is_settled = True
                 await self._stay()
-                self.is_settled = False
             else:
                 await client.back_off()
             # Somebody who rests is somebody whose partitions others must take.
@@ -230,6 +228,7 @@ class Member:
                         self._member_id = ""
                     self._moved(beat.error_code)
                 return
+            self.heartbeats += 1
             if self._owned and self._chance.random() < 0.5:
                 place = self._chance.choice(self._owned)
                 if not await self._advance(place, positions):
