@@ -154,9 +154,7 @@ class VirtualNetwork:
     def close(self) -> None:
         self._on_connect = None
 
-    def connect(
-        self, host: str, port: int, done: Callable[[Stream | None, OSError | None], None]
-    ) -> None:
+    def connect(self, host: str, port: int, done: Callable[[Stream | None, OSError | None], None]) -> None:
         """There is nobody else in this world."""
         self._spawn.soon(lambda: done(None, ConnectionRefusedError("nobody listens")))
 

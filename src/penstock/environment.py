@@ -167,9 +167,7 @@ class Listener(Protocol):
 class Network(Protocol):
     def listen(self, host: str, port: int, on_connect: Callable[[Stream], None]) -> Listener: ...
 
-    def connect(
-        self, host: str, port: int, done: Callable[[Stream | None, OSError | None], None]
-    ) -> None:
+    def connect(self, host: str, port: int, done: Callable[[Stream | None, OSError | None], None]) -> None:
         """Connect, and call ``done`` once, later, on the loop. ConnectionRefusedError: nobody listens there."""
         ...
 

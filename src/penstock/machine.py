@@ -464,9 +464,7 @@ class MachineNetwork:
         )
         looking.add_done_callback(resolved)
 
-    def _connect(
-        self, found: tuple[Any, ...], done: Callable[[Stream | None, OSError | None], None]
-    ) -> None:
+    def _connect(self, found: tuple[Any, ...], done: Callable[[Stream | None, OSError | None], None]) -> None:
         family, kind, protocol, _, address = found
         connecting = socket.socket(family, kind, protocol)
         connecting.setblocking(False)

@@ -87,7 +87,9 @@ class Setting:
         self.lost: list[tuple[int, str]] = []
         self.peers.on_lost.append(lambda node, lane: self.lost.append((node, lane)))
 
-    def ask(self, number: int, *, node: int = 2, lane: str = "heartbeat", timeout_ms: int = 1_000) -> list[Any]:
+    def ask(
+        self, number: int, *, node: int = 2, lane: str = "heartbeat", timeout_ms: int = 1_000
+    ) -> list[Any]:
         answers: list[Any] = []
         self.on_me(
             lambda: self.peers.call(

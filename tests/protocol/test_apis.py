@@ -38,7 +38,6 @@ def test_what_only_nodes_may_ask_is_not_advertised_to_clients() -> None:
         "BrokerHeartbeat",
         "AllocateProducerIds",
         "AssignReplicasToDirs",
-        "UpdateRaftVoter",
     }
 
 

@@ -56,7 +56,6 @@ APIS = {
     "AssignReplicasToDirs": None,
     "AddRaftVoter": None,
     "RemoveRaftVoter": None,
-    "UpdateRaftVoter": None,
 }
 RECORDS = (
     "LeaderChangeMessage",

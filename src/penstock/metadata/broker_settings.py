@@ -136,7 +136,8 @@ _WITHOUT_MEANING = {
         share.coordinator.state.topic.segment.bytes share.coordinator.threads
         share.coordinator.write.timeout.ms""",
     NO_TIERS: """
-        follower.fetch.last.tiered.offset.enable remote.fetch.max.wait.ms remote.list.offsets.request.timeout.ms
+        follower.fetch.last.tiered.offset.enable
+        remote.fetch.max.wait.ms remote.list.offsets.request.timeout.ms
         remote.log.index.file.cache.total.size.bytes remote.log.manager.copier.thread.pool.size
         remote.log.manager.copy.max.bytes.per.second remote.log.manager.copy.quota.window.num
         remote.log.manager.copy.quota.window.size.seconds remote.log.manager.expiration.thread.pool.size
@@ -274,7 +275,7 @@ BROKER: dict[str, Setting] = table(
     *refused(NO_TIERS, boolean("remote.log.storage.system.enable", False, "Whether logs may be tiered.")),
     *refused(_NO_TRANSACTIONS, boolean("transaction.two.phase.commit.enable", False, "Two-phase commit.")),
     *refused(
-        "`penstock serve` has --controllers and --internal for it",
+        "`penstock serve` has --controllers and --internal for it; single nodes need neither",
         string("controller.listener.names", None, "The listeners of the metadata quorum."),
         string("controller.quorum.bootstrap.servers", None, "Where to find the metadata quorum."),
         string("controller.quorum.voters", None, "The members of the metadata quorum."),

@@ -19,6 +19,7 @@ every broker a whole session, and lets a new incarnation replace one that it has
 from __future__ import annotations
 
 from collections.abc import Collection
+
 from penstock.metadata.census import Key
 from penstock.metadata.decided import CHANGES_MAX, MIN_ISR, Decided
 from penstock.metadata.elections import Election
@@ -431,9 +432,7 @@ class Brokers:
         decided.take(changes)
         return len(changes)
 
-    def _give_up_on(
-        self, id: BrokerId, *, keep_single: bool, directories: Collection[bytes] = ()
-    ) -> bool:
+    def _give_up_on(self, id: BrokerId, *, keep_single: bool, directories: Collection[bytes] = ()) -> bool:
         """Let nothing rest on what a broker holds, because it lost some of it; False when more is to do.
 
         What was lost are writes that were not on its disk. Of a topic that is flushed there are none among what

@@ -358,9 +358,7 @@ def _find(broker: Broker, partition: FetchPartition) -> HostedPartition | None:
     return broker.partitions.get(name, partition.index)
 
 
-def _forgotten_partitions(
-    broker: Broker, request: FetchRequest, version: int
-) -> Iterable[Key]:
+def _forgotten_partitions(broker: Broker, request: FetchRequest, version: int) -> Iterable[Key]:
     for topic in request.forgotten_topics_data:
         name, _ = _name(broker, topic, version)
         for index in topic.partitions:

@@ -74,5 +74,7 @@ def _of_the_leader(broker: Broker, request: Any, call: Call, handle: Callable[[A
         if own is not WAITING:
             call.answer(own)
 
-    broker.peers.call(leader, "quorum-operator", request, call.version, answered, timeout_ms=LEADER_TIMEOUT_MS)
+    broker.peers.call(
+        leader, "quorum-operator", request, call.version, answered, timeout_ms=LEADER_TIMEOUT_MS
+    )
     return WAITING

@@ -308,28 +308,6 @@ class KRaftVersionFeature(Message):
     max_supported_version: int = int16()
 
 
-class UpdateRaftVoterRequest(Message, key=82, versions="0", flexible="0+"):
-    cluster_id: str | None = string(nullable=True)
-    current_leader_epoch: int = int32()
-    voter_id: int = int32()
-    voter_directory_id: bytes = uuid()
-    listeners: list[Endpoint] = array(Endpoint)
-    kraft_version_feature: KRaftVersionFeature = struct(KRaftVersionFeature)
-
-
-class CurrentLeader(Message):
-    leader_id: int = int32(default=-1)
-    leader_epoch: int = int32(default=-1)
-    host: str = string()
-    port: int = int32()
-
-
-class UpdateRaftVoterResponse(Message, key=82, versions="0", flexible="0+"):
-    throttle_time_ms: int = int32()
-    error_code: int = int16()
-    current_leader: CurrentLeader | None = struct(CurrentLeader, tag=0)
-
-
 class ControlRecordKey(Message, versions="0"):
     """The key of a record in a control batch. ``type`` is a key of ``CONTROL_TYPE``, or 0 or 1: a marker."""
 

@@ -20,7 +20,7 @@ class BrokerChange(NamedTuple):
 
 
 class PartitionChange(NamedTuple):
-    index: int
+    index: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses here
     assignment: Assignment
 
 
