@@ -1,0 +1,1 @@
+"""Clusters of real broker processes, and what their clients see while nodes come, go and fail."""

@@ -1,0 +1,64 @@
+"""A fourth broker joins three that are at work, and ends with its share of the replicas; nobody notices."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.chaos.clients import running
+from tests.chaos.cluster_clients import ClusterWriter, Commits, GroupMember
+from tests.chaos.errands import read_everything
+from tests.chaos.ledger import Ledger, Place
+from tests.cluster import wire
+from tests.cluster.cluster import Cluster
+from tests.cluster.failover import create, write
+from tests.support import wait_until
+
+PARTITIONS = 12
+REPLICAS = 3
+TOPICS = ("loaded", "quiet")
+# Of its exact share: placement keeps racks and leaders even too, so it may be off by a few.
+SHARE = 0.7
+PATIENCE_S = 240.0
+
+
+@pytest.mark.timeout(500)
+def test_a_fourth_broker_takes_its_share_while_clients_work() -> None:
+    ledger = Ledger()
+    places = [Place("loaded", number) for number in range(PARTITIONS)]
+    with Cluster(3) as cluster:
+        for topic in TOPICS:
+            create(cluster, topic, PARTITIONS, REPLICAS)
+        write(cluster, "quiet", 20_000, size=1000)
+        writer = ClusterWriter(0, cluster.bootstrap, ledger, places, 1, 500)
+        member = GroupMember(0, cluster.bootstrap, ledger, Commits(ledger), ["loaded"], "readers")
+        with running([writer, member], ledger):
+            wait_until(lambda: ledger.seen_count > 500, 60, "the load has begun")
+            newcomer = cluster.add()
+            share = len(TOPICS) * PARTITIONS * REPLICAS / len(cluster.nodes)
+            wait_until(
+                lambda: held(cluster)[newcomer] >= SHARE * share,
+                PATIENCE_S,
+                f"node {newcomer} is in sync for its share of {share:g} replicas",
+            )
+            for topic in TOPICS:
+                cluster.wait_for(
+                    topic,
+                    lambda view: len(view.replicas) == REPLICAS == len(view.in_sync_replicas),
+                    "nothing is on its way any more",
+                    deadline_s=PATIENCE_S,
+                )
+            before = ledger.acknowledged_count
+            wait_until(lambda: ledger.acknowledged_count > before + 500, 60, "the load goes on")
+        found = held(cluster)
+        print(f"\nreplicas in sync by node: {dict(sorted(found.items()))}")
+        assert max(found.values()) <= (2 - SHARE) * share + 1, found
+        ledger.check(read_everything(cluster.bootstrap, places))
+
+
+def held(cluster: Cluster) -> Counter[int]:
+    """How many replicas of the test's topics each node is in sync for."""
+    address = cluster.nodes[1].address
+    views = wire.partitions(address, TOPICS).values()
+    return Counter(node for view in views for node in view.in_sync_replicas)
