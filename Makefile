@@ -4,17 +4,23 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= penstock-data
-LISTEN ?= 127.0.0.1:9092
+PORT ?= 9092
 # The commands' own default need not be said.
-BOOTSTRAP := $(if $(filter 127.0.0.1:9092,$(LISTEN)),, --bootstrap $(LISTEN))
+BOOTSTRAP := $(if $(filter 9092,$(PORT)),, --bootstrap 127.0.0.1:$(PORT))
+# Of `make sim-long`.
+SEEDS ?= 20000
+CLUSTER_SEEDS ?= 2000
 
-.PHONY: help run test lint types contracts check chaos bench clean
+.PHONY: help run test lint types contracts check chaos sim sim-long bench clean
 
 help:
-	@echo "make run        a local cluster on $(LISTEN), until Ctrl-C (data in ./$(DATA))"
+	@echo "make run        three brokers on 127.0.0.1:$(PORT) and the ports behind it, until Ctrl-C"
+	@echo "                (DATA=DIR for the data, now $(DATA); PORT=N)"
 	@echo "make test       set up and run the whole test suite"
 	@echo "make check      lint, types and import contracts"
-	@echo "make chaos      the crash tests, longer"
+	@echo "make sim        simulated clusters under faults: a minute of it"
+	@echo "make sim-long   the same for hours (SEEDS=$(SEEDS) CLUSTER_SEEDS=$(CLUSTER_SEEDS))"
+	@echo "make chaos      the tests that kill real brokers, longer (PENSTOCK_CHAOS_SECONDS, PENSTOCK_CHAOS_SEED)"
 	@echo "make bench      the benchmarks"
 	@echo "make clean      remove what make made (not your data)"
 
@@ -27,14 +33,15 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 run: $(VENV)/.installed
-	@echo "Starting a local cluster. When it is ready, in other terminals:"
+	@echo "Starting a cluster of three brokers. When it is ready, in other terminals:"
 	@echo
 	@echo "    echo 'hello, world' | $(BIN)/penstock produce greetings$(BOOTSTRAP)"
 	@echo "    $(BIN)/penstock consume greetings --from beginning$(BOOTSTRAP)"
 	@echo
-	@echo "or any Kafka client with bootstrap.servers=$(LISTEN). Ctrl-C stops it; the data stays in ./$(DATA)."
+	@echo "or any Kafka client with bootstrap.servers=127.0.0.1:$(PORT). Kill a broker and watch. Ctrl-C stops"
+	@echo "them all; the data stays in $(DATA)."
 	@echo
-	@exec $(BIN)/penstock serve --listen $(LISTEN) --data-dir $(DATA)
+	@exec $(BIN)/penstock dev --brokers 3 --data-dir $(DATA) --port $(PORT)
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
@@ -53,7 +60,15 @@ check: lint types contracts
 
 chaos: $(VENV)/.installed
 	PENSTOCK_CHAOS_SECONDS=$${PENSTOCK_CHAOS_SECONDS:-600} \
-	PENSTOCK_CHAOS_SEED=$${PENSTOCK_CHAOS_SEED:-random} $(BIN)/python -m pytest tests/chaos -m chaos -s --timeout 3600
+	PENSTOCK_CHAOS_SEED=$${PENSTOCK_CHAOS_SEED:-random} $(BIN)/python -m pytest tests/chaos tests/cluster -m chaos -s --timeout 3600
+
+sim: $(VENV)/.installed
+	$(BIN)/penstock sim cores --seeds 200
+	$(BIN)/penstock sim --seeds 20
+
+sim-long: $(VENV)/.installed
+	$(BIN)/penstock sim cores --seeds $(SEEDS) --jobs 2
+	$(BIN)/penstock sim --seeds $(CLUSTER_SEEDS) --seconds 60 --jobs 2
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks

@@ -23,6 +23,10 @@ def settings_page() -> str:
         "Set a broker's with `penstock serve --set name=value` or in a TOML file (`--config`), a topic's with",
         "`penstock topics create --config name=value` or `penstock configs set`.",
         "",
+        "`min.insync.replicas` is one setting of the whole cluster: when a second broker registers it becomes what",
+        "was given at start, and with the third, if nobody has said anything, 2. Settings of the cluster",
+        "(sessions, quorum, rebalancing) should be the same on every node: any may become the controller.",
+        "",
         "## Of topics",
         "",
         "| Name | Default | Broker's default from | What it does |",
@@ -105,7 +109,15 @@ connection, except ApiVersions, which answers with the range we have.
   next request of a connection only after answering the one before.
 - **Transactional ids are refused** with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes for
   final; `cleanup.policy=compact` is refused with INVALID_CONFIG.
-- **Replica fetches are refused**: a client cannot pass for a broker.
+- **Replica fetches are refused** on the listener for clients: a client cannot pass for a broker. What nodes say
+  to each other is served on the internal listener only.
+- **Heartbeats every 3 s, sessions of 9 s** (Kafka: 2 and 9), quorum timeouts of 1 s and 0.5 s (2 and 1), leaders
+  back in their places after 30 s (300), replication 3 with `min.insync.replicas` 2 in clusters of three or more.
+- **A broker that is cut off stops serving reads too**, when its lease is over: two thirds of a session.
+- **No format step**: nodes with empty directories found a cluster when all of its controllers are there.
+- **A broker that joins gets replicas by itself**, and one that stays away has its replicas built elsewhere.
+- **A damaged replica is given up and fetched again**, reported as lost by AssignReplicasToDirs.
+- **Followers serve consumers that name their rack**, without a `replica.selector.class`.
 - **Internal topics** cannot be created, deleted, grown or written by clients.
 """
 
