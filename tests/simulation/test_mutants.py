@@ -15,10 +15,10 @@ import pytest
 from penstock.broker.consensus import Consensus
 from penstock.broker.coordinators import GroupPartition
 from penstock.broker.data_directory import Directory
-from penstock.broker.membership import Membership
 from penstock.broker.partitions import HostedPartition
+from penstock.broker.quorum_log import QUORUM_STATE
+from penstock.log import log as log_module
 from penstock.log.producers import ProducerStates
-from penstock.log.segment import Segment
 from penstock.protocol.errors import ErrorCode
 from penstock.replication.partition import Partition
 from penstock.sim.disk import SimFiles
@@ -107,11 +107,13 @@ def takes_power_loss_for_a_crash(patch: Patch) -> None:
 
 def does_not_wait_for_the_disk(patch: Patch) -> None:
     """In flushed mode what was merely written counts."""
+    account = HostedPartition._appended
 
     def at_once(self: HostedPartition, offset: int, callback: Callable[[ErrorCode], None]) -> None:
         callback(ErrorCode.NONE)
 
     def appended(self: HostedPartition, log: Any) -> int:
+        account(self, log)
         assert self._core is not None
         self._core.appended(log.log_end_offset)
         self._advance()
@@ -142,23 +144,28 @@ def does_not_sync_directories(patch: Patch) -> None:
     patch.setattr(SimFiles, "sync_directory", lambda self, path: None)
 
 
-def reads_the_group_of_yesterday(patch: Patch) -> None:
+def forgets_groups(patch: Patch) -> None:
     """A new coordinator does not read what the one before has written."""
 
     def replay(self: GroupPartition) -> None:
-        self._at = self.hosted.high_watermark  # type: ignore[attr-defined]
+        self._replayed = self._replay_end
 
     patch.setattr(GroupPartition, "_replay_some", replay)
 
 
 def serves_damaged_bytes(patch: Patch) -> None:
     """What another process left on the disk is sent unseen."""
-    patch.setattr(Segment, "checked", lambda self, *arguments: True, raising=False)
+    patch.setattr(log_module, "checked_end", lambda segment, position, end, following: (end, -1))
 
 
-def keeps_its_lease(patch: Patch) -> None:
-    """A broker that nobody hears of any more goes on answering."""
-    patch.setattr(Membership, "is_serving", lambda self: True)
+def forgets_its_vote(patch: Patch) -> None:
+    """What a voter promised is not durable."""
+    replace_file = SimFiles.replace
+
+    def volatile(self: SimFiles, path: str, data: Any, *, durable: bool = True) -> None:
+        replace_file(self, path, data, durable=durable and QUORUM_STATE not in path)
+
+    patch.setattr(SimFiles, "replace", volatile)
 
 
 MUTANTS: list[tuple[Callable[[Patch], None], tuple[str, ...], bool]] = [
@@ -171,6 +178,9 @@ MUTANTS: list[tuple[Callable[[Patch], None], tuple[str, ...], bool]] = [
     (does_not_wait_for_the_disk, POWER, True),
     (does_not_sync_the_metadata, POWER, True),
     (does_not_sync_directories, POWER, True),
+    (forgets_groups, PROCESSES, False),
+    (serves_damaged_bytes, ("flip", "stop"), False),
+    (forgets_its_vote, (*POWER, "cut", "isolation"), True),
 ]
 
 

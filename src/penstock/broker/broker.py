@@ -27,7 +27,9 @@ from penstock.broker.replicas import IsrProposals, ReplicaFetchers
 from penstock.broker.sessions import FetchSessions
 from penstock.broker.storage import METADATA_DIRECTORY, Directory, Storage
 from penstock.environment import Environment
-from penstock.metadata.image import BrokerImage, Delta, Endpoint, Image
+from penstock.metadata.configs import broker_value, layers_of
+from penstock.metadata.image import BROKER_RESOURCE, BrokerImage, Delta, Endpoint, Image
+from penstock.metadata.settings import LONG_MAX
 from penstock.metadata.topics import CONSUMER_OFFSETS
 from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
@@ -37,6 +39,8 @@ from penstock.protocol.schema import Message
 from penstock.raft.raft import RaftSettings
 from penstock.replication.follower import FetchLimits
 
+# Of what a reassignment copies to this broker.
+THROTTLE = "follower.replication.throttled.rate"
 # Kafka's number for a listener without TLS and SASL.
 PLAINTEXT = 0
 CREATE_TOPICS_VERSION = 7
@@ -158,6 +162,7 @@ class Broker:
         # What a snapshot says was committed before this run, and nobody is told of it again.
         image = self.image
         self._committed(image, Delta(created=tuple(image.topics), brokers_changed=tuple(image.brokers)))
+        self._set_throttle()
         self.consensus.start()
         if self.is_broker:
             endpoints = []
@@ -238,6 +243,8 @@ class Broker:
             if known is not None and known.internal is not None and broker != self.node_id:
                 self.peers.set_address(broker, known.internal.host, known.internal.port)
         self.partitions.apply(image, delta)
+        if any(resource.type == BROKER_RESOURCE for resource in delta.configs_changed):
+            self._set_throttle()
         if delta.deleted:
             self.coordinators.topics_deleted([topic.name for topic in delta.deleted])
         self.membership.image_moved()
@@ -245,6 +252,10 @@ class Broker:
             waiting, self._on_seen = self._on_seen, []
             for look in waiting:
                 look()
+
+    def _set_throttle(self) -> None:
+        rate: int = broker_value(THROTTLE, layers_of(self.image, self.node_id, self.config.static))
+        self.fetchers.set_throttle(None if rate == LONG_MAX else rate)
 
     def _became_active(self, is_active: bool) -> None:
         self.controlling.on_active(is_active)
@@ -340,6 +351,10 @@ class Broker:
 
     def _create(self, topics: list[CreatableTopic], done: Callable[[Any], None]) -> None:
         def created(response: Any) -> None:
+            for topic in response.topics:
+                if topic.error_code == ErrorCode.TOPIC_ALREADY_EXISTS:
+                    # Another broker was asked for it at the same moment. It is there, which is what is wanted.
+                    topic.error_code = ErrorCode.NONE
             made = [topic.name for topic in response.topics if not topic.error_code]
             self.when_seen(made, lambda: done(response))
 

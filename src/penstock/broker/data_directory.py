@@ -72,6 +72,8 @@ class Directory:
         self.was_clean = False
         # Writes of the last run may be lost: the machine went down, and not only the process.
         self.lost_page_cache = False
+        # A loss that nobody has heard of must not be forgotten by a clean stop.
+        self.has_noted_boot = False
         # The broker epoch that the last clean stop was under.
         self.stopped_epoch = NO_EPOCH
         # Those that were found here, or were put here since. Not counted where there is no choice.
@@ -157,6 +159,7 @@ class Directory:
         next one has to tell.
         """
         self._environment.files.replace(os.path.join(self.path, LAST_BOOT), self._boot_id())
+        self.has_noted_boot = True
 
     def partitions(self) -> Iterator[TopicPartition]:
         """Those that have a directory here."""

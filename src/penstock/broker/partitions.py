@@ -187,7 +187,15 @@ class HostedPartition:
         if self._log is None:
             if self.is_offline:
                 raise OSError(errno.EIO, "its disk has failed", repr(self))
-            log = self._storage.open_log(self, self._image.directory(self._surroundings.me))
+            place = self._image.directory(self._surroundings.me)
+            if (
+                len(self._image.replicas) == 1
+                and not self._image.leader_recovery_state
+                and self._storage.has_lost(place)
+            ):
+                # The only copy. It may come back with its disk, and nobody has said that it should be given up.
+                raise OSError(errno.EIO, "its data directory is not here", repr(self))
+            log = self._storage.open_log(self, place)
             self._log = log
             self._start_replicating(log)
             if log.recovery is not None and log.recovery.was_cut:

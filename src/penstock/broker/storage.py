@@ -533,7 +533,8 @@ class Storage:
     def leave_clean_marker(self, broker_epoch: int) -> None:
         """Say that every log was closed."""
         for directory in self._online():
-            directory.leave_clean_marker(broker_epoch)
+            if directory.has_noted_boot:
+                directory.leave_clean_marker(broker_epoch)
 
 
 def _set_aside(directory: Directory, name: TopicPartition, reason: str) -> None:

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from crc32c import crc32c
+
 from penstock.environment import File
 from penstock.log.epochs import NO_EPOCH, LeaderEpochs
 from penstock.log.names import CORRUPT
@@ -25,11 +27,23 @@ from penstock.log.segment import Segment
 from penstock.log.segments import Segments
 from penstock.log.snapshots import Snapshots, producers_at
 from penstock.log.verification import good_batches
-from penstock.protocol.records import HEADER_SIZE, BatchHeader, CorruptBatch, decode_header
+from penstock.protocol.records import (
+    CRC_START,
+    HEADER_SIZE,
+    MAGIC,
+    BatchHeader,
+    CorruptBatch,
+    decode_header,
+)
 
 __all__ = ["Recovery", "epochs_of", "good_batches", "recover"]
 
 _CHUNK_BYTES = 1 << 20
+# How far behind a bad batch a good one is looked for, and how many offsets later it may be.
+_SEARCHED_BYTES = 4 << 20
+_OFFSETS_AHEAD = 1 << 31
+_BATCH_START = bytes(4)
+_MAGIC_POSITION = 16
 
 
 @dataclass(slots=True)
@@ -81,7 +95,7 @@ def recover(
         if end < size:
             recovery.cut_bytes = size - end
             is_usual = segment is items[-1] and next_offset >= recovery_point
-            is_torn = segment is items[-1] and _is_torn(segment.file, end)
+            is_torn = segment is items[-1] and _is_torn(segment.file, end, next_offset)
             recovery.had_more = recovery.had_more or not is_torn
             if not (is_usual and is_torn):
                 recovery.set_aside.append(segment.copy_aside(end, CORRUPT))
@@ -112,15 +126,36 @@ def recover(
     return recovery, producers
 
 
-def _is_torn(file: File, position: int) -> bool:
+def _is_torn(file: File, position: int, next_offset: int) -> bool:
     """Whether the rest of a file is the beginning of one batch, or was never written."""
     try:
-        return decode_header(file.read_at(position, HEADER_SIZE)).size > file.size - position
+        looks_torn = decode_header(file.read_at(position, HEADER_SIZE)).size > file.size - position
     except CorruptBatch:
         rest = range(position, file.size, _CHUNK_BYTES)
-        return file.size - position < HEADER_SIZE or not any(
+        looks_torn = file.size - position < HEADER_SIZE or not any(
             any(file.read_at(at, _CHUNK_BYTES)) for at in rest
         )
+    # A length that was damaged looks the same, but for the good batches behind it.
+    return looks_torn and not _has_good_batch(file, position + 1, next_offset)
+
+
+def _has_good_batch(file: File, position: int, next_offset: int) -> bool:
+    """Whether a whole batch of this log, with a later offset, lies somewhere behind a position."""
+    data = file.read_at(position, _SEARCHED_BYTES)
+    # Offsets are below 2**32 in any log that people live to see, so a batch begins with four zeros.
+    at = data.find(_BATCH_START)
+    while at >= 0 and at + HEADER_SIZE <= len(data):
+        if data[at + _MAGIC_POSITION] == MAGIC:
+            try:
+                header = decode_header(data[at : at + HEADER_SIZE])
+                if next_offset < header.base_offset < next_offset + _OFFSETS_AHEAD:
+                    batch = data[at : at + header.size]
+                    if len(batch) == header.size and crc32c(batch[CRC_START:]) == header.crc:
+                        return True
+            except CorruptBatch:
+                pass
+        at = data.find(_BATCH_START, at + 1)
+    return False
 
 
 def _epochs_before(segments: Segments, epochs: LeaderEpochs, start: int) -> list[tuple[int, int]]:

@@ -80,7 +80,7 @@ _WITHOUT_MEANING = {
         initial.broker.registration.timeout.ms log.dir.failure.timeout.ms
         replica.socket.receive.buffer.bytes replica.socket.timeout.ms request.timeout.ms
         socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms""",
-    "replication is not throttled": """
+    "a rate is measured from second to second": """
         alter.log.dirs.replication.quota.window.num alter.log.dirs.replication.quota.window.size.seconds
         replication.quota.window.num replication.quota.window.size.seconds""",
     "a broker that stops always hands over": "controlled.shutdown.enable",
@@ -247,6 +247,14 @@ BROKER: dict[str, Setting] = table(
     integer("replica.fetch.min.bytes", 1, "What a follower's fetch waits for.", 0),
     integer("replica.fetch.wait.max.ms", 500, "How long a follower's fetch waits.", 0),
     integer("replica.fetch.backoff.ms", 1000, "The longest pause after a follower's fetch has failed.", 0),
+    *dynamic(
+        long(
+            "follower.replication.throttled.rate",
+            LONG_MAX,
+            "Bytes a second that replicas being added by a reassignment may copy, all of a broker's together.",
+            1,
+        )
+    ),
     boolean("auto.leader.rebalance.enable", True, "Whether leaderships go back to the first replica."),
     # Every 300 s in Kafka, which is a long time to have one broker do the work of two.
     long("leader.imbalance.check.interval.seconds", 30, "How often leaderships go back.", 1),

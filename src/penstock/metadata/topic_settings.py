@@ -39,7 +39,9 @@ CREATED = "penstock.created.ms"
 NO_COMPACTION = "compaction does not work yet, and a topic must not quietly keep everything"
 NO_TIERS = "segments do not move to remote storage yet"
 AS_PRODUCED = "batches are stored as the producer compressed them"
-NO_THROTTLE = "replicas copy as fast as they can"
+NO_THROTTLE = (
+    "every replica that a reassignment adds is throttled alike (follower.replication.throttled.rate)"
+)
 
 TOPIC: dict[str, Setting] = table(
     # How long records are kept.

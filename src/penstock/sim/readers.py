@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
-from penstock.protocol.records import CRC_START, batches, decode_records
+from penstock.protocol.records import CRC_START, CorruptBatch, batches, decode_records
 from penstock.sim.client import Client, Place
 from penstock.sim.loop import Violation, start
 from penstock.sim.topics import EARLIEST, Topics, list_offset
@@ -144,7 +144,12 @@ class Reader:
                 else:
                     self._truths.starts.saw(place, data.log_start_offset, self.name)
                     self._watermark_moved(place, asked[place][1], data.high_watermark)
-                    self._read(place, position, _bytes(data.records), data.high_watermark)
+                    try:
+                        self._read(place, position, _bytes(data.records), data.high_watermark)
+                    except CorruptBatch as error:
+                        raise Violation(
+                            f"{self.name} was served damaged bytes of {place}: {error}"
+                        ) from error
         return is_good
 
     def _watermark_moved(self, place: Place, epoch: int, high_watermark: int) -> None:

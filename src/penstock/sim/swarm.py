@@ -13,6 +13,7 @@ much a check as the others.
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import asdict, dataclass
 
 from penstock.sim.administrator import Administrator
@@ -178,6 +179,9 @@ class Run:
             self._end()
         except Violation as found:
             violation = str(found)
+        except AssertionError as found:
+            # One of the broker's own, asked by the inspector.
+            violation = "".join(traceback.format_exception(found))
         report = self._report(violation)
         # Nobody is left waiting: coroutines are closed, connections forgotten.
         for process in self._clients.values():
