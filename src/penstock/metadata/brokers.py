@@ -214,7 +214,11 @@ class Brokers:
         )
         assert known is None or known.epoch < broker.epoch
         decided.take([registration_record(broker)])
-        if len(broker.directories) == 1 and (known is None or len(known.directories) == 1):
+        if len(broker.directories) == 1 and (
+            # What lies in no directory of a broker that has the same as before is on a disk that it had to start
+            # without, and may come back.
+            known is None or (len(known.directories) == 1 and known.directories != broker.directories)
+        ):
             self._move_in(broker)
         self._heard(id, now_ms)
         self.fenced_since_ms[id] = self.joined_ms = now_ms
