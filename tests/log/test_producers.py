@@ -288,3 +288,25 @@ def test_made_up_producers_do_not_pile_up_and_the_busy_ones_stay(monkeypatch: py
     assert len(states) <= 100
     assert states.get(7) is not None
     assert states.get(1_999) is not None
+
+
+def test_what_was_sent_behind_a_refused_batch_is_refused_with_the_same_error() -> None:
+    """Not as out of order, after which librdkafka begins a new sequence and stores twice what it had stored."""
+    states = ProducerStates(EXPIRATION_MS)
+    for sequence in range(3):
+        states.update(made_header(sequence), sequence, NOW)
+    states.refused(made_header(3), ErrorCode.KAFKA_STORAGE_ERROR)
+    states.refused(made_header(4), ErrorCode.NOT_ENOUGH_REPLICAS)
+    assert states.check(made_header(5), NOW) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert states.check(made_header(3), NOW) is None
+    states.update(made_header(3), 3, NOW)
+    assert states.check(made_header(5), NOW) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert states.check(made_header(4), NOW) is None
+
+
+def test_a_first_batch_that_was_refused_is_not_overtaken() -> None:
+    states = ProducerStates(EXPIRATION_MS)
+    states.refused(made_header(0), ErrorCode.NOT_ENOUGH_REPLICAS)
+    assert states.check(made_header(1), NOW) == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert states.check(made_header(0), NOW) is None
+    assert states.check(made_header(0, epoch=1), NOW) is None

@@ -436,7 +436,7 @@ class HostedPartition:
             log = self.log
             if by_all and not self.has_enough_replicas:
                 if header.producer_id >= 0:
-                    log.producers.refused(header)
+                    log.producers.refused(header, ErrorCode.NOT_ENOUGH_REPLICAS)
                 return Appended(ErrorCode.NOT_ENOUGH_REPLICAS)
             if header.producer_id >= 0:
                 verdict = log.producers.check(header, wall_ms)
@@ -453,12 +453,16 @@ class HostedPartition:
                 if verdict is not None:
                     return Appended(verdict)
             if not self._has_directory and not self._make_directory():
+                if header.producer_id >= 0:
+                    log.producers.refused(header, ErrorCode.KAFKA_STORAGE_ERROR)
                 return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
             if stamped != NO_TIMESTAMP:
                 header = set_log_append_time(records, 0, header, stamped)
             base_offset = log.append(records, header, self.leader_epoch)
         except OSError as error:
             self._storage.append_failed(self, error)
+            if header.producer_id >= 0 and self._log is not None:
+                self._log.producers.refused(header, ErrorCode.KAFKA_STORAGE_ERROR)
             return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
         return Appended(ErrorCode.NONE, base_offset, stamped, log.log_end_offset, self._appended(log))
 

@@ -39,6 +39,7 @@ _SNAPSHOT_ENTRY = Struct(">qhiqiqiq")
 
 # Producers of one partition that are remembered for a refused batch alone.
 REFUSED_MAX = 1_000
+_NONE_REFUSED = (-2, 0, ErrorCode.NONE)
 # Of one partition. Clients make producer ids up as they like, and each is remembered for a day.
 PRODUCERS_MAX = 50_000
 
@@ -81,8 +82,8 @@ class ProducerStates:
         self._states: dict[int, ProducerState] = {}
         # The log has never held a record.
         self.log_was_empty = False
-        # Unknown producers with a batch that was refused for a moment, and its sequence.
-        self._refused: dict[int, int] = {}
+        # Producers with a batch that was refused for a moment: its producer epoch and sequence, and why.
+        self._refused: dict[int, tuple[int, int, ErrorCode]] = {}
 
     def __len__(self) -> int:
         return len(self._states)
@@ -100,15 +101,18 @@ class ProducerStates:
         state = self._states.get(header.producer_id)
         base_sequence = header.base_sequence
         if state is None or wall_ms - state.last_seen_ms > self._expiration_ms:
-            if base_sequence != 0 and (
-                self.log_was_empty or self._refused.get(header.producer_id, base_sequence) < base_sequence
-            ):
+            overtaken = self._overtaken(header)
+            if overtaken is not None:
+                return overtaken
+            if base_sequence != 0 and self.log_was_empty:
                 return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
             return None
         if header.producer_epoch != state.epoch:
             if header.producer_epoch < state.epoch:
                 return ErrorCode.INVALID_PRODUCER_EPOCH
-            return None if base_sequence == 0 else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            if base_sequence == 0:
+                return None
+            return self._overtaken(header) or ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         batches = state.batches
         if base_sequence == (batches[-1].last_sequence + 1) & SEQUENCE_MAX:
             return None
@@ -116,18 +120,27 @@ class ProducerStates:
         for batch in batches:
             if batch.base_sequence == base_sequence and batch.last_sequence == last_sequence:
                 return Duplicate(batch.base_offset, batch.timestamp)
-        return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        return self._overtaken(header) or ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
-    def refused(self, header: BatchHeader) -> None:
+    def _overtaken(self, header: BatchHeader) -> ErrorCode | None:
+        """Why the batch before this one was refused, if one was that will be sent again."""
+        epoch, sequence, error = self._refused.get(header.producer_id, _NONE_REFUSED)
+        if epoch == header.producer_epoch and header.base_sequence > sequence:
+            return error
+        return None
+
+    def refused(self, header: BatchHeader, error: ErrorCode) -> None:
         """A batch was not taken now but will be sent again: those sent behind it may not overtake it.
 
-        A producer that is known has a sequence to be compared with. Of one that is not, this is remembered.
+        They get the same error. Out of order is what they are, but a producer that hears that gives up its
+        sequence and begins another, and what is stored and not acknowledged yet is then stored twice.
         """
-        if header.producer_id not in self._states:
-            if len(self._refused) >= REFUSED_MAX:
-                del self._refused[next(iter(self._refused))]
-            known = self._refused.get(header.producer_id, header.base_sequence)
-            self._refused[header.producer_id] = min(known, header.base_sequence)
+        epoch, sequence, _ = self._refused.get(header.producer_id, _NONE_REFUSED)
+        if epoch == header.producer_epoch and sequence <= header.base_sequence:
+            return
+        if len(self._refused) >= REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]
+        self._refused[header.producer_id] = (header.producer_epoch, header.base_sequence, error)
 
     def update(self, header: BatchHeader, base_offset: int, wall_ms: int) -> None:
         """A batch with a producer id was appended at ``base_offset``."""
