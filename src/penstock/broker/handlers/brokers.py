@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.connection import Call
+from penstock.model import BrokerId
+from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import (
     AllocateProducerIdsRequest,
     AlterPartitionRequest,
@@ -18,6 +20,7 @@ from penstock.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     BrokerRegistrationRequest,
     UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +42,13 @@ def alter_partition(broker: Broker, request: AlterPartitionRequest, call: Call) 
 
 
 def unregister_broker(broker: Broker, request: UnregisterBrokerRequest, call: Call) -> Any:
+    """Forget a broker for good. Not one that runs, as Kafka would: all that rests on it would be given up."""
+    known = broker.image.brokers.get(BrokerId(request.broker_id))
+    if known is not None and not known.fenced:
+        return UnregisterBrokerResponse(
+            error_code=ErrorCode.INVALID_REQUEST,
+            error_message=f"Broker {known.id} is running; stop it first.",
+        )
     return broker.decide(request, call)
 
 
