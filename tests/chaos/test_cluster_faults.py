@@ -172,7 +172,7 @@ def read_every_copy(cluster: Cluster, places: list[Place]) -> None:
             offset, end = 0, 1
             while offset < end:
                 with Wire(node.address) as connection:
-                    answer = wire.fetch(connection, *place, offset)
+                    answer = wire.fetch(connection, *place, offset, rack="of no broker")
                 records = bytes(answer.records or b"")
                 for _, header in batches(records):
                     offset = header.base_offset + header.last_offset_delta + 1
