@@ -13,7 +13,7 @@ import pytest
 from penstock.sim.cores.replication import World, run
 from penstock.sim.cores.replication_mutants import MUTANTS, seeds_to_kill
 
-SEEDS = 150
+SEEDS = 400
 # Seeds that a mutant may survive at the most. The rarest needs some 350 in the worst case measured.
 SEEDS_TO_KILL_MAX = 1_500
 
