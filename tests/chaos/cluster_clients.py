@@ -208,25 +208,34 @@ class GroupMember(Client):
     ) -> None:
         super().__init__(f"member {number} of {group}", ledger)
         self._commits = commits
-        self._consumer = Consumer(
-            cluster_settings(
-                bootstrap,
-                group_id=group,
-                enable_auto_commit=False,
-                auto_offset_reset="earliest",
-                check_crcs=True,
-                session_timeout_ms=10_000,
-                heartbeat_interval_ms=1000,
-                fetch_wait_max_ms=100,
-                retry_backoff_ms=50,
-            )
+        self._topics = list(topics)
+        self._settings = cluster_settings(
+            bootstrap,
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            check_crcs=True,
+            session_timeout_ms=10_000,
+            heartbeat_interval_ms=1000,
+            fetch_wait_max_ms=100,
+            retry_backoff_ms=50,
         )
-        self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked)
+        self._consumer = self._joined()
+        self._is_to_leave = False
         self._positions: dict[Place, int] = {}
         self._reads = 0
         self.assignments = 0
 
+    def leave_and_join(self) -> None:
+        """Soon, in its own thread; what it has read and not committed is read again by whoever comes next."""
+        self._is_to_leave = True
+
     def step(self) -> None:
+        if self._is_to_leave:
+            self._is_to_leave = False
+            self._consumer.close()
+            self._positions.clear()
+            self._consumer = self._joined()
         for message in self._consumer.consume(500, timeout=0.1):
             error = message.error()
             if error is not None:
@@ -245,6 +254,11 @@ class GroupMember(Client):
 
     def finish(self) -> None:
         self._consumer.close()
+
+    def _joined(self) -> Consumer:
+        consumer = Consumer(self._settings)
+        consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked)
+        return consumer
 
     def _commit(self, positions: dict[Place, int]) -> None:
         self._commits.attempted(positions)

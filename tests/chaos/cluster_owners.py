@@ -88,8 +88,11 @@ class Owner(Client):
         self._wire: Wire | None = None
         self._member_id = ""
         self._generation = -1
+        self._is_to_forget = False
 
     def step(self) -> None:
+        if self._is_to_forget:
+            self._is_to_forget, self._generation, self._member_id = False, -1, ""
         try:
             if self._wire is None:
                 self._wire = self._coordinator()
@@ -100,6 +103,13 @@ class Owner(Client):
                 self.pause(0.5)
         except NoAnswer:
             self._disconnect()
+
+    def finish(self) -> None:
+        self._disconnect()
+
+    def leave_abruptly(self) -> None:
+        """Forget who we are, as a member that crashed and came back would."""
+        self._is_to_forget = True
 
     def _coordinator(self) -> Wire | None:
         self._turn += 1
@@ -184,7 +194,3 @@ class Owner(Client):
             self._wire.__exit__()
         self._wire = None
         self.pause(0.05)
-
-    def leave_abruptly(self) -> None:
-        """Forget who we are, as a member that crashed and came back would."""
-        self._generation, self._member_id = -1, ""

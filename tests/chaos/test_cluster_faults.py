@@ -38,7 +38,11 @@ from tests.cluster.network import Network, why_not
 from tests.cluster.wire import Wire
 from tests.support import wait_until
 
-pytestmark = pytest.mark.chaos
+# The reader in Python, which checks every CRC, leaves sockets open that it has lost.
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 LOADED = [Place("loaded", partition) for partition in range(6)]
 PROBED = [Place("probed", partition) for partition in range(3)]
@@ -47,6 +51,7 @@ WRITERS = 3
 RECORDS_PER_SECOND = 250
 SECONDS_DEFAULT = 120.0
 DISK_BYTES_PER_SECOND = 1 << 20
+MENDING_S = 60.0
 
 
 def wanted_seconds() -> float:
@@ -106,6 +111,10 @@ def test_what_was_acknowledged_survives_every_fault(stack: ExitStack, tmp_path: 
             time.monotonic() < deadline or len(faults.struck) < len(faults.names)
         ):
             time.sleep(choose.uniform(0, 1))
+            if choose.random() < 0.5:
+                choose.choice(members).leave_and_join()
+            if choose.random() < 0.3:
+                choose.choice(holders).leave_abruptly()
             done = faults.next()
             print(
                 f"{time.strftime('%H:%M:%S')} {done.name}: {done.victim}, held {done.held_s:.1f} s,"
@@ -143,6 +152,7 @@ def test_what_was_acknowledged_survives_every_fault(stack: ExitStack, tmp_path: 
     assert ledger.seen_count >= 50 * seconds
     assert commits.count >= seconds / 2 and committer.commits.count >= seconds
     assert committer.commits.looks >= 5
+    assert sum(member.assignments for member in members) >= 4
     assert owners.generations >= 2
 
 
@@ -168,7 +178,7 @@ def read_every_copy(cluster: Cluster, places: list[Place]) -> None:
     """Let every node read all it has, also as a follower: damage is found, and mended, when it is read."""
     for node in cluster.nodes.values():
         for place in places:
-            deadline = time.monotonic() + RECOVERY_S
+            deadline = time.monotonic() + MENDING_S
             offset, end = 0, 1
             while offset < end:
                 with Wire(node.address) as connection:

@@ -10,8 +10,10 @@ It needs root and the ``ip`` command; ``why_not`` says what is missing.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import re
 import shutil
 import subprocess
 from types import TracebackType
@@ -23,6 +25,10 @@ OUTSIDE = 0
 _OUTSIDE_HOST = 1
 _NODE_HOST = 10
 _NOBODY = "02:00:5e:00:00:01"
+_NAMESPACE = re.compile(r"^penstock-([0-9a-f]+)[g-z]-", re.MULTILINE)
+_DEVICE = re.compile(r"\b(ps[bv]([0-9a-f]+)[g-z](?:-\d+)?)\b")
+# Not hexadecimal, so that the number before ends there.
+_letters = itertools.cycle("ghijklmnopqrstuvwxyz")
 
 
 def why_not() -> str | None:
@@ -44,9 +50,9 @@ class Network:
     """Built on entering the context; its namespaces and devices are gone on leaving it."""
 
     def __init__(self) -> None:
-        choose = random.SystemRandom()
-        self._tag = f"{choose.randrange(16**4):04x}"
-        self._subnet = f"{PREFIX}.{choose.randrange(1, 255)}"
+        # Named after this process, so that another can tell when nobody needs it any more.
+        self._tag = f"{os.getpid():x}{next(_letters)}"
+        self._subnet = f"{PREFIX}.{random.SystemRandom().randrange(1, 255)}"
         self._bridge = f"psb{self._tag}"
         self._nodes: list[int] = []
         # Pairs (who sends, who does not receive it).
@@ -62,6 +68,7 @@ class Network:
         self.close()
 
     def build(self) -> None:
+        _remove_abandoned()
         _ip("link", "add", self._bridge, "type", "bridge")
         self._is_built = True
         _ip("address", "add", f"{self.host(OUTSIDE)}/24", "dev", self._bridge)
@@ -139,5 +146,16 @@ class Network:
         return f"psv{self._tag}-{node}"
 
 
-def _ip(*words: str, check: bool = True) -> None:
-    subprocess.run(["ip", *words], check=check, capture_output=True, text=True)
+def _remove_abandoned() -> None:
+    """Remove what a process left behind that was killed before it could."""
+    for line in _ip("netns", "list").splitlines():
+        found = _NAMESPACE.match(line)
+        if found and not os.path.exists(f"/proc/{int(found[1], 16)}"):
+            _ip("netns", "delete", line.split()[0], check=False)
+    for device, owner in _DEVICE.findall(_ip("-oneline", "link")):
+        if not os.path.exists(f"/proc/{int(owner, 16)}"):
+            _ip("link", "delete", device, check=False)
+
+
+def _ip(*words: str, check: bool = True) -> str:
+    return subprocess.run(["ip", *words], check=check, capture_output=True, text=True).stdout

@@ -78,6 +78,8 @@ class Broker:
         self.encoded_api_versions: dict[tuple[str, int], Encoded] = {}
         self.encoded_metadata: dict[tuple[int, bool, bool], Encoded] = {}
         self._on_seen: list[Callable[[], None]] = []
+        # Called when this broker has handed over what it leads and answers no more.
+        self.on_left: Callable[[], None] = lambda: None
 
         self.storage = Storage(
             environment,
@@ -176,6 +178,8 @@ class Broker:
         """Hand over what this node leads; ``then`` it may be closed."""
 
         def left() -> None:
+            # Whoever asks from now on is better off asking another, or again.
+            self.on_left()
             self.consensus.resign()
             # The last words to the others should leave before the connections end.
             self.environment.spawn.later(FORWARD_RETRY_MS, then)

@@ -38,6 +38,8 @@ HEARTBEAT_VERSION = 1
 RETRY_MS = 100
 # Until it is let in, and while it waits to leave, a broker asks more often.
 IMPATIENT_INTERVAL_MS = 200
+# A new controller hears of a broker at once, and so notices when its connection ends.
+LOOK_INTERVAL_MS = 300
 CALL_TIMEOUT_MS = 2_000
 # How long a stopping broker waits for its leaderships to be taken over, and how long for an answer at all.
 LEAVING_TIMEOUT_MS = 10_000
@@ -74,6 +76,9 @@ class Membership:
         self._is_asking = False
         # Something changed while an answer was awaited.
         self._is_due = False
+        # Whom was asked last, and when.
+        self._asked: int | None = None
+        self._asked_ms = 0
         self._leaving_since_ms = 0
         self._last_heard_ms = 0
         self._on_left: Callable[[], None] | None = None
@@ -180,9 +185,8 @@ class Membership:
     # Heartbeats
 
     def _ask_soon(self) -> None:
-        if self._is_asking:
-            self._is_due = True
-        else:
+        self._is_due = True
+        if not self._is_asking:
             self._again_in(0)
 
     def _again_in(self, delay_ms: int) -> None:
@@ -197,9 +201,19 @@ class Membership:
         if self.state is State.REGISTERING:
             self._register()
             return
+        sent_ms = self._environment.clock.now_ms()
+        leader = self._broker.consensus.leader_id
+        if (
+            self.state is State.ACTIVE
+            and not self._is_due
+            and leader == self._asked
+            and sent_ms - self._asked_ms < self._interval_ms
+        ):
+            self._again_in(min(LOOK_INTERVAL_MS, self._interval_ms - (sent_ms - self._asked_ms)))
+            return
+        self._asked, self._asked_ms = leader, sent_ms
         self._is_asking = True
         self._is_due = False
-        sent_ms = self._environment.clock.now_ms()
         request = BrokerHeartbeatRequest(
             broker_id=self._broker.node_id,
             broker_epoch=self.epoch,
@@ -240,12 +254,14 @@ class Membership:
         if self._is_due or self.state is State.REGISTERING:
             self._again_in(0 if response is not None else RETRY_MS)
         elif response is None or response.error_code:
+            self._is_due = True
             self._again_in(RETRY_MS)
         else:
             self._again_in(
-                self._interval_ms
-                if self.state is State.ACTIVE
-                else min(IMPATIENT_INTERVAL_MS, self._interval_ms)
+                min(
+                    LOOK_INTERVAL_MS if self.state is State.ACTIVE else IMPATIENT_INTERVAL_MS,
+                    self._interval_ms,
+                )
             )
 
     def _heard(self, response: BrokerHeartbeatResponse, sent_ms: int) -> None:

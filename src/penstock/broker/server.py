@@ -203,6 +203,7 @@ class Node:
             self.internal = Server(environment, self.broker, config, logger, listener=INTERNAL)
         if "broker" in options.roles:
             self.client = Server(environment, self.broker, config, logger, connections_max=connections_max)
+            self.broker.on_left = self.client.close
 
     def start(self) -> None:
         """Listen and take part. Raises ServeError when an address cannot be listened on."""
