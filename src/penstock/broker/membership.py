@@ -292,7 +292,8 @@ class Membership:
         self.close()
         then, self._on_left = self._on_left, None
         if then is not None:
-            self._environment.spawn.soon(then)
+            # At once: a client that asks in between would be told that nobody leads.
+            then()
 
     def check(self) -> None:
         assert self.state is not State.ACTIVE or self.epoch >= 0
