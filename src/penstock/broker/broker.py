@@ -73,6 +73,7 @@ class Broker:
         self.me = self.node_id = BrokerId(options.node_id)
         self.lag_max_ms = config.replica_lag_time_max_ms
         self._rack = options.rack
+        self._is_alone = not options.controllers
         self.is_broker = "broker" in options.roles
         # Answers in bytes, by what was asked; valid for the current image.
         self.encoded_api_versions: dict[tuple[str, int], Encoded] = {}
@@ -184,7 +185,12 @@ class Broker:
             # The last words to the others should leave before the connections end.
             self.environment.spawn.later(FORWARD_RETRY_MS, then)
 
-        self.membership.leave(left)
+        if self._is_alone:
+            # There is nobody to hand anything over to.
+            self.membership.close()
+            left()
+        else:
+            self.membership.leave(left)
 
     def close(self) -> None:
         """Flush and close every log, and say so: the next start need not look inside."""
