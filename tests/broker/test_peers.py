@@ -175,11 +175,22 @@ def test_the_end_of_a_process_is_noticed_at_once(setting: Setting) -> None:
     assert setting.lost == [(2, "heartbeat")]
 
 
+def test_a_process_whose_connections_end_before_its_listener_is_noticed_too(setting: Setting) -> None:
+    setting.ask(1)
+    setting.run(200)
+    setting.other.streams[0].close()
+    setting.run(20)
+    assert len(setting.other.streams) == 2, "the probe was let in, by nobody"
+    setting.other.process.end()
+    setting.run(2_000)
+    assert setting.lost == [(2, "heartbeat")]
+
+
 def test_a_closed_connection_to_a_node_that_lives_is_not_its_end(setting: Setting) -> None:
     setting.ask(1)
     setting.run(200)
     setting.other.streams[0].close()
-    setting.run(500)
+    setting.run(5_000)
     assert setting.lost == []
     again = setting.ask(2)
     setting.run(500)

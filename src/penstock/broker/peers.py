@@ -28,7 +28,9 @@ BUFFER_BYTES = 64 * 1024
 BUFFER_KEPT_BYTES = 16 * 1024 * 1024
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
 CLIENT_ID = b"penstock"
-PROBE_LANE = "probe"
+# When to look again whether anybody listens. A process that is killed loses its connections one by one, and
+# the socket it listens on perhaps last: whoever looks at once may still be let in, by nobody.
+PROBE_AGAIN_MS = (50, 150, 300, 500)
 
 Done = Callable[[Any | None], None]
 
@@ -77,17 +79,29 @@ class Peers:
         return channel is not None and channel.is_refused
 
     def probe(self, node_id: int, done: Callable[[bool], None]) -> None:
-        """``done(True)`` when nobody listens at the node's address."""
+        """``done(True)`` as soon as nobody listens at the node's address; ``done(False)`` if somebody keeps to."""
         address = self._addresses.get(node_id)
         if address is None:
             return
+        environment = self._environment
+        pauses_ms = iter(PROBE_AGAIN_MS)
 
         def connected(stream: Stream | None, error: OSError | None) -> None:
             if stream is not None:
                 stream.close()
-            done(isinstance(error, ConnectionRefusedError))
+            pause_ms = next(pauses_ms, None)
+            if self._is_closed:
+                return
+            if isinstance(error, ConnectionRefusedError) or pause_ms is None:
+                done(isinstance(error, ConnectionRefusedError))
+            else:
+                environment.spawn.later(pause_ms, look)
 
-        self._environment.network.connect(*address, connected)
+        def look() -> None:
+            if not self._is_closed:
+                environment.network.connect(*address, connected)
+
+        look()
 
     def close(self) -> None:
         self._is_closed = True
