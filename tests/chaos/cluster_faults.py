@@ -131,7 +131,13 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[SmallDisk]:
     try:
         yield SmallDisk(path)
     finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
+        # What a process that was just killed still holds open is let go of when it is gone.
+        wait_until(
+            lambda: not subprocess.run(["umount", "--lazy", str(path)], check=False).returncode
+            or not path.is_mount(),
+            30,
+            f"{path} is unmounted",
+        )
 
 
 # The faults. Each returns who was struck.

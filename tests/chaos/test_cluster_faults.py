@@ -42,10 +42,6 @@ from tests.support import wait_until
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    # Two and a half minutes with everything at once: `make chaos` sets it.
-    pytest.mark.skipif(
-        "PENSTOCK_CHAOS_SECONDS" not in os.environ, reason="set PENSTOCK_CHAOS_SECONDS, or run `make chaos`"
-    ),
 ]
 
 LOADED = [Place("loaded", partition) for partition in range(6)]
