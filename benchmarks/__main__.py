@@ -20,6 +20,8 @@ BENCHMARKS = {
     "replication": "three copies against one, on three brokers",
     "failover": "how long clients wait when a broker is gone",
     "scale": "a hundred thousand partitions on three brokers",
+    "spark": "reading topics with Spark, against its own Kafka connector; the archive against its Parquet writer",
+    "decode": "record batches to Arrow and back, on one core",
 }
 
 

@@ -1,0 +1,56 @@
+"""Topics as Spark tables: the source and sink ``format("penstock")``, and the jobs built on them.
+
+A newcomer writes ``spark.read.format("penstock")`` and Spark knows no such format: ``register(spark)`` comes
+first (``session`` does it). Importing this package costs nothing; pyspark is imported by what needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register", "session"]
+
+
+def register(spark: SparkSession) -> SparkSession:
+    """Teach a session ``format("penstock")``, and return it. A second call changes nothing."""
+    from penstock.spark.source import PenstockDataSource  # noqa: PLC0415  pyspark only where it is used
+
+    spark.dataSource.register(PenstockDataSource)
+    return spark
+
+
+def session(app_name: str = "penstock", master: str | None = None, **conf: str) -> SparkSession:
+    """A Spark session that knows ``format("penstock")``.
+
+    ``master`` is ``local[*]`` unless given here, by ``spark-submit``, in Spark's own defaults file or in
+    ``conf``, which takes any setting of Spark's under its own name:
+    ``session("etl", **{"spark.driver.memory": "4g"})``.
+    """
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    # Spark starts its Python workers as whatever `python3` is on the PATH, which rarely has this package.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # Under spark-submit the JVM runs already and knows what spark-submit was told; SparkConf then asks it.
+        SparkContext._ensure_initialized()
+    given = SparkConf()
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    for name, value in settings.items():
+        if not given.contains(name):
+            builder = builder.config(name, value)
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    return register(builder.getOrCreate())

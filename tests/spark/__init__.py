@@ -1,0 +1,1 @@
+"""Tests of the Spark source, sink and jobs: one shared session, real brokers."""
