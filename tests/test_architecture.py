@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "penstock"
-# The real doors, and the commands of people, which run on a real machine by nature.
-OUTSIDE = {"machine.py", "cli", "__main__.py"}
+# The real doors, and the commands of people and jobs of Spark, which run on a real machine by nature.
+OUTSIDE = {"machine.py", "cli", "spark", "__main__.py"}
 FORBIDDEN_MODULES = {
     "asyncio", "datetime", "multiprocessing", "secrets", "select", "selectors", "socket", "subprocess",
     "threading", "time", "uuid", "uvloop",
@@ -17,8 +17,8 @@ FORBIDDEN_MODULES = {
 FORBIDDEN_CALLS = {"open", "input"}
 # os.path is arithmetic on names; the rest of os is the world.
 ALLOWED_OF_OS = {"path"}
-# The process itself: signals, the loop, standard output.
-PROCESS = {"broker/server.py", "broker/logs.py", "broker/config.py"}
+# The process itself: signals, the loop, standard output; and the blocking client around its core.
+PROCESS = {"broker/server.py", "broker/logs.py", "broker/config.py", "wire/blocking.py", "wire/client.py"}
 
 
 def sources() -> list[Path]:

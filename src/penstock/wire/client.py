@@ -1,0 +1,248 @@
+"""The blocking client: one method per conversation, each retried across leader changes, broker deaths and
+reconnects until the deadline.
+
+``shared`` gives the one client of this process for given settings, so that Spark's reused workers keep their
+connections and what they know of the cluster. It is safe to call from several threads (calls then take turns)
+and in a process that was forked: that one gets a client of its own.
+
+What a newcomer gets wrong: records come as a view into a buffer that is used again as soon as no view of it is
+left. Keep the view, or what was decoded from it, and never an address.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from penstock.model import TopicPartition
+from penstock.wire import admin, groups, operations
+from penstock.wire.blocking import Shell
+from penstock.wire.cluster import TopicInfo
+from penstock.wire.core import Core, Steps, Task
+from penstock.wire.errors import TimedOut
+from penstock.wire.operations import Fetched, FetchSettings, OffsetAt
+
+FETCH_BYTES = 8 * 1024 * 1024
+FETCH_WAIT_MS = 500
+
+Result = TypeVar("Result")
+
+
+class Client:
+    """Any call raises a ``WireError`` that says in one line what went wrong for good."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        client_id: str = "penstock-wire",
+        request_timeout_ms: int = 30_000,
+        deadline_ms: int = 120_000,
+    ) -> None:
+        self.bootstrap = bootstrap
+        # Reentrant: a producer's callbacks may ask the client something.
+        self.lock = threading.RLock()
+        self.shell = Shell(
+            bootstrap, client_id=client_id, request_timeout_ms=request_timeout_ms, deadline_ms=deadline_ms
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Reading
+
+    def topics(self, names: Iterable[str] | None = None, *, create: bool = False) -> dict[str, TopicInfo]:
+        """What the cluster says now of these topics, or of all. Those that do not exist are left out.
+
+        With ``create`` the question is a producer's: brokers with auto.create.topics.enable make them.
+        """
+        wanted = None if names is None else list(dict.fromkeys(names))
+        if wanted is not None and not wanted:
+            return {}
+        return self._do(
+            "looking up topics", lambda core, task: operations.topics(core, task, wanted, create=create)
+        )
+
+    def list_offsets(
+        self, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False
+    ) -> dict[TopicPartition, OffsetAt]:
+        """The offset of the first record at or after each timestamp, or of EARLIEST, LATEST, MAX_TIMESTAMP."""
+        return self._do(
+            "listing offsets",
+            lambda core, task: operations.list_offsets(core, task, dict(wanted), read_committed),
+        )
+
+    def fetch(
+        self,
+        at: TopicPartition,
+        offset: int,
+        *,
+        bytes_max: int = FETCH_BYTES,
+        wait_ms: int = FETCH_WAIT_MS,
+        bytes_min: int = 1,
+        read_committed: bool = False,
+    ) -> Fetched:
+        """Batches from ``offset`` on; none when nothing came for ``wait_ms``.
+
+        Raises:
+            OffsetOutOfRange: the log begins later or ends earlier.
+            UnknownTopic: there is no such topic or partition.
+        """
+        settings = FetchSettings(bytes_max, wait_ms, bytes_min, read_committed)
+        with self.lock:
+            return self.shell.wait(self._fetching(at, offset, settings, None))
+
+    def reader(
+        self,
+        at: TopicPartition,
+        offset: int,
+        end: int,
+        *,
+        bytes_max: int = FETCH_BYTES,
+        wait_ms: int = FETCH_WAIT_MS,
+        read_committed: bool = False,
+    ) -> Iterator[Fetched]:
+        """Batches from ``offset`` until ``end`` (exclusive) is reached; the last may go beyond it.
+
+        The next answer is on its way while the caller deals with this one. Raises as ``fetch`` does, and
+        ``TimedOut`` when the log does not grow to ``end`` before the deadline.
+        """
+        settings = FetchSettings(bytes_max, wait_ms, 1, read_committed)
+        task: Task[Fetched] | None = None
+        topic_id: bytes | None = None
+        try:
+            with self.lock:
+                progress_ms = self.shell.now_ms()
+                if offset < end:
+                    task = self._fetching(at, offset, settings, None)
+            while task is not None:
+                with self.lock:
+                    fetched = self.shell.wait(task)
+                    topic_id = fetched.topic_id
+                    task = None
+                    now_ms = self.shell.now_ms()
+                    if fetched.next_offset > offset:
+                        offset, progress_ms = fetched.next_offset, now_ms
+                    elif now_ms - progress_ms > self.shell.core.deadline_ms:
+                        raise TimedOut(
+                            f"{at} was to be read up to {end} and has ended at {offset} for "
+                            f"{self.shell.core.deadline_ms / 1000:g} s; was its log cut?"
+                        )
+                    if offset < end:
+                        task = self._fetching(at, offset, settings, topic_id)
+                if len(fetched.records):
+                    # Nothing here may hold on to the view while the caller has it.
+                    yield fetched
+                    with self.lock:
+                        progress_ms = self.shell.now_ms()
+                del fetched
+        finally:
+            if task is not None:
+                with self.lock:
+                    self.shell.core.cancel(task)
+
+    # Groups
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int], *, metadata: str = "") -> None:
+        """Write offsets into a group that has no members, as tools that show lag expect them."""
+        if offsets:
+            self._do(
+                f"committing to group {group}",
+                lambda core, task: groups.commit(core, task, group, dict(offsets), metadata),
+            )
+
+    def committed(self, group: str, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The committed offsets; partitions without one are left out."""
+        partitions = list(dict.fromkeys(wanted))
+        if not partitions:
+            return {}
+        return self._do(
+            f"reading the offsets of group {group}",
+            lambda core, task: groups.committed(core, task, group, partitions),
+        )
+
+    # Topics
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = -1,
+        replication: int = -1,
+        configs: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Make a topic and wait until it can be used; False when it exists already."""
+        return self._do(
+            f"making topic {name}",
+            lambda core, task: admin.create_topic(
+                core, task, name, partitions, replication, dict(configs or {})
+            ),
+        )
+
+    def topic_configs(self, names: Iterable[str]) -> dict[str, dict[str, str | None]]:
+        """All settings of each topic, defaults included. Raises UnknownTopic."""
+        wanted = list(dict.fromkeys(names))
+        if not wanted:
+            return {}
+        return self._do(
+            "reading the settings of topics", lambda core, task: admin.topic_configs(core, task, wanted)
+        )
+
+    def close(self) -> None:
+        with self.lock:
+            self.shell.close()
+
+    # Private
+
+    def _do(self, what: str, steps: Callable[[Core, Task[Result]], Steps[Result]]) -> Result:
+        with self.lock:
+            # What has happened since the last call: connections may have ended.
+            self.shell.turn(block=False)
+            return self.shell.wait(self.shell.core.start(what, steps, self.shell.now_ms()))
+
+    def _fetching(
+        self, at: TopicPartition, offset: int, settings: FetchSettings, topic_id: bytes | None
+    ) -> Task[Fetched]:
+        """Begin a fetch; its request is on its way when this returns."""
+        self.shell.turn(block=False)
+        task = self.shell.core.start(
+            f"fetching {at} from {offset}",
+            lambda core, task: operations.fetch(core, task, at, offset, settings, topic_id),
+            self.shell.now_ms(),
+        )
+        self.shell.turn(block=False)
+        return task
+
+
+# One client for each way of calling ``shared`` in this process.
+_clients: dict[tuple[Any, ...], Client] = {}
+_clients_lock = threading.Lock()
+# Clients of the process that forked this one. They are kept, unused: closing them would be noticed over there.
+_inherited: list[Client] = []
+
+
+def shared(bootstrap: str, **settings: Any) -> Client:
+    """The client of this process for these settings (see ``Client``). Do not close it."""
+    key = (bootstrap, *sorted(settings.items()))
+    with _clients_lock:
+        client = _clients.get(key)
+        if client is None or client.shell.is_closed:
+            client = _clients[key] = Client(bootstrap, **settings)
+        return client
+
+
+def _forked() -> None:
+    global _clients_lock  # noqa: PLW0603  (another thread may have held it)
+    _clients_lock = threading.Lock()
+    _inherited.extend(_clients.values())
+    _clients.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

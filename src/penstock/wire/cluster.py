@@ -1,0 +1,128 @@
+"""What the client knows of the cluster: brokers, topics, and who leads each partition. A cache, never the truth.
+
+Every answer may come from a broker that is behind, so a leader is forgotten only for one of a newer epoch
+(KIP-320); the broker that is asked refuses anyway what it does not lead. A topic is its id: under another id
+the epochs start anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.model import NO_TOPIC_ID, TopicPartition
+from penstock.protocol.errors import ErrorCode
+from penstock.wire.errors import BadBootstrap
+from penstock.wire.links import Address
+
+NO_LEADER = -1
+PORT_MAX = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    # A broker's id; -1 while nobody leads.
+    leader: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    name: str
+    # 16 bytes; all zero when the broker is too old to have ids.
+    topic_id: bytes
+    partitions: Mapping[int, PartitionInfo]
+    is_internal: bool
+
+
+class Cluster:
+    def __init__(self, bootstrap: list[Address]) -> None:
+        self.bootstrap = bootstrap
+        self.brokers: dict[int, Address] = {}
+        self.controller_id = NO_LEADER
+        self.topics: dict[str, TopicInfo] = {}
+        self.names: dict[bytes, str] = {}
+        # The coordinators of groups.
+        self.coordinators: dict[str, Address] = {}
+
+    def learn(self, response: Any) -> None:
+        """From a Metadata response, whatever it was asked for."""
+        if response.brokers:
+            self.brokers = {each.node_id: Address(each.host, each.port) for each in response.brokers}
+            self.controller_id = response.controller_id
+        for topic in response.topics:
+            if topic.name is None:
+                continue
+            if topic.error_code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
+                self.forget(topic.name)
+            elif topic.error_code == ErrorCode.NONE:
+                self._learn_topic(topic)
+
+    def _learn_topic(self, topic: Any) -> None:
+        known = self.topics.get(topic.name)
+        if known is not None and known.topic_id != topic.topic_id:
+            self.forget(topic.name)
+            known = None
+        partitions = {}
+        for each in topic.partitions:
+            info = PartitionInfo(each.leader_id, each.leader_epoch)
+            before = known.partitions.get(each.partition_index) if known is not None else None
+            is_older = before is not None and 0 <= info.leader_epoch < before.leader_epoch
+            partitions[each.partition_index] = before if before is not None and is_older else info
+        self.topics[topic.name] = TopicInfo(
+            topic.name, topic.topic_id, dict(sorted(partitions.items())), topic.is_internal
+        )
+        if topic.topic_id != NO_TOPIC_ID:
+            self.names[topic.topic_id] = topic.name
+
+    def forget(self, name: str) -> None:
+        gone = self.topics.pop(name, None)
+        if gone is not None:
+            self.names.pop(gone.topic_id, None)
+
+    def hint(self, at: TopicPartition, current_leader: Any, endpoints: Iterable[Any]) -> bool:
+        """What came with a refusal (KIP-951); whether it is news."""
+        topic = self.topics.get(at.topic)
+        if current_leader is None or topic is None or current_leader.leader_id < 0:
+            return False
+        known = topic.partitions.get(at.partition)
+        if known is None or current_leader.leader_epoch <= known.leader_epoch:
+            return False
+        for each in endpoints:
+            self.brokers[each.node_id] = Address(each.host, each.port)
+        if current_leader.leader_id not in self.brokers:
+            return False
+        info = PartitionInfo(current_leader.leader_id, current_leader.leader_epoch)
+        self.topics[at.topic] = replace(topic, partitions={**topic.partitions, at.partition: info})
+        return True
+
+    def leader(self, at: TopicPartition) -> tuple[Address, TopicInfo, PartitionInfo] | None:
+        """Where to ask about a partition; None when nobody is known to lead it."""
+        topic = self.topics.get(at.topic)
+        partition = topic.partitions.get(at.partition) if topic is not None else None
+        if topic is None or partition is None:
+            return None
+        address = self.brokers.get(partition.leader)
+        return None if address is None else (address, topic, partition)
+
+    def check(self) -> None:
+        for topic_id, name in self.names.items():
+            assert self.topics[name].topic_id == topic_id, name
+
+
+def parse_bootstrap(text: str) -> list[Address]:
+    """``host:port,host:port``; an IPv6 host stands in brackets. Raises BadBootstrap that says what is wrong."""
+    addresses = []
+    for part in text.split(","):
+        host, colon, port = part.strip().rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise BadBootstrap(f"{part.strip()!r} is ambiguous; write an IPv6 address as [::1]:9092")
+        if not colon or not host:
+            raise BadBootstrap(f"{part.strip()!r} is no broker; write HOST:PORT, such as 127.0.0.1:9092")
+        if not (port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX):
+            raise BadBootstrap(f"{port!r} in {part.strip()!r} is no port; a port is 1 to {PORT_MAX}")
+        addresses.append(Address(host, int(port)))
+    return list(dict.fromkeys(addresses))

@@ -1,0 +1,181 @@
+"""Offsets in a group: finding its coordinator, committing, reading back.
+
+The group must have no members: this client is none, and commits as a tool does, with generation -1 and no member
+id. Topics go by name (version 9 at most): an offset in a group belongs to what its readers call the topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.model import TopicPartition
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.groups import (
+    FindCoordinatorRequest,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
+from penstock.wire.core import Core, Question, Steps, Task
+from penstock.wire.errors import (
+    BUSY,
+    COORDINATOR_MOVED,
+    BrokerRefused,
+    GroupInUse,
+    UnknownTopic,
+    UnsupportedBroker,
+    words_of,
+)
+from penstock.wire.links import Address, Ask, Failed, Lane
+from penstock.wire.operations import ask_anybody, back_off
+
+OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 8, 9, 10
+BY_NAME_VERSION_MAX = 9
+# From this version on FindCoordinator takes several keys, and OffsetFetch several groups.
+MANY_COORDINATORS = 4
+MANY_GROUPS = 8
+# A topic that the coordinator has not heard of yet, as in ``operations.UNKNOWN_TOPIC_MS``.
+UNKNOWN_TOPIC_TRIES = 5
+
+IN_USE = (
+    ErrorCode.UNKNOWN_MEMBER_ID,
+    ErrorCode.ILLEGAL_GENERATION,
+    ErrorCode.REBALANCE_IN_PROGRESS,
+    ErrorCode.STALE_MEMBER_EPOCH,
+)
+
+
+def coordinator(core: Core, task: Task[Any], group: str) -> Steps[Address]:
+    """Where the group's coordinator is, asking until there is one."""
+
+    def build(version: int) -> FindCoordinatorRequest:
+        if version >= MANY_COORDINATORS:
+            return FindCoordinatorRequest(coordinator_keys=[group])
+        return FindCoordinatorRequest(key=group)
+
+    while True:
+        known = core.cluster.coordinators.get(group)
+        if known is not None:
+            return known
+        answer = yield from ask_anybody(core, task, Ask(FIND_COORDINATOR, build))
+        response = answer.message
+        found = response.coordinators[0] if answer.version >= MANY_COORDINATORS else response
+        if found.error_code == ErrorCode.NONE:
+            address = core.cluster.coordinators[group] = Address(found.host, found.port)
+            return address
+        _retry_or_raise(task, group, found.error_code, found.error_message)
+        yield from back_off(core, task)
+
+
+def commit(
+    core: Core, task: Task[Any], group: str, offsets: Mapping[TopicPartition, int], metadata: str
+) -> Steps[None]:
+    left = dict(offsets)
+    unknown_tries = 0
+    while left:
+        by_topic: dict[str, list[OffsetCommitRequestPartition]] = {}
+        for at, offset in left.items():
+            by_topic.setdefault(at.topic, []).append(
+                OffsetCommitRequestPartition(
+                    partition_index=at.partition, committed_offset=offset, committed_metadata=metadata
+                )
+            )
+        message = OffsetCommitRequest(
+            group_id=group,
+            topics=[OffsetCommitRequestTopic(name=name, partitions=each) for name, each in by_topic.items()],
+        )
+        response = yield from _ask_coordinator(core, task, group, OFFSET_COMMIT, message)
+        if response is None:
+            continue
+        for topic in response.topics:
+            for each in topic.partitions:
+                at = TopicPartition(topic.name, each.partition_index)
+                if each.error_code == ErrorCode.NONE:
+                    left.pop(at, None)
+                elif each.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    unknown_tries += 1
+                    task.trouble = f"there is no partition {at} to commit an offset for"
+                    if unknown_tries > UNKNOWN_TOPIC_TRIES:
+                        raise UnknownTopic(task.trouble)
+                else:
+                    _retry_or_raise(task, group, each.error_code)
+        if left:
+            yield from _forget_coordinator(core, task, group)
+
+
+def committed(
+    core: Core, task: Task[Any], group: str, wanted: Sequence[TopicPartition]
+) -> Steps[dict[TopicPartition, int]]:
+    by_topic: dict[str, list[int]] = {}
+    for at in wanted:
+        by_topic.setdefault(at.topic, []).append(at.partition)
+    message = OffsetFetchRequest(
+        group_id=group,
+        topics=[
+            OffsetFetchRequestTopic(name=name, partition_indexes=each) for name, each in by_topic.items()
+        ],
+        groups=[
+            OffsetFetchRequestGroup(
+                group_id=group,
+                topics=[
+                    OffsetFetchRequestTopics(name=name, partition_indexes=each)
+                    for name, each in by_topic.items()
+                ],
+            )
+        ],
+        require_stable=True,
+    )
+    while True:
+        response = yield from _ask_coordinator(core, task, group, OFFSET_FETCH, message)
+        if response is None:
+            continue
+        answer = response.groups[0] if response.groups else response
+        found: dict[TopicPartition, int] = {}
+        codes = [answer.error_code]
+        for topic in answer.topics:
+            for each in topic.partitions:
+                if each.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    continue  # a topic that is not there has no offset committed
+                codes.append(each.error_code)
+                if each.committed_offset >= 0:
+                    found[TopicPartition(topic.name, each.partition_index)] = each.committed_offset
+        code = next(filter(None, codes), ErrorCode.NONE)
+        if code == ErrorCode.NONE:
+            return found
+        _retry_or_raise(task, group, code)
+        yield from _forget_coordinator(core, task, group)
+
+
+def _ask_coordinator(core: Core, task: Task[Any], group: str, key: int, message: Any) -> Steps[Any]:
+    """The coordinator's answer; None when it gave none and should be looked for again."""
+    address = yield from coordinator(core, task, group)
+    ask = Ask(key, lambda _: message, BY_NAME_VERSION_MAX)
+    answer = (yield [Question(address, Lane.CONTROL, ask)])[0]
+    if not isinstance(answer, Failed):
+        return answer.message
+    if answer.is_unsupported:
+        raise UnsupportedBroker(answer.why)
+    task.trouble = answer.why
+    yield from _forget_coordinator(core, task, group)
+    return None
+
+
+def _forget_coordinator(core: Core, task: Task[Any], group: str) -> Steps[None]:
+    core.cluster.coordinators.pop(group, None)
+    yield from back_off(core, task)
+
+
+def _retry_or_raise(task: Task[Any], group: str, code: int, message: str | None = None) -> None:
+    if code in IN_USE:
+        raise GroupInUse(
+            f"group {group} has members, so that nobody else may commit to it; choose a group of its own",
+            code,
+        )
+    if code not in COORDINATOR_MOVED and code not in BUSY:
+        raise BrokerRefused(f"{task.what}: {words_of(code, message)}", code)
+    task.trouble = f"the coordinator of group {group}: {words_of(code, message)}"

@@ -1,0 +1,379 @@
+"""Connections to brokers, without sockets: who was asked what, in which version, and since when.
+
+A link is one connection to an address on a lane. It goes
+
+    CONNECTING   the shell was told to connect
+    GREETING     connected; ApiVersions was sent, and questions wait until it is answered
+    READY        questions leave at once, answers come in the same order
+    gone         closed, refused or silent for too long; all questions that wait are told so
+
+and never back: who asks again gets a new link. The shell does what ``effects`` say, in order, and reports with
+``connected``, ``received`` and ``lost``.
+
+Lanes exist because a broker answers in order: metadata must not wait behind a fetch that waits for records.
+What a newcomer gets wrong: a failure says whether the question may have been acted on. One that never left may
+be repeated by anybody, one that did only by who knows that repeating is harmless.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from struct import Struct
+from typing import Any, NamedTuple, TypeAlias
+
+import penstock
+from penstock.environment import Buffer
+from penstock.protocol.apis import API_VERSIONS, APIS, Api
+from penstock.protocol.errors import DecodeError, ErrorCode
+from penstock.protocol.messages.cluster import ApiVersionsRequest
+from penstock.protocol.schema import VERSION_MAX, Message
+from penstock.wire.frames import FRAME_BYTES_MAX, Buffers, Inbox, encode_request
+
+# Connecting and greeting together. A host that is gone, and not just the process, never answers at all.
+CONNECT_TIMEOUT_MS = 10_000
+RECONNECT_MS = 50
+RECONNECT_MS_MAX = 1_000
+# The first version that names the client, and one that everybody has had since Kafka 2.4.
+GREETING_VERSION = 3
+CORRELATION_MAX = 2**31 - 1
+
+_correlation_of = Struct(">i").unpack_from
+_error_of = Struct(">h").unpack_from
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Lane(Enum):
+    CONTROL = auto()
+    FETCH = auto()
+    PRODUCE = auto()
+
+
+# What the shell has to do
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    link: int
+    address: Address
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    link: int
+    buffers: list[Buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    link: int
+
+
+Effect: TypeAlias = Connect | Send | Disconnect
+
+
+# What is asked, and what comes of it
+
+
+class Ask(NamedTuple):
+    key: int
+    # The message for the version that was agreed on.
+    build: Callable[[int], Message]
+    # The newest version that ``build`` can write, where that is not the newest of the protocol.
+    version_max: int = VERSION_MAX
+    # The oldest version in which the question means what it should.
+    version_min: int = 0
+    # Beyond the client's request timeout: how long the broker may wait before it answers.
+    patience_ms: int = 0
+
+
+class Answered(NamedTuple):
+    message: Any
+    version: int
+
+
+class Failed(NamedTuple):
+    why: str
+    # The question was sent, and nobody knows what became of it.
+    may_be_done: bool
+    # The broker does not know this API: asking it again is in vain.
+    is_unsupported: bool = False
+
+
+Answer: TypeAlias = Answered | Failed
+Done: TypeAlias = Callable[[Answer], None]
+
+
+class State(Enum):
+    CONNECTING = auto()
+    GREETING = auto()
+    READY = auto()
+
+
+@dataclass(slots=True)
+class _Asked:
+    ask: Ask
+    done: Done
+    # Set when it is sent.
+    version: int = -1
+    correlation_id: int = -1
+    sent_ms: int = -1
+
+
+class Link:
+    __slots__ = (
+        "address",
+        "asked",
+        "begun_ms",
+        "heard_ms",
+        "id",
+        "inbox",
+        "lane",
+        "state",
+        "versions",
+        "waiting",
+    )
+
+    def __init__(self, link_id: int, address: Address, lane: Lane, inbox: Inbox, now_ms: int) -> None:
+        self.id = link_id
+        self.address = address
+        self.lane = lane
+        self.state = State.CONNECTING
+        self.inbox = inbox
+        self.begun_ms = now_ms
+        # When bytes last came: a large answer may take longer than any timeout and is not silence.
+        self.heard_ms = now_ms
+        # api key -> (oldest, newest) of the broker. Empty until READY.
+        self.versions: dict[int, tuple[int, int]] = {}
+        # Sent, in order. Answers come in the same order.
+        self.asked: deque[_Asked] = deque()
+        # Not sent, because the link is not READY.
+        self.waiting: deque[_Asked] = deque()
+
+
+class _Failures:
+    """Of one address, since the last time that it answered."""
+
+    __slots__ = ("count", "no_attempt_before_ms", "why")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.no_attempt_before_ms = 0
+        self.why = ""
+
+
+class Links:
+    def __init__(self, client_id: str, chance: random.Random, *, request_timeout_ms: int) -> None:
+        self._client_id = client_id.encode()
+        self._chance = chance
+        self._request_timeout_ms = request_timeout_ms
+        self._buffers = Buffers()
+        self._by_id: dict[int, Link] = {}
+        self._by_place: dict[tuple[Address, Lane], Link] = {}
+        self._failures: dict[Address, _Failures] = {}
+        self._links_made = 0
+        self._correlation_id = 0
+        self.effects: list[Effect] = []
+        # Whether any broker has ever answered.
+        self.has_contact = False
+
+    # What the core wants
+
+    def ask(self, address: Address, lane: Lane, ask: Ask, now_ms: int, done: Done) -> None:
+        """``done`` is called once, perhaps before this returns."""
+        link = self._by_place.get((address, lane))
+        if link is None:
+            failures = self._failures.get(address)
+            if failures is not None and now_ms < failures.no_attempt_before_ms:
+                done(Failed(failures.why, may_be_done=False))
+                return
+            link = self._open(address, lane, now_ms)
+        asked = _Asked(ask, done)
+        if link.state is State.READY:
+            self._send(link, asked, now_ms)
+        else:
+            link.waiting.append(asked)
+
+    def is_ready(self, address: Address, lane: Lane) -> bool:
+        link = self._by_place.get((address, lane))
+        return link is not None and link.state is State.READY
+
+    def close(self) -> None:
+        for link in list(self._by_id.values()):
+            self._end(link, "the client was closed")
+
+    # What the shell saw
+
+    def connected(self, link_id: int, now_ms: int) -> None:
+        link = self._by_id.get(link_id)
+        if link is None:
+            return
+        assert link.state is State.CONNECTING, link.state
+        link.state = State.GREETING
+        link.heard_ms = now_ms
+        self._greet(link, GREETING_VERSION, now_ms)
+
+    def space(self, link_id: int) -> memoryview | None:
+        """Where to receive; None when the link is gone."""
+        link = self._by_id.get(link_id)
+        return None if link is None else link.inbox.space()
+
+    def received(self, link_id: int, count: int, now_ms: int) -> None:
+        link = self._by_id.get(link_id)
+        if link is None:
+            return
+        link.heard_ms = now_ms
+        try:
+            for frame in link.inbox.received(count):
+                self._take(link, frame, now_ms)
+                if link_id not in self._by_id:
+                    return
+        except DecodeError as error:
+            if link.state is State.READY:
+                self._fail(link, f"{link.address} sent bytes that break the protocol: {error}", now_ms)
+            else:
+                self._fail(link, f"what answers at {link.address} is no Kafka broker without TLS", now_ms)
+
+    def lost(self, link_id: int, why: str, now_ms: int) -> None:
+        """The connection could not be made, or has ended."""
+        link = self._by_id.get(link_id)
+        if link is not None:
+            self._fail(link, f"{link.address}: {why}", now_ms)
+
+    def tick(self, now_ms: int) -> None:
+        for link in list(self._by_id.values()):
+            due_ms = self._due_ms(link)
+            if due_ms is not None and due_ms <= now_ms:
+                silent_s = (now_ms - max(link.heard_ms, link.begun_ms)) / 1000
+                self._fail(link, f"{link.address} has been silent for {silent_s:.0f} s", now_ms)
+
+    def due_ms(self) -> int | None:
+        """When ``tick`` will have something to do, if nothing happens before."""
+        return min((due for due in map(self._due_ms, self._by_id.values()) if due is not None), default=None)
+
+    def check(self) -> None:
+        """Assert what must be true between two events."""
+        assert len(self._by_id) == len(self._by_place)
+        for place, link in self._by_place.items():
+            assert self._by_id[link.id] is link and place == (link.address, link.lane)
+            if link.state is State.READY:
+                assert not link.waiting, "a link that is ready lets nobody wait"
+                assert link.versions
+            else:
+                assert len(link.asked) == (link.state is State.GREETING), "only the greeting was sent"
+            ids = [asked.correlation_id for asked in link.asked]
+            assert len(set(ids)) == len(ids)
+
+    # Private
+
+    def _open(self, address: Address, lane: Lane, now_ms: int) -> Link:
+        self._links_made += 1
+        link = Link(self._links_made, address, lane, Inbox(self._buffers), now_ms)
+        self._by_id[link.id] = self._by_place[address, lane] = link
+        self.effects.append(Connect(link.id, address))
+        return link
+
+    def _greet(self, link: Link, version: int, now_ms: int) -> None:
+        message = ApiVersionsRequest(
+            client_software_name="penstock-wire", client_software_version=penstock.__version__
+        )
+        greeting = _Asked(Ask(API_VERSIONS, lambda _: message), lambda _: None, version)
+        self._transmit(link, greeting, APIS[API_VERSIONS], message, now_ms)
+
+    def _send(self, link: Link, asked: _Asked, now_ms: int) -> None:
+        api = APIS[asked.ask.key]
+        oldest, newest = link.versions.get(api.key, (0, -1))
+        asked.version = min(newest, api.version_max, asked.ask.version_max)
+        if asked.version < max(oldest, api.version_min, asked.ask.version_min):
+            why = (
+                f"the broker at {link.address} serves {api.name} in versions {oldest} to {newest}, "
+                "none of which will do here; another release of it may"
+                if newest >= 0
+                else f"the broker at {link.address} has no {api.name}"
+            )
+            asked.done(Failed(why, may_be_done=False, is_unsupported=True))
+            return
+        self._transmit(link, asked, api, asked.ask.build(asked.version), now_ms)
+
+    def _transmit(self, link: Link, asked: _Asked, api: Api, message: Message, now_ms: int) -> None:
+        self._correlation_id = asked.correlation_id = (self._correlation_id + 1) & CORRELATION_MAX
+        asked.sent_ms = now_ms
+        link.asked.append(asked)
+        buffers = encode_request(api, asked.version, asked.correlation_id, self._client_id, message)
+        self.effects.append(Send(link.id, buffers))
+
+    def _take(self, link: Link, frame: memoryview, now_ms: int) -> None:
+        asked = link.asked[0] if link.asked else None
+        if asked is None or _correlation_of(frame)[0] != asked.correlation_id:
+            raise DecodeError("an answer to a question that was not asked")
+        if link.state is State.GREETING:
+            self._greeted(link, asked, frame, now_ms)
+            return
+        api = APIS[asked.ask.key]
+        start = 4 + api.response_header_version(asked.version)
+        message, _ = api.decode_response[asked.version](frame, start)
+        link.asked.popleft()
+        asked.done(Answered(message, asked.version))
+
+    def _greeted(self, link: Link, asked: _Asked, frame: memoryview, now_ms: int) -> None:
+        if len(frame) < 6:
+            raise DecodeError("a greeting that is cut short")
+        version = asked.version
+        if _error_of(frame, 4)[0] == ErrorCode.UNSUPPORTED_VERSION:
+            if version == 0:
+                raise DecodeError("a broker without ApiVersions")
+            # It says so in version 0, in which we ask again (KIP-511).
+            link.asked.popleft()
+            self._greet(link, 0, now_ms)
+            return
+        message, _ = APIS[API_VERSIONS].decode_response[version](frame, 4)
+        if message.error_code or not message.api_keys:
+            raise DecodeError("a broker that does not say its versions")
+        link.asked.popleft()
+        link.versions = {each.api_key: (each.min_version, each.max_version) for each in message.api_keys}
+        link.state = State.READY
+        link.inbox.frame_bytes_max = FRAME_BYTES_MAX
+        self.has_contact = True
+        self._failures.pop(link.address, None)
+        waiting, link.waiting = link.waiting, deque()
+        for each in waiting:
+            self._send(link, each, now_ms)
+
+    def _due_ms(self, link: Link) -> int | None:
+        if link.state is not State.READY:
+            return link.begun_ms + CONNECT_TIMEOUT_MS
+        if not link.asked:
+            return None
+        first = link.asked[0]
+        return max(first.sent_ms, link.heard_ms) + self._request_timeout_ms + first.ask.patience_ms
+
+    def _fail(self, link: Link, why: str, now_ms: int) -> None:
+        if link.state is not State.READY:
+            failures = self._failures.setdefault(link.address, _Failures())
+            failures.count += 1
+            failures.why = why
+            delay_ms = min(RECONNECT_MS_MAX, RECONNECT_MS * 2 ** min(failures.count - 1, 10))
+            # Tasks that lost the same broker at the same time should not come back at the same time.
+            failures.no_attempt_before_ms = now_ms + int(delay_ms * self._chance.uniform(0.8, 1.2))
+        self._end(link, why)
+
+    def _end(self, link: Link, why: str) -> None:
+        del self._by_id[link.id], self._by_place[link.address, link.lane]
+        self.effects.append(Disconnect(link.id))
+        asked, waiting = list(link.asked), list(link.waiting)
+        link.asked.clear()
+        link.waiting.clear()
+        for each in asked:
+            each.done(Failed(why, may_be_done=True))
+        for each in waiting:
+            each.done(Failed(why, may_be_done=False))

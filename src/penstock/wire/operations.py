@@ -1,0 +1,408 @@
+"""The conversations of a reader: topics, offsets, fetching. Each function is what one task does, from the first
+question to the result; see ``core.py`` for how they are run. ``groups.py`` and ``admin.py`` have the others.
+
+They share one shape. Find out whom to ask; ask; sort the answer into results, what may be asked again and what
+is final; back off and begin anew with what is left. The deadline ends it from outside, so nothing here counts
+time. What a newcomer gets wrong: an error that a moved leader causes is not an error yet, and neither is a topic
+that a broker does not know: it may not have heard of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any, NamedTuple
+
+from penstock.model import NO_TOPIC_ID, TopicPartition
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from penstock.protocol.messages.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTopic
+from penstock.protocol.records import HEADER_SIZE
+from penstock.protocol.schema import VERSION_MAX
+from penstock.wire.cluster import PartitionInfo, TopicInfo
+from penstock.wire.core import FIRST_CONTACT_MS, Core, Pause, Question, Steps, Task
+from penstock.wire.errors import (
+    BUSY,
+    LEADER_MOVED,
+    BrokerRefused,
+    OffsetOutOfRange,
+    TopicReplaced,
+    UnknownTopic,
+    UnsupportedBroker,
+    WireError,
+    words_of,
+)
+from penstock.wire.links import Address, Answered, Ask, Failed, Lane
+
+FETCH, LIST_OFFSETS, METADATA = 1, 2, 3
+
+EARLIEST = -2
+LATEST = -1
+MAX_TIMESTAMP = -3
+
+# From this version of Fetch on a topic is named by its id (KIP-516).
+FETCH_BY_ID = 13
+# The first versions of ListOffsets that know isolation levels, and MAX_TIMESTAMP (KIP-734).
+LIST_COMMITTED = 2
+LIST_MAX_TIMESTAMP = 7
+# A broker may not have heard yet of a topic that another has just made.
+UNKNOWN_TOPIC_MS = 2_000
+# A batch that does not fit is asked for again with twice the room, up to here.
+FETCH_BYTES_MAX = 1024 * 1024 * 1024
+
+_batch_head = Struct(">qi").unpack_from
+_last_offset_delta = Struct(">i").unpack_from
+_LENGTH_END = 12
+_LAST_OFFSET_DELTA_AT = 23
+
+
+class OffsetAt(NamedTuple):
+    # -1 when no record is that late.
+    offset: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The answer to one fetch: whole record batches as the log has them, perhaps with a part of one behind."""
+
+    # Valid as long as it is referred to; the buffer is used again once nobody does.
+    records: memoryview
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    # (producer id, first offset) of aborted transactions, for read_committed.
+    aborted: list[tuple[int, int]]
+    # Behind the last whole batch; the offset asked for when there is none.
+    next_offset: int
+    topic_id: bytes = NO_TOPIC_ID
+
+
+# Metadata
+
+
+def ask_anybody(core: Core, task: Task[Any], ask: Ask, *, first: Address | None = None) -> Steps[Answered]:
+    """Ask one broker after the other until one answers."""
+    while True:
+        for address in [first] if first is not None else core.candidates():
+            answer = (yield [Question(address, Lane.CONTROL, ask)])[0]
+            if isinstance(answer, Answered):
+                task.is_cut_off = False
+                return answer
+            if answer.is_unsupported:
+                raise UnsupportedBroker(answer.why)
+            task.trouble = answer.why
+        first = None
+        task.is_cut_off = True
+        if not core.links.has_contact and core.now_ms - task.begun_ms >= FIRST_CONTACT_MS:
+            raise core.unreachable(task.trouble)
+        task.failures += 1
+        yield Pause(core.back_off_ms(task.failures + 1))
+
+
+def refresh(core: Core, task: Task[Any], names: Iterable[str] | None, *, create: bool = False) -> Steps[Any]:
+    """Have the cluster's view of these topics (None: of all) brought up to date; the Metadata response."""
+    wanted = None if names is None else [MetadataRequestTopic(name=name) for name in names]
+    message = MetadataRequest(topics=wanted, allow_auto_topic_creation=create)
+    answer = yield from ask_anybody(core, task, Ask(METADATA, lambda _: message))
+    response = answer.message
+    core.cluster.learn(response)
+    if names is None:
+        there = {topic.name for topic in response.topics}
+        for name in [name for name in core.cluster.topics if name not in there]:
+            core.cluster.forget(name)
+    for topic in response.topics:
+        if topic.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION:
+            raise UnknownTopic(f"no topic can have the name {topic.name!r}")
+        if topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            raise BrokerRefused(f"this client may not see the topic {topic.name}", topic.error_code)
+    return response
+
+
+def topics(
+    core: Core, task: Task[Any], names: Sequence[str] | None, *, create: bool = False
+) -> Steps[dict[str, TopicInfo]]:
+    while True:
+        response = yield from refresh(core, task, names, create=create)
+        unclear = [
+            topic
+            for topic in response.topics
+            if topic.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        ]
+        if not unclear:
+            return {
+                topic.name: core.cluster.topics[topic.name]
+                for topic in response.topics
+                if topic.error_code == ErrorCode.NONE
+            }
+        task.trouble = f"topic {unclear[0].name}: {words_of(unclear[0].error_code)}"
+        yield from back_off(core, task)
+
+
+def back_off(core: Core, task: Task[Any]) -> Steps[None]:
+    """Wait a little longer after each failure of a task; not at all after its first."""
+    task.failures += 1
+    delay_ms = core.back_off_ms(task.failures)
+    if delay_ms:
+        yield Pause(delay_ms)
+
+
+def know_leaders(
+    core: Core, task: Task[Any], wanted: Iterable[TopicPartition]
+) -> Steps[dict[TopicPartition, tuple[Address, TopicInfo, PartitionInfo]]]:
+    """Who leads each of these partitions, asking for metadata until somebody does.
+
+    Raises:
+        UnknownTopic: a topic, or the partition of it, does not exist.
+    """
+    wanted = list(wanted)
+    unknown_since_ms: int | None = None
+    while True:
+        places = {at: core.cluster.leader(at) for at in wanted}
+        missing = [at for at, place in places.items() if place is None]
+        if not missing:
+            return {at: place for at, place in places.items() if place is not None}
+        yield from refresh(core, task, dict.fromkeys(at.topic for at in missing))
+        missing = [at for at in missing if core.cluster.leader(at) is None]
+        if not missing:
+            continue
+        unknown = next((at for at in missing if not _exists(core, at)), None)
+        if unknown is None:
+            unknown_since_ms = None
+            task.trouble = f"{missing[0]} has no leader"
+        else:
+            task.trouble = no_such(core, unknown)
+            if unknown_since_ms is None:
+                unknown_since_ms = core.now_ms
+            elif core.now_ms - unknown_since_ms >= UNKNOWN_TOPIC_MS:
+                raise UnknownTopic(task.trouble)
+        task.failures += 1
+        yield Pause(core.back_off_ms(task.failures + 1))
+
+
+def _exists(core: Core, at: TopicPartition) -> bool:
+    topic = core.cluster.topics.get(at.topic)
+    return topic is not None and at.partition in topic.partitions
+
+
+def no_such(core: Core, at: TopicPartition) -> str:
+    topic = core.cluster.topics.get(at.topic)
+    if topic is None:
+        return f"there is no topic {at.topic}; make it, or mend its name"
+    return f"topic {at.topic} has {len(topic.partitions)} partitions, and none with the number {at.partition}"
+
+
+def recover(core: Core, task: Task[Any], names: Iterable[str]) -> Steps[None]:
+    """After an error that a moved leader may have caused: wait, and find out who leads now."""
+    yield from back_off(core, task)
+    yield from refresh(core, task, dict.fromkeys(names))
+
+
+# Offsets
+
+
+def list_offsets(
+    core: Core, task: Task[Any], wanted: Mapping[TopicPartition, int], read_committed: bool
+) -> Steps[dict[TopicPartition, OffsetAt]]:
+    found: dict[TopicPartition, OffsetAt] = {}
+    left = dict(wanted)
+    while left:
+        places = yield from know_leaders(core, task, left)
+        by_broker: dict[Address, list[TopicPartition]] = {}
+        for at in left:
+            by_broker.setdefault(places[at][0], []).append(at)
+        questions = [
+            _offsets_question(address, {at: left[at] for at in group}, places, read_committed)
+            for address, group in by_broker.items()
+        ]
+        answers = yield questions
+        stale: dict[str, None] = {}
+        for group, answer in zip(by_broker.values(), answers):
+            if isinstance(answer, Failed):
+                if answer.is_unsupported:
+                    raise UnsupportedBroker(answer.why)
+                task.trouble = answer.why
+                stale.update(dict.fromkeys(at.topic for at in group))
+                continue
+            for topic in answer.message.topics:
+                for each in topic.partitions:
+                    at = TopicPartition(topic.name, each.partition_index)
+                    if each.error_code == ErrorCode.NONE:
+                        found[at] = OffsetAt(each.offset, each.timestamp)
+                        left.pop(at, None)
+                    else:
+                        _retry_or_raise(task, at, each.error_code)
+                        stale[at.topic] = None
+        if left:
+            yield from recover(core, task, stale or dict.fromkeys(at.topic for at in left))
+    return {at: found[at] for at in wanted}
+
+
+def _offsets_question(
+    address: Address,
+    group: Mapping[TopicPartition, int],
+    places: Mapping[TopicPartition, tuple[Address, TopicInfo, PartitionInfo]],
+    read_committed: bool,
+) -> Question:
+    by_topic: dict[str, list[ListOffsetsPartition]] = {}
+    for at, timestamp in group.items():
+        by_topic.setdefault(at.topic, []).append(
+            ListOffsetsPartition(
+                partition_index=at.partition,
+                current_leader_epoch=places[at][2].leader_epoch,
+                timestamp=timestamp,
+            )
+        )
+    message = ListOffsetsRequest(
+        replica_id=-1,
+        isolation_level=int(read_committed),
+        topics=[ListOffsetsTopic(name=name, partitions=listed) for name, listed in by_topic.items()],
+        timeout_ms=30_000,
+    )
+    version_min = LIST_MAX_TIMESTAMP if MAX_TIMESTAMP in group.values() else LIST_COMMITTED * read_committed
+    return Question(address, Lane.CONTROL, Ask(LIST_OFFSETS, lambda _: message, version_min=version_min))
+
+
+def _retry_or_raise(task: Task[Any], at: TopicPartition, code: int, message: str | None = None) -> None:
+    """Return when asking again may help; raise the final error otherwise."""
+    if code not in LEADER_MOVED and code not in BUSY:
+        raise BrokerRefused(f"{task.what}: the leader of {at} refuses: {words_of(code, message)}", code)
+    task.trouble = f"{at}: {words_of(code, message)}"
+
+
+# Fetching
+
+
+class FetchSettings(NamedTuple):
+    bytes_max: int = 8 * 1024 * 1024
+    wait_ms: int = 500
+    bytes_min: int = 1
+    read_committed: bool = False
+
+
+def fetch(
+    core: Core,
+    task: Task[Any],
+    at: TopicPartition,
+    offset: int,
+    settings: FetchSettings,
+    topic_id: bytes | None = None,
+) -> Steps[Fetched]:
+    """One answer with records, or with none when ``wait_ms`` went by.
+
+    With a ``topic_id`` only from the topic that has it: offsets mean nothing in one that was made anew.
+    """
+    while True:
+        places = yield from know_leaders(core, task, [at])
+        address, topic, partition = places[at]
+        if topic_id is not None and topic.topic_id != topic_id:
+            raise TopicReplaced(f"topic {at.topic} was deleted and made again while it was read")
+        ask = _fetch_ask(at, offset, settings, topic, partition)
+        answer = (yield [Question(address, Lane.FETCH, ask)])[0]
+        if isinstance(answer, Failed):
+            if answer.is_unsupported:
+                raise UnsupportedBroker(answer.why)
+            task.trouble = answer.why
+            yield from recover(core, task, [at.topic])
+            continue
+        response = answer.message
+        data = _only_partition(response)
+        code = response.error_code or (
+            data.error_code if data is not None else ErrorCode.UNKNOWN_SERVER_ERROR
+        )
+        if code == ErrorCode.NONE and data is not None:
+            fetched = _fetched(data, offset, topic.topic_id)
+            if fetched.next_offset == offset and len(fetched.records) >= settings.bytes_max:
+                # An old broker cuts a batch that is larger than what was asked for.
+                settings = settings._replace(bytes_max=settings.bytes_max * 2)
+                if settings.bytes_max > FETCH_BYTES_MAX:
+                    raise WireError(
+                        f"a batch of {at} at offset {offset} is larger than {FETCH_BYTES_MAX} bytes"
+                    )
+                continue
+            return fetched
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            yield from _check_range(core, task, at, offset)
+            continue
+        _retry_or_raise(task, at, code)
+        if data is not None and core.cluster.hint(at, data.current_leader, response.node_endpoints):
+            continue
+        yield from recover(core, task, [at.topic])
+
+
+def _fetch_ask(
+    at: TopicPartition, offset: int, settings: FetchSettings, topic: TopicInfo, partition: PartitionInfo
+) -> Ask:
+    message = FetchRequest(
+        max_wait_ms=settings.wait_ms,
+        min_bytes=settings.bytes_min,
+        max_bytes=settings.bytes_max,
+        isolation_level=int(settings.read_committed),
+        topics=[
+            FetchTopic(
+                topic=at.topic,
+                topic_id=topic.topic_id,
+                partitions=[
+                    FetchPartition(
+                        partition=at.partition,
+                        current_leader_epoch=partition.leader_epoch,
+                        fetch_offset=offset,
+                        partition_max_bytes=settings.bytes_max,
+                    )
+                ],
+            )
+        ],
+    )
+    version_max = FETCH_BY_ID - 1 if topic.topic_id == NO_TOPIC_ID else VERSION_MAX
+    return Ask(FETCH, lambda _: message, version_max, patience_ms=settings.wait_ms)
+
+
+def _only_partition(response: Any) -> Any:
+    for topic in response.responses:
+        for data in topic.partitions:
+            return data
+    return None
+
+
+def _fetched(data: Any, offset: int, topic_id: bytes) -> Fetched:
+    records = data.records if data.records is not None else memoryview(b"")
+    return Fetched(
+        records,
+        data.high_watermark,
+        data.last_stable_offset,
+        data.log_start_offset,
+        [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()],
+        max(offset, behind_last_batch(records, offset)),
+        topic_id,
+    )
+
+
+def behind_last_batch(records: memoryview, offset: int) -> int:
+    """The offset after the last whole batch; ``offset`` when there is none."""
+    position, end = 0, len(records)
+    last = -1
+    base_offset = 0
+    while end - position >= HEADER_SIZE:
+        base, length = _batch_head(records, position)
+        following = position + _LENGTH_END + length
+        if length < HEADER_SIZE - _LENGTH_END or following > end:
+            # A broken length is the decoder's to report, with all that it knows.
+            break
+        last, base_offset = position, base
+        position = following
+    if last < 0:
+        return offset
+    return int(base_offset) + int(_last_offset_delta(records, last + _LAST_OFFSET_DELTA_AT)[0]) + 1
+
+
+def _check_range(core: Core, task: Task[Any], at: TopicPartition, offset: int) -> Steps[None]:
+    """The leader says that it has no such offset. Raises OffsetOutOfRange with what it has, if that is so."""
+    earliest = yield from list_offsets(core, task, {at: EARLIEST}, False)
+    latest = yield from list_offsets(core, task, {at: LATEST}, False)
+    if not earliest[at].offset <= offset <= latest[at].offset:
+        raise OffsetOutOfRange(at, offset, earliest[at].offset, latest[at].offset)
+    # It has come into range since, or a leader that was behind has been replaced.
+    task.trouble = f"{at}: offset {offset} was out of range"
+    yield from recover(core, task, [at.topic])

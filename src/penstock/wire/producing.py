@@ -1,0 +1,431 @@
+"""The idempotent producer without sockets: which batch goes when, with which sequence, and what an answer means.
+
+After every event it sends what may be sent: to each broker requests of one batch from every partition that has one
+to send, while there is room for another request. Each partition's queue (``sequences.py``) knows what it may send.
+A batch that the broker has already, also if it says DUPLICATE_SEQUENCE_NUMBER, counts as acknowledged.
+
+What a newcomer gets wrong is OUT_OF_ORDER_SEQUENCE_NUMBER. For a batch behind one that was refused it says
+nothing: it goes again with the others. For the first of the queue it says that the broker has lost what it had
+acknowledged, and then no retry is right: the producer fails, as it does whenever records might be lost, repeated
+or moved without anybody noticing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.model import NO_TOPIC_ID, TopicPartition
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.produce import (
+    InitProducerIdRequest,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+from penstock.protocol.records import decode_header
+from penstock.protocol.schema import VERSION_MAX
+from penstock.wire.core import Core, Steps, Task
+from penstock.wire.errors import (
+    BUSY,
+    COORDINATOR_MOVED,
+    LEADER_MOVED,
+    BatchTooLarge,
+    BrokerRefused,
+    OutOfSequence,
+    TimedOut,
+    TopicReplaced,
+    UnknownTopic,
+    UnsupportedBroker,
+    WireError,
+    words_of,
+)
+from penstock.wire.links import Address, Answer, Ask, Failed, Lane
+from penstock.wire.operations import UNKNOWN_TOPIC_MS, ask_anybody, back_off, no_such, refresh
+from penstock.wire.sequences import Batch, Identity, OnAck, Queue
+
+PRODUCE, INIT_PRODUCER_ID = 0, 22
+# From this version of Produce on a topic is named by its id.
+PRODUCE_BY_ID = 13
+# Of the batches in one request together; a single batch may be larger.
+REQUEST_BYTES = 4 * 1024 * 1024
+# A damaged batch was damaged on the way, once. If it happens again, something else is wrong.
+CORRUPT_TRIES = 3
+# The field must be positive, and means nothing without a transactional id.
+NO_TRANSACTIONS_MS = 60_000
+
+RETRIED = frozenset(
+    (
+        *LEADER_MOVED,
+        *BUSY,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    )
+)
+# With these the batch may be in the log all the same.
+PERHAPS_WRITTEN = frozenset(
+    (
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    )
+)
+TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
+LOST_SEQUENCE = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID)
+
+
+class Producing:
+    """A ``Participant`` of the core: after every event it sends what may be sent."""
+
+    def __init__(self, core: Core, *, acks: int, in_flight: int) -> None:
+        self._core = core
+        self._acks = acks
+        self._in_flight_max = in_flight
+        # What new partitions begin with.
+        self._identity: Identity | None = None
+        # Each partition ever written to, for its sequences; and those that have batches now.
+        self._queues: dict[TopicPartition, Queue] = {}
+        self._busy: dict[TopicPartition, Queue] = {}
+        # Requests without an answer, by broker.
+        self._requests: dict[Address, int] = {}
+        self._identifying: Task[Identity] | None = None
+        self._locating: Task[None] | None = None
+        # Topics whose leaders have to be asked for, and those for which that is under way.
+        self._stale: dict[str, None] = {}
+        self._asked: dict[str, None] = {}
+        self.unacknowledged = 0
+        self.unacknowledged_bytes = 0
+        # Callbacks that are due, with their offsets: the shell calls them between two events.
+        self.acked: list[tuple[OnAck, int]] = []
+        # The first final error. Nothing is sent after it.
+        self.error: WireError | None = None
+        core.participants.append(self)
+
+    # What the caller wants
+
+    def add(self, at: TopicPartition, data: bytearray, on_ack: OnAck | None, now_ms: int) -> None:
+        """Take a batch, which is ours from now on. Raises CorruptBatch or ValueError for what is none."""
+        header = decode_header(data)
+        if header.size != len(data) or header.count != header.last_offset_delta + 1 or header.count < 1:
+            raise ValueError(f"{len(data)} bytes for {at} are not exactly one record batch")
+        queue = self._queues.get(at)
+        if queue is None:
+            queue = self._queues[at] = Queue(at, self._identity)
+        self._busy[at] = queue
+        queue.batches.append(Batch(at, data, header.count, now_ms + self._core.deadline_ms, on_ack))
+        self.unacknowledged += 1
+        self.unacknowledged_bytes += len(data)
+
+    def close(self) -> None:
+        """Give up what is not acknowledged, whatever becomes of it."""
+        if self.error is None:
+            self._fail(WireError("this producer is closed"))
+        if self in self._core.participants:
+            self._core.participants.remove(self)
+
+    # Participant
+
+    def step(self) -> None:
+        if self.error is not None or not self.unacknowledged:
+            return
+        self._end_tasks()
+        self._expire()
+        if self.error is None:
+            self._drain()
+        if self.error is not None:
+            return
+        unidentified = any(queue.identity is None and not queue.in_flight for queue in self._busy.values())
+        if self._identifying is None and unidentified:
+            self._identifying = self._core.begin("getting a producer id", _identify)
+        if self._locating is None and self._stale:
+            self._asked, self._stale = self._stale, {}
+            names = list(self._asked)
+            self._locating = self._core.begin(
+                "finding the leaders to write to", lambda core, task: _locate(core, task, names)
+            )
+
+    def due_ms(self) -> int | None:
+        if self.error is not None:
+            return None
+        times = []
+        for queue in self._busy.values():
+            times.append(queue.batches[0].due_ms)
+            if queue.not_before_ms > self._core.now_ms and queue.next_to_send() is not None:
+                times.append(queue.not_before_ms)
+        return min(times, default=None)
+
+    def check(self) -> None:
+        """Assert what must be true between two events."""
+        assert all(0 < count <= self._in_flight_max for count in self._requests.values())
+        for at, queue in self._queues.items():
+            queue.check()
+            assert (at in self._busy) == bool(queue.batches)
+        assert self.unacknowledged == sum(len(queue.batches) for queue in self._queues.values())
+
+    # Private: before sending
+
+    def _end_tasks(self) -> None:
+        task = self._identifying
+        if task is not None and task.is_done:
+            self._identifying = None
+            if task.error is not None:
+                self._fail(task.error)
+                return
+            self._identity = task.outcome()
+            for queue in list(self._queues.values()):
+                if queue.identity is None and not queue.in_flight and self.error is None:
+                    self._identify(queue, self._identity)
+        locating = self._locating
+        if locating is not None and locating.is_done:
+            self._locating = None
+            names, self._asked = self._asked, {}
+            if locating.error is not None:
+                self._fail(locating.error)
+                return
+            for queue in list(self._busy.values()):
+                if queue.at.topic in names and self.error is None:
+                    self._located(queue)
+
+    def _identify(self, queue: Queue, identity: Identity) -> None:
+        try:
+            queue.identify(identity)
+        except OutOfSequence as error:
+            self._fail(error)
+
+    def _located(self, queue: Queue) -> None:
+        """We know of the topic what there is to know; which may be that there is none, or no leader."""
+        if self._core.cluster.leader(queue.at) is not None:
+            queue.unknown_since_ms = None
+            return
+        now_ms = self._core.now_ms
+        queue.failures += 1
+        queue.not_before_ms = now_ms + self._core.back_off_ms(queue.failures + 1)
+        topic = self._core.cluster.topics.get(queue.at.topic)
+        if topic is not None and queue.at.partition in topic.partitions:
+            queue.trouble = f"{queue.at} has no leader"
+            queue.unknown_since_ms = None
+            return
+        queue.trouble = no_such(self._core, queue.at)
+        if queue.unknown_since_ms is None:
+            queue.unknown_since_ms = now_ms
+        elif now_ms - queue.unknown_since_ms >= UNKNOWN_TOPIC_MS:
+            self._fail(UnknownTopic(queue.trouble))
+
+    def _expire(self) -> None:
+        for queue in self._busy.values():
+            if queue.batches[0].due_ms <= self._core.now_ms:
+                self._overdue(queue)
+                return
+
+    def _overdue(self, queue: Queue) -> None:
+        for task in (self._locating, self._identifying):
+            if task is not None and task.is_cut_off:
+                self._fail(self._core.unreachable(task.trouble))
+                return
+        seconds = self._core.deadline_ms / 1000
+        why = queue.trouble or "no answer"
+        self._fail(TimedOut(f"a batch for {queue.at} was not acknowledged within {seconds:g} s: {why}"))
+
+    # Private: sending
+
+    def _drain(self) -> None:
+        """Make requests, each of one batch from every partition of a broker that has one, while there is room."""
+        waiting: dict[Address, list[Queue]] = {}
+        for queue in self._busy.values():
+            if not self._may_send(queue):
+                continue
+            place = self._core.cluster.leader(queue.at)
+            if place is None:
+                self._stale[queue.at.topic] = None
+                continue
+            if queue.topic_id is None:
+                queue.topic_id = place[1].topic_id
+            elif queue.topic_id != place[1].topic_id:
+                self._fail(
+                    TopicReplaced(
+                        f"topic {queue.at.topic} was deleted and made again while it was written to"
+                    )
+                )
+                return
+            waiting.setdefault(place[0], []).append(queue)
+        for address, queues in waiting.items():
+            while self._requests.get(address, 0) < self._in_flight_max:
+                batches = self._gather(queues)
+                if not batches:
+                    break
+                self._send(address, batches)
+                if self.error is not None:
+                    return
+
+    def _may_send(self, queue: Queue) -> bool:
+        return (
+            queue.next_to_send() is not None
+            and queue.not_before_ms <= self._core.now_ms
+            and queue.at.topic not in self._stale
+            and queue.at.topic not in self._asked
+        )
+
+    def _gather(self, queues: list[Queue]) -> list[Batch]:
+        batches: list[Batch] = []
+        size = 0
+        for queue in queues:
+            batch = queue.next_to_send() if self._may_send(queue) else None
+            if batch is None or (batches and size + len(batch.data) > REQUEST_BYTES):
+                continue
+            size += len(batch.data)
+            batches.append(batch)
+            queue.sent(batch)
+            # Behind the others, who may have found no room.
+            self._busy[queue.at] = self._busy.pop(queue.at)
+        return batches
+
+    def _send(self, address: Address, batches: list[Batch]) -> None:
+        ids = {batch.at.topic: self._core.cluster.topics[batch.at.topic].topic_id for batch in batches}
+        by_topic: dict[str, list[PartitionProduceData]] = {}
+        for batch in batches:
+            by_topic.setdefault(batch.at.topic, []).append(
+                PartitionProduceData(index=batch.at.partition, records=memoryview(batch.data))
+            )
+        message = ProduceRequest(
+            acks=self._acks,
+            timeout_ms=self._core.request_timeout_ms,
+            topic_data=[
+                TopicProduceData(name=name, topic_id=ids[name], partition_data=data)
+                for name, data in by_topic.items()
+            ],
+        )
+        version_max = PRODUCE_BY_ID - 1 if NO_TOPIC_ID in ids.values() else VERSION_MAX
+        # The broker may wait for followers as long as the request says, and answer after that.
+        ask = Ask(PRODUCE, lambda _: message, version_max, patience_ms=self._core.request_timeout_ms)
+        names = {topic_id: name for name, topic_id in ids.items()}
+        sent = {batch.at: batch for batch in batches}
+        self._requests[address] = self._requests.get(address, 0) + 1
+        self._core.links.ask(
+            address,
+            Lane.PRODUCE,
+            ask,
+            self._core.now_ms,
+            lambda answer: self._answered(address, sent, names, answer),
+        )
+
+    # Private: answers
+
+    def _answered(
+        self, address: Address, sent: dict[TopicPartition, Batch], names: dict[bytes, str], answer: Answer
+    ) -> None:
+        self._requests[address] -= 1
+        if not self._requests[address]:
+            del self._requests[address]
+        if self.error is not None:
+            return
+        why = f"{address} did not say what became of a batch"
+        may_be_done = True
+        left = dict(sent)
+        if isinstance(answer, Failed):
+            if answer.is_unsupported:
+                self._fail(UnsupportedBroker(answer.why))
+                return
+            why, may_be_done = answer.why, answer.may_be_done
+        else:
+            for topic in answer.message.responses:
+                name = names.get(topic.topic_id) if answer.version >= PRODUCE_BY_ID else topic.name
+                for result in topic.partition_responses:
+                    batch = left.pop(TopicPartition(name or "", result.index), None)
+                    if batch is not None:
+                        self._judge(batch, result, answer.message.node_endpoints)
+                        if self.error is not None:
+                            return
+        for batch in left.values():
+            self._again(batch, why, maybe_written=may_be_done)
+
+    def _judge(self, batch: Batch, result: Any, endpoints: Any) -> None:
+        at, code = batch.at, result.error_code
+        queue = self._queues[at]
+        if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+            self._acknowledge(queue, batch, result.base_offset if code == ErrorCode.NONE else -1)
+        elif code in RETRIED or (code == ErrorCode.CORRUPT_MESSAGE and batch.corrupt_tries < CORRUPT_TRIES):
+            batch.corrupt_tries += code == ErrorCode.CORRUPT_MESSAGE
+            is_told = self._core.cluster.hint(at, result.current_leader, endpoints)
+            why = f"{at}: {words_of(code, result.error_message)}"
+            self._again(batch, why, maybe_written=code in PERHAPS_WRITTEN, is_stale=not is_told)
+        elif code in LOST_SEQUENCE and batch is not queue.batches[0]:
+            # One before it was refused, and this one for no other reason.
+            self._again(batch, f"{at}: {words_of(code)}", maybe_written=False)
+        elif code == ErrorCode.UNKNOWN_PRODUCER_ID:
+            # Retention has deleted all that we wrote, and what was known of us with it: go on as somebody new.
+            queue.identity = None
+            self._again(batch, f"{at}: {words_of(code)}", maybe_written=False)
+        else:
+            self._fail(_final(batch, code, result.error_message))
+
+    def _acknowledge(self, queue: Queue, batch: Batch, base_offset: int) -> None:
+        try:
+            queue.acknowledged(batch, base_offset)
+        except OutOfSequence as error:
+            self._fail(error)
+            return
+        if not queue.batches:
+            del self._busy[queue.at]
+        self.unacknowledged -= 1
+        self.unacknowledged_bytes -= len(batch.data)
+        if batch.on_ack is not None:
+            self.acked.append((batch.on_ack, base_offset))
+
+    def _again(self, batch: Batch, why: str, *, maybe_written: bool, is_stale: bool = True) -> None:
+        """The batch goes once more, when those behind it have come back."""
+        queue = self._queues[batch.at]
+        if queue.refused(batch, maybe_written=maybe_written):
+            queue.failures += 1
+            queue.not_before_ms = self._core.now_ms + self._core.back_off_ms(queue.failures)
+            queue.trouble = why
+        if is_stale:
+            self._stale[batch.at.topic] = None
+
+    def _fail(self, error: WireError) -> None:
+        """The end of this producer; the first reason is the one that counts."""
+        if self.error is not None:
+            return
+        self.error = error
+        for task in (self._identifying, self._locating):
+            if task is not None:
+                self._core.cancel(task)
+        self._queues.clear()
+        self._busy.clear()
+        self.unacknowledged = self.unacknowledged_bytes = 0
+
+
+def _final(batch: Batch, code: int, message: str | None) -> WireError:
+    """What to tell the caller of a refusal that no retry changes."""
+    at = batch.at
+    if code in LOST_SEQUENCE:
+        return OutOfSequence(
+            f"the leader of {at} has lost records that were acknowledged ({words_of(code)} at sequence "
+            f"{batch.sequence}); write everything again with a new producer",
+            code,
+        )
+    if code in TOO_LARGE:
+        return BatchTooLarge(
+            f"a batch of {len(batch.data)} bytes is larger than topic {at.topic} takes; write smaller batches, "
+            "or raise the topic's max.message.bytes",
+            code,
+        )
+    return BrokerRefused(f"the leader of {at} refuses a batch: {words_of(code, message)}", code)
+
+
+def _identify(core: Core, task: Task[Any]) -> Steps[Identity]:
+    message = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=NO_TRANSACTIONS_MS)
+    while True:
+        answer = yield from ask_anybody(core, task, Ask(INIT_PRODUCER_ID, lambda _: message))
+        response = answer.message
+        if response.error_code == ErrorCode.NONE:
+            return Identity(response.producer_id, response.producer_epoch)
+        task.trouble = words_of(response.error_code)
+        if response.error_code not in COORDINATOR_MOVED and response.error_code not in BUSY:
+            raise BrokerRefused(f"no producer id was given: {task.trouble}", response.error_code)
+        yield from back_off(core, task)
+
+
+def _locate(core: Core, task: Task[Any], names: list[str]) -> Steps[None]:
+    yield from refresh(core, task, names)
