@@ -26,17 +26,22 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 </project>
 """
 _DEPENDENCY = (
-    "    <dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+    "    <dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>{}</dependency>"
 )
+_ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
 
 
-def jars(*coordinates: str) -> list[Path]:
-    """The jars of ``group:artifact:version`` coordinates and all they depend on. Raises Missing."""
+def jars(*coordinates: str, alone: bool = False) -> list[Path]:
+    """The jars of ``group:artifact:version`` coordinates and all they depend on. Raises Missing.
+
+    With ``alone`` only the jars named, for a class path that has the rest already.
+    """
     program("java")
-    with cached("java", *coordinates) as (directory, made):
+    with cached("java", *coordinates, *(("alone",) if alone else ())) as (directory, made):
         if not made:
             parts = [coordinate.split(":") for coordinate in coordinates]
-            dependencies = "\n".join(_DEPENDENCY.format(*map(escape, part)) for part in parts)
+            exclusions = _ALONE if alone else ""
+            dependencies = "\n".join(_DEPENDENCY.format(*map(escape, part), exclusions) for part in parts)
             (directory / "pom.xml").write_text(_POM.format(dependencies=dependencies))
             copy = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
             run(

@@ -1,0 +1,26 @@
+"""Ready jobs on topics, each a function here and a command ``penstock spark JOB``.
+
+A module has the name of its function, so ``penstock.spark.jobs.archive`` is the function as soon as this package is
+imported; names inside a module are had by ``from penstock.spark.jobs.archive import ArchiveResult``.
+"""
+
+from __future__ import annotations
+
+from penstock.spark.jobs.archive import ArchiveResult, archive
+from penstock.spark.jobs.profile import ProfileResult, profile
+from penstock.spark.jobs.replay import ReplayResult, replay
+from penstock.spark.jobs.snapshot import SnapshotResult, read_snapshot, snapshot
+from penstock.spark.jobs.table import table
+
+__all__ = [
+    "ArchiveResult",
+    "ProfileResult",
+    "ReplayResult",
+    "SnapshotResult",
+    "archive",
+    "profile",
+    "read_snapshot",
+    "replay",
+    "snapshot",
+    "table",
+]

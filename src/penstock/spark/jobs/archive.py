@@ -1,0 +1,541 @@
+"""Topics into a table of files that outlives them: ``penstock.spark.jobs.archive``.
+
+    archive(spark, "localhost:9092", ["orders"], "/data/archive")
+
+In rounds: ask the brokers how far the topics reach, deal that out to tasks, let each write Parquet files
+(`tables/writing.py`; no record passes the JVM), and commit all of them, with the offsets they reach, in one commit
+of the table (`tables/`). A run that is killed at any moment is simply run again: what was committed is there, what
+was not is not, and files that nobody committed are found and deleted. What a newcomer gets wrong: the archive keeps
+no position of its own. Where to go on is in the table, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from penstock.model import TopicPartition
+from penstock.spark.columns import decode
+from penstock.spark.errors import DataLossError, SparkOptionError
+from penstock.spark.jobs import values
+from penstock.spark.jobs.progress import Progress, followed
+from penstock.spark.jobs.tables import left_over, open_table, resolve
+from penstock.spark.jobs.tables.backlog import Backlog, Extent, backlog, deal, rewound
+from penstock.spark.jobs.tables.disk import Disk
+from penstock.spark.jobs.tables.merging import small_runs
+from penstock.spark.jobs.tables.state import (
+    ArchivedPartition,
+    Change,
+    CommitConflict,
+    DataFile,
+    Gap,
+    Shape,
+    Span,
+    State,
+    new_batch_token,
+)
+from penstock.spark.jobs.tables.writing import (
+    ROWS_MAX,
+    Task,
+    WriteSettings,
+    Written,
+    archive_task,
+    file_schema,
+    merge_task,
+    parquet_bytes,
+)
+from penstock.spark.reading import ReadSettings
+from penstock.wire import EARLIEST, LATEST, Client, OffsetOutOfRange, WireError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+CLIENT_ID: Final = "penstock-archive"
+# Of one file. Spark reads files of 128 to 512 MB best: many tasks, few of them short.
+FILE_MB: Final = 256
+# A batch is at most so many files for each core: what a crash makes a run repeat.
+BATCH_FILES_PER_CORE: Final = 4
+# Spark repeats a task by itself on a cluster, and not at all on a local master.
+JOB_ATTEMPTS: Final = 3
+# A log that has become shorter is believed after so long: a new leader may not know yet how far it is committed.
+REWOUND_AFTER_S: Final = 10.0
+SAMPLE_BYTES: Final = 2**20
+# How long the driver looks for brokers; a user waits. Tasks, which have more to lose, are more patient.
+DRIVER_DEADLINE_MS: Final = 30_000
+
+_log = logging.getLogger("penstock.spark")
+
+
+class ArchiveFailed(RuntimeError):
+    """Tasks failed for good. What was committed before stays; run the archive again to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedSpan:
+    """How far a partition is archived."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int  # exclusive
+    # By this run.
+    records: int
+    bytes: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveResult:
+    location: str
+    format: str
+    # Of this run; merging small files counts as a batch too.
+    batches: int
+    records: int
+    bytes: int
+    files: int
+    seconds: float
+    # All that the archive lacks, of this run and of former ones.
+    gaps: tuple[Gap, ...]
+    partitions: tuple[ArchivedSpan, ...]
+
+    def as_table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Columns, and a row for each partition."""
+        columns = ("topic", "partition", "archived_from", "archived_to", "records", "bytes", "files", "lost")
+        rows = []
+        for each in self.partitions:
+            lost = sum(
+                gap.end - gap.start
+                for gap in self.gaps
+                if (gap.topic, gap.partition) == (each.topic, each.partition) and gap.end is not None
+            )
+            rows.append(
+                (
+                    each.topic,
+                    each.partition,
+                    each.start,
+                    each.end,
+                    each.records,
+                    each.bytes,
+                    each.files,
+                    lost,
+                )
+            )
+        return columns, rows
+
+
+def archive(
+    spark: SparkSession,
+    bootstrap: str,
+    topics: str | Sequence[str],
+    location: str | Path,
+    *,
+    format: str = "parquet",
+    by_date: bool = True,
+    headers: bool = True,
+    value_schema: str | StructType | None = None,
+    every_seconds: float | None = None,
+    file_mb: int = FILE_MB,
+    fail_on_data_loss: bool = True,
+    catalog: str | None = None,
+    stop: threading.Event | None = None,
+    progress: Progress | None = None,
+) -> ArchiveResult:
+    """Archive topics up to their ends as of now, from where the table at ``location`` ends.
+
+    Args:
+        topics: one name, or several.
+        location: a directory that driver and executors share.
+        format: ``parquet``, ``delta`` or ``iceberg``.
+        by_date: part the files by the day (UTC) of their records' timestamps, as in ``date=2026-11-16``.
+        headers: keep the records' headers.
+        value_schema: also parse values as JSON into these columns, as in ``id BIGINT, name STRING``. The value
+            stays; one that does not fit has its reason in the column ``error``.
+        every_seconds: go on for ever, with a pause of so many seconds after each round.
+        file_mb: about how large files become, in MB (2**20 bytes).
+        fail_on_data_loss: stop when records are gone that were not archived; otherwise note the gap and go on.
+        catalog: for iceberg, ``NAME:NAMESPACE.TABLE`` of a catalog in pyiceberg's configuration; without it the
+            table has one of its own in its location.
+        stop: with ``every_seconds``, end when this is set. So does Ctrl-C.
+        progress: called with (offsets done, offsets in all).
+
+    A table keeps the shape it was made with: ``by_date``, ``headers`` and ``value_schema`` are the same each time.
+
+    Raises:
+        SparkOptionError: what was asked for makes no sense, or does not fit the table that is there.
+        DataLossError: records are gone, and ``fail_on_data_loss`` is on.
+        ArchiveFailed: tasks failed again and again. WireError: no broker answers.
+    """
+    names = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
+    if not names or not all(names):
+        raise SparkOptionError("archive needs the name of at least one topic")
+    if every_seconds is not None and not every_seconds > 0:
+        raise SparkOptionError(f"every_seconds must be more than 0, not {every_seconds}")
+    if file_mb < 1:
+        raise SparkOptionError(f"file_mb must be at least 1, not {file_mb}")
+    parsed = None if value_schema is None else values.arrow_schema(value_schema)
+    run = _Archive(
+        spark,
+        ReadSettings(bootstrap, headers=headers, read_committed=True, rows_max=ROWS_MAX, client_id=CLIENT_ID),
+        names,
+        Shape(by_date, headers, None if parsed is None else schema_text(parsed)),
+        resolve(str(location)),
+        format,
+        catalog,
+        parsed,
+        file_mb * 2**20,
+        fail_on_data_loss,
+        progress,
+    )
+    if every_seconds is None:
+        run.round()
+    else:
+        run.go_on(every_seconds, stop or threading.Event())
+    return run.result()
+
+
+def schema_text(parsed: pa.Schema) -> str:
+    """A schema of values in a form that lasts: Spark's own JSON."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415  the driver's half
+
+    return from_arrow_schema(parsed, prefer_timestamp_ntz=True).json()
+
+
+class _Archive:
+    """One run, on the driver."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: ReadSettings,
+        topics: list[str],
+        shape: Shape,
+        location: Path,
+        format: str,
+        catalog: str | None,
+        value_schema: pa.Schema | None,
+        file_bytes: int,
+        fail_on_data_loss: bool,
+        progress: Progress | None,
+    ) -> None:
+        # What it was told.
+        self._spark = spark
+        self._read = settings
+        self._topics = topics
+        self._shape = shape
+        self._value_schema = value_schema
+        self._file_bytes = file_bytes
+        self._fail_on_data_loss = fail_on_data_loss
+        self._progress = progress
+        self._columns = file_schema(settings.headers, value_schema)
+        self._table = open_table(location, format, self._columns, catalog=catalog)
+        self._client: Client = replace(settings, deadline_ms=DRIVER_DEADLINE_MS).client()
+        self._parallelism = max(1, spark.sparkContext.defaultParallelism)
+        # Where it stands. The state is the table's, as of our last look at it.
+        self._extents()  # a topic that does not exist leaves no table behind
+        self._state = self._open()
+        self._offset_bytes: dict[ArchivedPartition, float] = {}
+        # Files to be deleted behind the next commit.
+        self._left_over = left_over(self._table, self._state)
+        # What it has done.
+        self._began = time.monotonic()
+        self._batches = 0
+        self._files: list[DataFile] = []
+
+    def go_on(self, every_seconds: float, stop: threading.Event) -> None:
+        """Round after round, until told to stop. The first must succeed; later ones survive what passes."""
+        try:
+            self.round()
+            while not stop.wait(every_seconds):
+                try:
+                    self.round()
+                except (ArchiveFailed, WireError) as error:
+                    if not self._has_spark():
+                        raise
+                    _log.warning("%s; trying again in %g s", error, every_seconds)
+                    self._state = self._open()
+                    self._left_over = left_over(self._table, self._state)
+        except KeyboardInterrupt:
+            _log.info("stopped; what was committed stays, and the next run goes on from there")
+
+    def round(self) -> None:
+        """Archive all that is there now, in as many batches as it takes; then merge small files."""
+        extents, gaps = self._reach()
+        ends = {at: extent.end for at, extent in extents.items()}
+        done = 0
+        while True:
+            todo = backlog(self._state, extents)
+            gaps = [*gaps, *todo.gaps]
+            self._lose(gaps)
+            total = done + todo.offsets
+            if not todo.pending and not gaps and todo.spans.items() <= self._state.spans.items():
+                break
+            taken = self._batch(todo, gaps, done, total)
+            if taken is None:
+                extents, gaps = self._reach()
+                ends = {at: extent.end for at, extent in extents.items()}
+            else:
+                done += taken
+                extents, gaps = self._extents(ends), []
+        if self._left_over:
+            # Nothing new; but nobody may commit those files any more either.
+            self._commit(Change())
+        if self._progress is not None:
+            self._progress(done, done)
+        self._merge()
+
+    def result(self) -> ArchiveResult:
+        counted: dict[ArchivedPartition, list[DataFile]] = {}
+        for each in self._files:
+            counted.setdefault(each.at, []).append(each)
+        current = {name: self._state.lives(name)[-1:] for name in self._topics}
+        partitions = tuple(
+            ArchivedSpan(
+                at.topic,
+                at.partition,
+                *span,
+                sum(each.records for each in counted.get(at, ())),
+                sum(each.bytes for each in counted.get(at, ())),
+                len(counted.get(at, ())),
+            )
+            for at, span in sorted(self._state.spans.items())
+            if [at.topic_id] == current.get(at.topic)
+        )
+        return ArchiveResult(
+            location=str(self._table.location),
+            format=self._table.format,
+            batches=self._batches,
+            records=sum(each.records for each in self._files),
+            bytes=sum(each.bytes for each in self._files),
+            files=len(self._files),
+            seconds=time.monotonic() - self._began,
+            gaps=tuple(each for each in self._state.gaps if each.topic in current),
+            partitions=partitions,
+        )
+
+    # The table
+
+    def _open(self) -> State:
+        state = self._table.load()
+        if state is None:
+            try:
+                state = self._table.create(self._shape)
+            except CommitConflict:
+                state = self._table.load()
+                assert state is not None, "a table was made, and is not there"
+        for name in ("by_date", "headers", "value_schema"):
+            held, given = getattr(state.shape, name), getattr(self._shape, name)
+            if held != given:
+                raise SparkOptionError(
+                    f"the table at {self._table.location} was made with {name} {held}, not {given}; give the "
+                    "same, or another location"
+                )
+        return state
+
+    def _commit(self, change: Change) -> bool:
+        """False if another archiver was faster; then the state is the newer one, to be planned for anew."""
+        try:
+            self._state = self._table.commit(self._state, change)
+        except CommitConflict as conflict:
+            _log.warning("%s; another archiver is at work, going on behind it", conflict)
+            disk = Disk()
+            for each in change.added:
+                disk.unlink(self._table.location / each.path)
+            self._state = self._open()
+            return False
+        self._batches += 1
+        disk = Disk()
+        for path in self._left_over:
+            disk.unlink(path)
+        self._left_over = []
+        return True
+
+    # The brokers
+
+    def _reach(self) -> tuple[dict[ArchivedPartition, Extent], list[Gap]]:
+        """How far the topics reach now, and which of them have become shorter than what is archived."""
+        deadline = time.monotonic() + REWOUND_AFTER_S
+        while True:
+            extents = self._extents()
+            gaps = rewound(self._state, extents)
+            if not gaps or time.monotonic() > deadline:
+                return extents, gaps
+            time.sleep(0.25)
+
+    def _extents(
+        self, ends: Mapping[ArchivedPartition, int] | None = None
+    ) -> dict[ArchivedPartition, Extent]:
+        """Where each partition begins and ends; with ``ends``, of those in it, and up to there."""
+        found = self._client.topics(self._topics)
+        for name in self._topics:
+            if name not in found:
+                raise SparkOptionError(
+                    f"topic {name} does not exist at {self._read.bootstrap}; create it first, or leave it out"
+                )
+        partitions = [
+            ArchivedPartition(name, found[name].topic_id.hex(), number)
+            for name in self._topics
+            for number in sorted(found[name].partitions)
+        ]
+        if ends is not None:
+            partitions = [at for at in partitions if at in ends]
+        places = {at: TopicPartition(at.topic, at.partition) for at in partitions}
+        starts = self._client.list_offsets(dict.fromkeys(places.values(), EARLIEST), read_committed=True)
+        if ends is None:
+            reach = self._client.list_offsets(dict.fromkeys(places.values(), LATEST), read_committed=True)
+            ends = {at: reach[place].offset for at, place in places.items()}
+        return {at: Extent(starts[place].offset, ends[at]) for at, place in places.items()}
+
+    def _lose(self, gaps: Sequence[Gap]) -> None:
+        if gaps and self._fail_on_data_loss:
+            raise DataLossError(_told(gaps))
+        for each in gaps:
+            _log.warning("records are gone that were not archived: %s", each)
+
+    def _bytes_of(self, at: ArchivedPartition, start: int) -> float:
+        """About what an offset takes in a file: as in the newest one, or as a sample would."""
+        known = self._offset_bytes.get(at)
+        if known is not None:
+            return known
+        newest = max(
+            (each for each in self._state.files if each.at == at), key=lambda each: each.end, default=None
+        )
+        if newest is not None:
+            return newest.bytes / (newest.end - newest.start)
+        try:
+            place = TopicPartition(at.topic, at.partition)
+            sample = self._client.fetch(place, start, bytes_max=SAMPLE_BYTES, wait_ms=0, read_committed=True)
+        except OffsetOutOfRange:
+            return 1.0  # the task will tell
+        columns = decode(sample.records, start=start, end=2**63 - 1, aborted=sample.aborted)
+        if columns.next_offset == start:
+            return 1.0
+        records = pa.record_batch(
+            {
+                "key": columns.key,
+                "value": columns.value,
+                "offset": columns.offset,
+                "timestamp": columns.timestamp,
+            }
+        )
+        return max(1.0, parquet_bytes(records) / (columns.next_offset - start))
+
+    # A batch
+
+    def _batch(self, todo: Backlog, gaps: Sequence[Gap], done: int, total: int) -> int | None:
+        """Read, write and commit what fits into one batch.
+
+        Returns how many offsets it took, or None if things have changed and all is to be planned anew.
+        """
+        spans, files, taken = dict(todo.spans), [], 0
+        if todo.pending:
+            bins = deal(
+                todo.pending,
+                {at: self._bytes_of(at, extent.start) for at, extent in todo.pending.items()},
+                file_bytes=self._file_bytes,
+                parallelism=self._parallelism,
+                batch_bytes=BATCH_FILES_PER_CORE * self._parallelism * self._file_bytes,
+            )
+            taken = sum(each.end - each.start for held in bins for each in held)
+            with self._following(done, taken, total):
+                outcomes = self._run(archive_task(self._settings(), bins), len(bins))
+            if not self._may_commit(outcomes, todo.pending):
+                return None
+            for held in bins:
+                for each in held:
+                    spans[each.at] = Span(spans[each.at].start, max(spans[each.at].end, each.end))
+            files = [file for each in outcomes for file in each.files]
+            gaps = [*gaps, *(gap for each in outcomes for gap in each.gaps)]
+        if not self._commit(Change(spans, tuple(files), gaps=tuple(gaps))):
+            return None
+        self._files += files
+        for file in files:
+            self._offset_bytes[file.at] = file.bytes / (file.end - file.start)
+        return taken
+
+    def _may_commit(self, outcomes: Sequence[Written], planned: Iterable[ArchivedPartition]) -> bool:
+        failed = next((each for each in outcomes if each.error is not None), None)
+        if failed is not None:
+            newest = self._open()
+            if newest.batch != self._state.batch:
+                # Perhaps the reason: whoever was faster has deleted what could not be committed any more.
+                self._state = newest
+                return False
+            if failed.is_loss:
+                raise DataLossError(str(failed.error))
+            raise ArchiveFailed(f"{failed.error}; what was archived before stays")
+        # Records are read by the topic's name. An id that is gone never comes back: if it is still there, all that
+        # was read is of the topic that was planned for.
+        ids = {at.topic: at.topic_id for at in planned}
+        found = self._client.topics(ids)
+        return all(name in found and found[name].topic_id.hex() == held for name, held in ids.items())
+
+    def _merge(self) -> None:
+        """Make large files of small ones. If that fails nothing is lost, and the next round tries again."""
+        runs = small_runs(self._state.files, self._file_bytes)
+        if not runs:
+            return
+        try:
+            outcomes = self._run(merge_task(self._settings(), runs), len(runs))
+        except ArchiveFailed as error:
+            _log.warning("small files stay as they are: %s", error)
+            return
+        added = tuple(file for each in outcomes for file in each.files)
+        self._commit(Change(added=added, removed=tuple(file for run in runs for file in run)))
+
+    def _run(self, task: Task, count: int) -> list[Written]:
+        """``count`` tasks on Spark, each called with its number."""
+        for attempt in range(1, JOB_ATTEMPTS + 1):
+            try:
+                numbers = self._spark.range(0, count, 1, count)
+                rows = numbers.mapInArrow(task, "written STRING").collect()
+                return [Written.from_json(row["written"]) for row in rows]
+            except Exception as error:  # Spark's and py4j's own are many, and of a dead worker any of them
+                why = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+                if attempt == JOB_ATTEMPTS or not self._has_spark():
+                    raise ArchiveFailed(f"Spark gave up: {why}; what was archived before stays") from error
+                _log.warning("tasks failed, trying again (%d of %d): %s", attempt, JOB_ATTEMPTS - 1, why)
+        raise AssertionError("unreachable")
+
+    def _has_spark(self) -> bool:
+        """Whether the JVM still lives; without it nothing would ever succeed again."""
+        try:
+            return not self._spark.sparkContext._jsc.sc().isStopped()
+        except Exception:  # py4j's, of a connection that is gone
+            return False
+
+    @contextmanager
+    def _following(self, done: int, taken: int, total: int) -> Iterator[None]:
+        tell = self._progress
+        seen = None if tell is None else lambda part, _: tell(done + part, total)
+        with followed(self._spark, f"archive of {', '.join(self._topics)}", taken, seen):
+            yield
+
+    def _settings(self) -> WriteSettings:
+        return WriteSettings(
+            str(self._table.location),
+            new_batch_token(),
+            self._read,
+            self._shape.by_date,
+            self._value_schema,
+            self._file_bytes,
+            self._fail_on_data_loss,
+        )
+
+
+def _told(gaps: Sequence[Gap]) -> str:
+    first, more = gaps[0], f" (and {len(gaps) - 1} more)" if len(gaps) > 1 else ""
+    what = {
+        "retention": "retention deleted records before they were archived",
+        "recreated": "the topic was deleted and made again; what the old one had behind its archive is gone",
+        "rewound": "the log ends before what is archived of it; it was cut, and may fill up with other records",
+    }[first.reason]
+    return f"{what}: {first}{more}. To note the gap and go on set fail_on_data_loss to false."

@@ -1,0 +1,593 @@
+"""Replay: records of a topic, from where to where by offsets or by time, sent once more to another topic.
+
+The driver plans ranges of offsets; tasks read them (``reading``) and send them on (``producing``), so that no
+record passes the JVM. A partition is read by one task, in order. Keys, values and timestamps stay as they are,
+and each record says where it comes from in four more headers.
+
+Work goes in rounds of some seconds. After each round the driver knows how far every partition has come, tells
+``progress``, and commits it to the consumer group ``penstock-replay-RUN-TARGET``: lag tools see the replay, and a
+replay with the same ``run_id`` goes on where the last one stopped, even if its driver was killed.
+
+What a newcomer gets wrong: at least once. What was sent in the round that failed may be sent again; the headers
+(``x-replay-partition``, ``x-replay-offset``) tell such records apart.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.protocol.compression import Codec
+from penstock.spark.columns import HEADERS_TYPE
+from penstock.spark.errors import DataLossError, SparkOptionError
+from penstock.spark.jobs.progress import Progress
+from penstock.spark.options import parse
+from penstock.spark.planning import Planner
+from penstock.spark.producing import ProduceSettings, RowError, Sender, record_bytes
+from penstock.spark.ranges import OffsetRange
+from penstock.spark.reading import ReadSettings, read
+from penstock.wire import Client, WireError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SOURCE_TOPIC = "x-replay-topic"
+SOURCE_PARTITION = "x-replay-partition"
+SOURCE_OFFSET = "x-replay-offset"
+RUN = "x-replay-run"
+_ADDED = (SOURCE_TOPIC, SOURCE_PARTITION, SOURCE_OFFSET, RUN)
+
+# How long tasks work before they report. Starting a round costs a tenth of a second or two.
+ROUND_SECONDS = 5.0
+# Under a limit records leave in portions of what may be sent in so long, not in one burst a second.
+PORTION_SECONDS = 0.1
+# What a task reports of each of its ranges.
+_REPORT = "partition INT, next_offset BIGINT, records BIGINT, bytes BIGINT, error STRING"
+_REPORT_ARROW = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("next_offset", pa.int64()),
+        ("records", pa.int64()),
+        ("bytes", pa.int64()),
+        ("error", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedPartition:
+    partition: int
+    start: int
+    end: int  # exclusive
+    # Up to here all is sent, or counted in a dry run; the end unless the replay failed.
+    next_offset: int
+    records: int
+    bytes: int  # of keys and values
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What was sent, or in a dry run what would be."""
+
+    run_id: str
+    source: str
+    target: str
+    is_dry_run: bool
+    # Whether the target stores the records' own timestamps, or the broker's clock (LogAppendTime).
+    keeps_timestamps: bool
+    partitions: tuple[ReplayedPartition, ...]
+    seconds: float
+
+    @property
+    def records(self) -> int:
+        return sum(each.records for each in self.partitions)
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.partitions)
+
+    def as_table(self) -> pa.Table:
+        """One row per partition of the source."""
+        rows = [
+            {
+                "partition": each.partition,
+                "start": each.start,
+                "end": each.end,
+                "next_offset": each.next_offset,
+                "records": each.records,
+                "bytes": each.bytes,
+            }
+            for each in self.partitions
+        ]
+        schema = pa.schema(
+            [("partition", pa.int32())]
+            + [(name, pa.int64()) for name in ("start", "end", "next_offset", "records", "bytes")]
+        )
+        return pa.Table.from_pylist(rows, schema=schema)
+
+
+class ReplayFailed(RuntimeError):
+    """``result`` says what was sent before. A replay with its ``run_id`` goes on from there."""
+
+    def __init__(self, why: str, result: ReplayResult) -> None:
+        left = sum(each.end - each.next_offset for each in result.partitions)
+        super().__init__(
+            f"the replay stopped after {result.records} records, with {left} offsets left: {why}. "
+            f"Go on with run_id={result.run_id!r}"
+        )
+        self.why = why
+        self.result = result
+
+
+def replay(
+    spark: SparkSession,
+    bootstrap: str,
+    source: str,
+    target: str,
+    *,
+    starting_offsets: str = "earliest",
+    ending_offsets: str = "latest",
+    starting_timestamp: int | None = None,
+    ending_timestamp: int | None = None,
+    partitions: Sequence[int] | None = None,
+    keep_partitions: bool = True,
+    records_per_second: float | None = None,
+    bytes_per_second: float | None = None,
+    compression: str = "none",
+    create_target: bool = False,
+    into_itself: bool = False,
+    fail_on_data_loss: bool = True,
+    dry_run: bool = False,
+    run_id: str | None = None,
+    progress: Progress | None = None,
+) -> ReplayResult:
+    """Send records of ``source`` to ``target`` once more.
+
+    Args:
+        starting_offsets: ``earliest``, or offsets as in Spark's Kafka source: ``{"topic": {"0": 23, "1": -2}}``.
+        ending_offsets: ``latest`` (as of now), or offsets; exclusive.
+        starting_timestamp: milliseconds since 1970, instead of offsets: from the first record that is so late.
+        ending_timestamp: likewise, up to the first record that is so late, exclusive.
+        partitions: only these of the source.
+        keep_partitions: send each record to the partition it comes from; otherwise by its key.
+        records_per_second: the limit of the whole replay. Each task gets a part, in proportion to what it has
+            left to send, so that all end together. A task that runs alone does not use the others' parts: the limit
+            may not be reached, and is never exceeded.
+        bytes_per_second: likewise, of keys and values before compression.
+        create_target: make the target, with as many partitions as the source, if it does not exist.
+        into_itself: allow target and source to be the same topic; it grows by what is replayed.
+        dry_run: read and count, send nothing, wait for nothing.
+        run_id: a name for this run, in headers and in the group with its progress. Give that of a run that
+            stopped to go on with it; the end is then found anew.
+        progress: called with (offsets done, offsets in all).
+
+    Raises:
+        SparkOptionError: what was asked for makes no sense.
+        ReplayFailed: it stopped on the way; says what was sent.
+    """
+    _check_limits(records_per_second, bytes_per_second)
+    if source == target and not into_itself:
+        raise SparkOptionError(
+            f"source and target are both {source}: every replay would make the next one longer. "
+            "Name another target, or say into_itself=True"
+        )
+    if run_id == "":
+        raise SparkOptionError("run_id is empty; give the run a name or leave it out")
+    options = parse(
+        _source_options(
+            bootstrap,
+            source,
+            (starting_offsets, starting_timestamp),
+            (ending_offsets, ending_timestamp),
+            partitions,
+            fail_on_data_loss,
+        ),
+        "batch",
+    )
+    produce = ProduceSettings(bootstrap, codec=_codec(compression), client_id="penstock-replay")
+    client = options.read.client()
+    whole = Planner(options, client).batch_ranges()
+    plan = _Plan(
+        reading=options.read,
+        produce=produce,
+        target=target,
+        run_id=run_id or uuid.uuid4().hex[:12],
+        keep_partitions=keep_partitions,
+        is_dry_run=dry_run,
+        round_s=ROUND_SECONDS,
+    )
+    keeps_timestamps = _check_target(client, source, plan, create_target)
+    run = _Run(spark, client, plan, records_per_second, bytes_per_second, progress)
+    return run.go(source, whole, keeps_timestamps)
+
+
+# On the driver
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What every task knows."""
+
+    reading: ReadSettings
+    produce: ProduceSettings
+    target: str
+    run_id: str
+    keep_partitions: bool
+    is_dry_run: bool
+    round_s: float
+
+    @property
+    def group(self) -> str:
+        return f"penstock-replay-{self.run_id}-{self.target}"
+
+
+class _Work(NamedTuple):
+    """What one task does in a round."""
+
+    ranges: tuple[OffsetRange, ...]
+    records_per_second: float | None
+    bytes_per_second: float | None
+
+
+class _Report(NamedTuple):
+    partition: int
+    next_offset: int
+    records: int
+    bytes: int
+    error: str | None
+
+
+class _Run:
+    def __init__(
+        self,
+        spark: SparkSession,
+        client: Client,
+        plan: _Plan,
+        records_per_second: float | None,
+        bytes_per_second: float | None,
+        progress: Progress | None,
+    ) -> None:
+        self._spark = spark
+        self._client = client
+        self._plan = plan
+        self._records_per_second = records_per_second
+        self._bytes_per_second = bytes_per_second
+        self._progress = progress
+
+    def go(self, source: str, whole: list[OffsetRange], keeps_timestamps: bool) -> ReplayResult:
+        begun = time.monotonic()
+        done = {
+            each.partition: ReplayedPartition(each.partition, each.start, each.end, next_offset, 0, 0)
+            for each, next_offset in self._resumed(whole)
+        }
+
+        def result() -> ReplayResult:
+            return ReplayResult(
+                self._plan.run_id,
+                source,
+                self._plan.target,
+                self._plan.is_dry_run,
+                keeps_timestamps,
+                tuple(done.values()),
+                time.monotonic() - begun,
+            )
+
+        self._tell(done)
+        while left := [
+            OffsetRange(source, each.partition, each.next_offset, each.end)
+            for each in done.values()
+            if each.next_offset < each.end
+        ]:
+            reports, why = self._round(left)
+            for report in reports:
+                before = done[report.partition]
+                done[report.partition] = replace(
+                    before,
+                    next_offset=report.next_offset,
+                    records=before.records + report.records,
+                    bytes=before.bytes + report.bytes,
+                )
+            try:
+                self._commit(source, reports)
+            except WireError as error:
+                why = why or f"its progress could not be committed: {error}"
+            if why is not None:
+                raise ReplayFailed(why, result())
+            self._tell(done)
+        return result()
+
+    def _round(self, left: list[OffsetRange]) -> tuple[list[_Report], str | None]:
+        """Let tasks work for a while; how far they came, and why one of them stopped, if one did."""
+        works = shared_out(
+            left,
+            self._spark.sparkContext.defaultParallelism,
+            self._records_per_second,
+            self._bytes_per_second,
+        )
+        # One row for each task says which work is its.
+        numbers = self._spark.range(0, len(works), 1, len(works))
+        try:
+            rows = numbers.mapInArrow(partial(_work, self._plan, works), _REPORT).collect()
+        except Exception as error:
+            # An executor that died, or Spark itself. What its tasks sent is not known: it will be sent again.
+            return [], f"Spark failed: {str(error).strip().splitlines()[0]}"
+        reports = [_Report(*row) for row in rows]
+        return reports, next((report.error for report in reports if report.error is not None), None)
+
+    def _resumed(self, whole: list[OffsetRange]) -> list[tuple[OffsetRange, int]]:
+        """Each range, and where an earlier run of the same name stopped in it."""
+        if self._plan.is_dry_run or not whole:
+            return [(each, each.start) for each in whole]
+        committed = self._client.committed(self._plan.group, [each.topic_partition for each in whole])
+        return [
+            (each, min(max(each.start, committed.get(each.topic_partition, each.start)), each.end))
+            for each in whole
+        ]
+
+    def _commit(self, source: str, reports: list[_Report]) -> None:
+        if reports and not self._plan.is_dry_run:
+            offsets = {
+                OffsetRange(source, each.partition, 0, 0).topic_partition: each.next_offset
+                for each in reports
+            }
+            self._client.commit(self._plan.group, offsets)
+
+    def _tell(self, done: dict[int, ReplayedPartition]) -> None:
+        if self._progress is not None:
+            self._progress(
+                sum(each.next_offset - each.start for each in done.values()),
+                sum(each.end - each.start for each in done.values()),
+            )
+
+
+def shared_out(
+    ranges: list[OffsetRange],
+    tasks_max: int,
+    records_per_second: float | None,
+    bytes_per_second: float | None,
+) -> list[_Work]:
+    """Ranges to tasks that all run at once, each with its part of the limits.
+
+    The largest first, always to the task that has least. A range is never cut: its order would be lost.
+    """
+    piles: list[list[OffsetRange]] = [[] for _ in range(min(tasks_max, len(ranges)))]
+    sizes = [0] * len(piles)
+    for each in sorted(ranges, key=lambda each: each.size, reverse=True):
+        smallest = sizes.index(min(sizes))
+        piles[smallest].append(each)
+        sizes[smallest] += each.size
+    total = sum(sizes)
+    return [
+        _Work(
+            tuple(pile),
+            None if records_per_second is None else records_per_second * size / total,
+            None if bytes_per_second is None else bytes_per_second * size / total,
+        )
+        for pile, size in zip(piles, sizes)
+    ]
+
+
+def _check_target(client: Client, source: str, plan: _Plan, create_target: bool) -> bool:
+    """Whether it will keep the records' timestamps. Raises SparkOptionError if it cannot take them."""
+    target = plan.target
+    topics = client.topics([source, target])
+    if target not in topics:
+        if not create_target:
+            raise SparkOptionError(f"topic {target} does not exist; create it, or say create_target=True")
+        if plan.is_dry_run:
+            return True
+        client.create_topic(target, len(topics[source].partitions))
+        topics = client.topics([source, target])
+    needed, there = len(topics[source].partitions), len(topics[target].partitions)
+    if plan.keep_partitions and needed > there:
+        raise SparkOptionError(
+            f"{source} has {needed} partitions and {target} only {there}: add partitions to it, or say "
+            "keep_partitions=False to send records by their keys"
+        )
+    return client.topic_configs([target]).get(target, {}).get("message.timestamp.type") != "LogAppendTime"
+
+
+def _source_options(
+    bootstrap: str,
+    source: str,
+    starting: tuple[str, int | None],
+    ending: tuple[str, int | None],
+    partitions: Sequence[int] | None,
+    fail_on_data_loss: bool,
+) -> dict[str, str]:
+    options = {
+        "kafka.bootstrap.servers": bootstrap,
+        "kafka.isolation.level": "read_committed",
+        "failOnDataLoss": str(fail_on_data_loss),
+        "includeHeaders": "true",
+        "kafka.client.id": "penstock-replay",
+        "startingOffsetsByTimestampStrategy": "latest",
+    }
+    if partitions is None:
+        options["subscribe"] = source
+    else:
+        options["assign"] = f'{{"{source}": {list(partitions)}}}'
+    for side, default, (offsets, timestamp) in (
+        ("starting", "earliest", starting),
+        ("ending", "latest", ending),
+    ):
+        if timestamp is None:
+            options[f"{side}Offsets"] = offsets
+        elif offsets != default:
+            raise SparkOptionError(f"give either {side}_offsets or {side}_timestamp, not both")
+        else:
+            options[f"{side}Timestamp"] = str(timestamp)
+    return options
+
+
+def _check_limits(records_per_second: float | None, bytes_per_second: float | None) -> None:
+    for name, limit in (("records_per_second", records_per_second), ("bytes_per_second", bytes_per_second)):
+        if limit is not None and not limit > 0:
+            raise SparkOptionError(f"{name} must be above 0, not {limit}; leave it out for no limit")
+
+
+def _codec(compression: str) -> Codec:
+    try:
+        return Codec[compression.upper()]
+    except KeyError:
+        names = ", ".join(codec.name.lower() for codec in Codec)
+        raise SparkOptionError(f"compression is one of {names}, not {compression!r}") from None
+
+
+# In a task
+
+
+class Pace:
+    """Holds back so that no more is sent than may be, counted from the beginning."""
+
+    def __init__(
+        self,
+        records_per_second: float | None,
+        bytes_per_second: float | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._records_per_second = records_per_second
+        self._bytes_per_second = bytes_per_second
+        self._clock = clock
+        self._sleep = sleep
+        self._begun = clock()
+        self._due_s = 0.0  # since the beginning: when all that was sent may have been sent
+        self._records = 0
+        self._bytes = 0
+
+    @property
+    def is_limited(self) -> bool:
+        return self._records_per_second is not None or self._bytes_per_second is not None
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._begun
+
+    def portion(self, batch: pa.RecordBatch) -> int:
+        """How many of these rows to send at once."""
+        rows = float(batch.num_rows)
+        if self._records_per_second is not None:
+            rows = min(rows, self._records_per_second * PORTION_SECONDS)
+        if self._bytes_per_second is not None:
+            row_bytes = max(1.0, record_bytes(batch) / max(1, batch.num_rows))
+            rows = min(rows, self._bytes_per_second * PORTION_SECONDS / row_bytes)
+        return max(1, int(rows))
+
+    def sent(self, records: int, size: int) -> None:
+        """Count it, and wait until it is due."""
+        self._records += records
+        self._bytes += size
+        if self._records_per_second is not None:
+            self._due_s = max(self._due_s, self._records / self._records_per_second)
+        if self._bytes_per_second is not None:
+            self._due_s = max(self._due_s, self._bytes / self._bytes_per_second)
+        ahead_s = self._due_s - self.elapsed_s
+        if ahead_s > 0:
+            self._sleep(ahead_s)
+
+
+def _work(plan: _Plan, works: list[_Work], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            reports = _replay_ranges(plan, works[number])
+            yield pa.RecordBatch.from_pylist([each._asdict() for each in reports], schema=_REPORT_ARROW)
+
+
+def _replay_ranges(plan: _Plan, work: _Work) -> list[_Report]:
+    pace = Pace(
+        None if plan.is_dry_run else work.records_per_second,
+        None if plan.is_dry_run else work.bytes_per_second,
+    )
+    reports: list[_Report] = []
+    for each in work.ranges:
+        report = _replay_range(plan, each, pace)
+        reports.append(report)
+        if report.error is not None or report.next_offset < each.end:
+            break
+    return reports
+
+
+def _replay_range(plan: _Plan, offset_range: OffsetRange, pace: Pace) -> _Report:
+    """Until the range or the round ends, whichever is first, or something fails."""
+    # Read but not acknowledged yet, and what is.
+    count = size = 0
+    report = _Report(offset_range.partition, offset_range.start, 0, 0, None)
+
+    def acknowledged(next_offset: int) -> _Report:
+        return report._replace(
+            next_offset=next_offset, records=report.records + count, bytes=report.bytes + size
+        )
+
+    try:
+        with Sender(plan.produce, plan.target) as sender:
+            for batch in read(plan.reading, offset_range):
+                portion = pace.portion(batch)
+                for first in range(0, batch.num_rows, portion):
+                    piece = batch.slice(first, portion)
+                    piece_bytes = record_bytes(piece)
+                    if not plan.is_dry_run:
+                        sender.send(prepared(piece, plan.run_id, plan.keep_partitions))
+                    count += piece.num_rows
+                    size += piece_bytes
+                    is_over = pace.elapsed_s > plan.round_s
+                    if pace.is_limited or is_over:
+                        sender.flush()
+                        report = acknowledged(piece.column("offset")[-1].as_py() + 1)
+                        count = size = 0
+                        pace.sent(piece.num_rows, piece_bytes)
+                    if is_over:
+                        sender.finish()
+                        return report
+            sender.finish()
+            return acknowledged(offset_range.end)
+    except (WireError, RowError, DataLossError) as error:
+        return report._replace(error=f"{offset_range.topic_partition}: {error}")
+
+
+def prepared(batch: pa.RecordBatch, run_id: str, keep_partitions: bool) -> pa.RecordBatch:
+    """What is sent of rows that were read: as they are, with four headers more."""
+    columns = {name: batch.column(name) for name in ("key", "value", "timestamp")}
+    if keep_partitions:
+        columns["partition"] = batch.column("partition")
+    columns["headers"] = _with_origin(batch, run_id)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _with_origin(batch: pa.RecordBatch, run_id: str) -> pa.Array:
+    """Each row's own headers, then ours; a record that was replayed before has both, the newest last."""
+    rows, added = batch.num_rows, len(_ADDED)
+    before = batch.column("headers").cast(HEADERS_TYPE).fill_null([])
+    counts = before.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+    entries = before.flatten()
+    # By column: all topics, all partitions, all offsets, all runs. They are put in place by index below.
+    values = pa.concat_arrays(
+        [
+            batch.column("topic").cast(pa.binary()),
+            batch.column("partition").cast(pa.string()).cast(pa.binary()),
+            batch.column("offset").cast(pa.string()).cast(pa.binary()),
+            pa.repeat(pa.scalar(run_id.encode(), pa.binary()), rows),
+        ]
+    )
+    keys = pa.concat_arrays([pa.repeat(pa.scalar(name, pa.string()), rows) for name in _ADDED])
+    ours = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS_TYPE.value_type))
+    ends = np.cumsum(counts + added)
+    places = np.empty(len(entries) + added * rows, dtype=np.int64)
+    # Behind its own headers a row gets one from each column of ours.
+    is_ours = np.zeros(len(places), dtype=bool)
+    for index in range(added):
+        at = ends - added + index
+        is_ours[at] = True
+        places[at] = len(entries) + index * rows + np.arange(rows)
+    places[~is_ours] = np.arange(len(entries))
+    offsets = np.concatenate(([0], ends)).astype(np.int32)
+    together = pa.concat_arrays([entries, ours]).take(pa.array(places))
+    return pa.ListArray.from_arrays(pa.array(offsets), together, type=HEADERS_TYPE)

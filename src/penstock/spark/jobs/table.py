@@ -1,0 +1,230 @@
+"""A topic and its archive as one DataFrame: ``penstock.spark.jobs.table``.
+
+    orders = table(spark, "localhost:9092", "orders", "/data/archive")
+    table(spark, "localhost:9092", "orders", "/data/archive", view="orders")     # and for SQL
+
+What is archived comes from its files, read by Spark's own Parquet reader; what is not comes from the brokers, by
+``format("penstock")``. The seam is the offset up to which each partition is archived, as one commit of the archive
+says it: files of that commit below, the brokers from there on, so that nothing is missing and nothing comes twice,
+and nothing is ever compared to find duplicates. What a newcomer gets wrong: the DataFrame is fixed when it is made,
+its newest record too. To see what came later, call again; a view of the same name is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.model import TopicPartition
+from penstock.spark import register
+from penstock.spark.errors import DataLossError, SparkOptionError
+from penstock.spark.jobs import values
+from penstock.spark.jobs.tables import format_at, open_table, resolve
+from penstock.spark.jobs.tables.state import DataFile, State, directory_of
+from penstock.spark.jobs.tables.writing import DAY_US, file_schema
+from penstock.spark.ranges import OffsetRange, to_json
+from penstock.spark.reading import ReadSettings
+from penstock.wire import EARLIEST, LATEST, Client
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from penstock.spark.jobs.tables import ArchiveTable
+
+CLIENT_ID: Final = "penstock-table"
+# How long the driver looks for brokers; a user waits.
+DRIVER_DEADLINE_MS: Final = 30_000
+# Each look at the archive finds a newer one, only to lose the race with retention again.
+LOOKS_MAX: Final = 10
+
+_log = logging.getLogger("penstock.spark")
+
+
+def table(
+    spark: SparkSession,
+    bootstrap: str,
+    topic: str,
+    location: str | Path,
+    *,
+    format: str | None = None,
+    catalog: str | None = None,
+    view: str | None = None,
+    fail_on_data_loss: bool = True,
+) -> DataFrame:
+    """All records of a topic, archived or not, as of now.
+
+    Args:
+        location: where the archive is; it must hold the topic.
+        format: of the archive; found out by itself unless the table is in an Iceberg catalog.
+        catalog: the one the archive was given.
+        view: also make a temporary view of this name, or replace it.
+        fail_on_data_loss: fail if retention has deleted records that are not archived, or if the topic is gone;
+            otherwise leave out what is not there.
+
+    The columns are those of ``format("penstock")`` with the archive's headers, then the columns that its values are
+    parsed to, then ``date`` if it is parted by it. Earlier topics of the same name are not in it.
+
+    Raises:
+        SparkOptionError: there is no such archive, or the topic is not in it.
+        DataLossError: see ``fail_on_data_loss``.
+    """
+    settings = ReadSettings(
+        bootstrap, read_committed=True, fail_on_data_loss=fail_on_data_loss, client_id=CLIENT_ID
+    )
+    where = resolve(str(location))
+    held = format or ("iceberg" if catalog is not None else format_at(where))
+    if held is None:
+        raise SparkOptionError(f"there is no archive at {where}; make it with the job archive")
+    client = replace(settings, deadline_ms=DRIVER_DEADLINE_MS).client()
+    seam = find_seam(client, topic, open_table(where, held, catalog=catalog), fail_on_data_loss)
+    frame = _cold(spark, where, seam)
+    if seam.hot:
+        frame = frame.union(_hot(spark, settings, seam).select(*frame.columns))
+    if view is not None:
+        frame.createOrReplaceTempView(view)
+    return frame
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """One topic between its archive and its brokers, at one moment."""
+
+    topic: str
+    state: State
+    files: tuple[DataFile, ...]
+    # What the brokers are read for: from where the archive ends to where the log ended. None of them is empty.
+    hot: tuple[OffsetRange, ...]
+
+
+def find_seam(client: Client, topic: str, archive: ArchiveTable, fail_on_data_loss: bool) -> Seam:
+    """The archive is looked at first and the log after it: what retention deletes in between is archived, then, in
+    a newer commit, and the archive is looked at once more.
+    """
+    for _ in range(LOOKS_MAX):
+        state = archive.load()
+        if state is None:
+            raise SparkOptionError(f"there is no {archive.format} archive at {archive.location}")
+        found = client.topics([topic]).get(topic)
+        lives = state.lives(topic)
+        if not lives:
+            held = ", ".join(sorted({at.topic for at in state.spans})) or "no topic yet"
+            raise SparkOptionError(f"the archive at {archive.location} holds {held}, and not {topic}")
+        if found is None:
+            if fail_on_data_loss:
+                raise DataLossError(
+                    f"topic {topic} is not there any more; to read its archive alone set fail_on_data_loss to false"
+                )
+            return _seam(topic, state, lives[-1], ())
+        topic_id = found.topic_id.hex()
+        spans = state.partitions_of(topic, topic_id)
+        places = [TopicPartition(topic, number) for number in sorted(found.partitions)]
+        starts = client.list_offsets(dict.fromkeys(places, EARLIEST), read_committed=True)
+        ends = client.list_offsets(dict.fromkeys(places, LATEST), read_committed=True)
+        hot, lost = [], []
+        for at in places:
+            start, end = starts[at].offset, ends[at].offset
+            archived = spans[at.partition].end if at.partition in spans else start
+            if start > archived:
+                lost.append(OffsetRange(*at, archived, start))
+            if end > max(start, archived):
+                hot.append(OffsetRange(*at, max(start, archived), end))
+        if not lost:
+            return _seam(topic, state, topic_id, tuple(hot))
+        newest = archive.load()
+        if newest is not None and newest.batch != state.batch:
+            continue
+        what = f"records {lost[0]} were deleted by retention before they were archived"
+        if fail_on_data_loss:
+            raise DataLossError(f"{what}. To read on without them set fail_on_data_loss to false.")
+        _log.warning("%s. Reading on without them, as fail_on_data_loss is false.", what)
+        return _seam(topic, state, topic_id, tuple(hot))
+    raise DataLossError(
+        f"retention deletes {topic} faster than it is archived; call again when it is quieter"
+    )
+
+
+def _seam(topic: str, state: State, topic_id: str, hot: tuple[OffsetRange, ...]) -> Seam:
+    if state.foreign and len(state.lives(topic)) > 1:
+        raise SparkOptionError(
+            f"topic {topic} was deleted and made again, and another program has merged files of both, which cannot "
+            "be told apart; read the table itself"
+        )
+    return Seam(topic, state, tuple(state.files_of(topic, topic_id)), hot)
+
+
+def columns_of(state: State) -> StructType:
+    """The columns of the table, and ``date`` behind them if it is parted by it."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415  the driver's half
+    from pyspark.sql.types import DateType, StructField, StructType  # noqa: PLC0415
+
+    parsed = _parsed(state)
+    arrow = file_schema(state.shape.headers, None if parsed is None else values.arrow_schema(parsed))
+    columns = from_arrow_schema(arrow, prefer_timestamp_ntz=True)
+    return StructType([*columns, StructField("date", DateType())]) if state.shape.by_date else columns
+
+
+def _parsed(state: State) -> StructType | None:
+    from pyspark.sql.types import StructType  # noqa: PLC0415  the driver's half
+
+    return (
+        None
+        if state.shape.value_schema is None
+        else StructType.fromJson(json.loads(state.shape.value_schema))
+    )
+
+
+def _cold(spark: SparkSession, location: Path, seam: Seam) -> DataFrame:
+    columns = columns_of(seam.state)
+    reader = spark.read.schema(columns)
+    frame = None
+    if seam.files:
+        # From below the topic's directory on, directories are columns. The column `topic` is in the files too.
+        base = location / directory_of(seam.topic, None)
+        paths = [_pattern(location / each.path) for each in seam.files]
+        frame = reader.option("basePath", f"file:{base}").parquet(*paths)
+    if seam.state.foreign:
+        paths = [_pattern(location / each) for each in seam.state.foreign]
+        rest = reader.option("basePath", f"file:{location}").parquet(*paths)
+        rest = rest.where(rest.topic == seam.topic)
+        frame = rest if frame is None else frame.union(rest.select(*frame.columns))
+    if frame is None:
+        frame = spark.createDataFrame([], columns)
+    return frame.select(*columns.names)
+
+
+def _hot(spark: SparkSession, settings: ReadSettings, seam: Seam) -> DataFrame:
+    from pyspark.sql.functions import expr  # noqa: PLC0415  the driver's half
+
+    starts = {each.topic_partition: each.start for each in seam.hot}
+    ends = {each.topic_partition: each.end for each in seam.hot}
+    frame = (
+        register(spark)
+        .read.format("penstock")
+        .option("kafka.bootstrap.servers", settings.bootstrap)
+        .option("assign", json.dumps({seam.topic: [each.partition for each in seam.hot]}))
+        .option("startingOffsets", json.dumps(to_json(starts)))
+        .option("endingOffsets", json.dumps(to_json(ends)))
+        .option("includeHeaders", str(seam.state.shape.headers).lower())
+        .option("kafka.isolation.level", "read_committed")
+        .option("failOnDataLoss", str(settings.fail_on_data_loss).lower())
+        .load()
+    )
+    parsed = _parsed(seam.state)
+    if parsed is not None:
+        frame = values.parse_frame(frame, parsed)
+    if seam.state.shape.by_date:
+        # Not to_date, which goes by the session's time zone; and rounded down before 1970 too.
+        micros = "unix_micros(timestamp)"
+        day = f"int(({micros} - pmod({micros}, {DAY_US})) div {DAY_US})"
+        frame = frame.withColumn("date", expr(f"date_from_unix_date({day})"))
+    return frame
+
+
+def _pattern(path: Path) -> str:
+    """A path that Spark, which takes any for a pattern, takes for itself."""
+    return "file:" + re.sub(r"([][{}*?\\])", r"\\\1", str(path))

@@ -1,0 +1,101 @@
+"""The tables that an archive can be: Parquet with a manifest of our own, Delta, Iceberg.
+
+All three have the same few methods (`load`, `create`, `commit`, `ever_committed`) and speak of the same `State`.
+None knows Spark: the files are written before, by tasks, and a commit only says that they count.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import unquote, urlparse
+
+from penstock.spark.errors import SparkOptionError
+from penstock.spark.jobs.tables.disk import Disk
+from penstock.spark.jobs.tables.manifest import DIRECTORY, ManifestTable
+from penstock.spark.jobs.tables.state import State, is_ours
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.spark.jobs.tables.delta import ArchiveDeltaTable
+    from penstock.spark.jobs.tables.iceberg import ArchiveIcebergTable
+
+    ArchiveTable: TypeAlias = ManifestTable | ArchiveDeltaTable | ArchiveIcebergTable
+
+# What shows which format a location has.
+_SIGNS = {"parquet": DIRECTORY, "delta": "_delta_log", "iceberg": "catalog.db"}
+FORMATS = tuple(_SIGNS)
+
+
+def resolve(location: str) -> Path:
+    """The directory of a location. Raises SparkOptionError for one that is not a path."""
+    parsed = urlparse(str(location))
+    if parsed.scheme not in {"", "file"} or parsed.netloc not in {"", "localhost"}:
+        raise SparkOptionError(
+            f"location must be a directory that driver and executors share, as in /data/archive, not {location!r}"
+        )
+    path = Path(unquote(parsed.path) if parsed.scheme else str(location)).expanduser()
+    if not str(location) or (path.exists() and not path.is_dir()):
+        raise SparkOptionError(f"location must be a directory, and {location!r} is none")
+    return path.absolute()
+
+
+def format_at(location: Path) -> str | None:
+    """The format of the table that is there; None if there is none."""
+    return next((name for name, sign in _SIGNS.items() if (location / sign).exists()), None)
+
+
+def open_table(
+    location: Path, format: str, schema: pa.Schema | None = None, *, catalog: str | None = None
+) -> ArchiveTable:
+    """A table to read, or with the ``schema`` of its files to make and to write.
+
+    Raises SparkOptionError for a format that nobody knows, that the table there has not, or that has no library.
+    """
+    if format not in FORMATS:
+        raise SparkOptionError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
+    if catalog is not None and format != "iceberg":
+        raise SparkOptionError("catalog is for format iceberg; the other tables need none")
+    held = format_at(location)
+    if held not in {None, format}:
+        raise SparkOptionError(
+            f"{location} holds a table of format {held}; give format {held}, or another location"
+        )
+    library, extra = {"delta": ("deltalake", "delta"), "iceberg": ("pyiceberg", "iceberg")}.get(
+        format, ("", "")
+    )
+    if library and find_spec(library) is None:
+        raise SparkOptionError(f"format {format} needs its library: pip install 'penstock[{extra}]'")
+    if format == "delta":
+        from penstock.spark.jobs.tables.delta import ArchiveDeltaTable  # noqa: PLC0415  an extra
+
+        return ArchiveDeltaTable(location, schema)
+    if format == "iceberg":
+        from penstock.spark.jobs.tables.iceberg import ArchiveIcebergTable  # noqa: PLC0415  an extra
+
+        return ArchiveIcebergTable(location, schema, catalog=catalog)
+    return ManifestTable(location)
+
+
+def left_over(table: ArchiveTable, state: State, disk: Disk | None = None) -> list[Path]:
+    """Files of archivers that died, or lost a race: in the directory, but never in the table.
+
+    To be listed before a commit and deleted after it. An archiver that is still at work may be about to commit
+    one of them; but it has read its state before our commit, so then it can not.
+    """
+    disk = disk or Disk()
+    held = {each.path for each in state.files}
+    found: set[str] = set()
+    for topic in (name for name in disk.names(table.location) if name.startswith("topic=")):
+        for directory in [topic, *(f"{topic}/{name}" for name in _dates(disk, table.location / topic))]:
+            for name in disk.names(table.location / directory):
+                if is_ours(name) and f"{directory}/{name}" not in held:
+                    found.add(f"{directory}/{name}")
+    found -= table.ever_committed(found, state) if found else set()
+    return [table.location / path for path in sorted(found)]
+
+
+def _dates(disk: Disk, directory: Path) -> list[str]:
+    return [name for name in disk.names(directory) if name.startswith("date=")]

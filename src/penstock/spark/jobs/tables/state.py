@@ -1,0 +1,261 @@
+"""What an archive's table knows of itself: which files, up to which offsets, and what it had to leave out.
+
+A `State` is read from a table in one go and belongs to one version of it; `State.after` says what a commit makes
+of it, the same for every format. What a newcomer gets wrong: the seam between archive and brokers is `State.spans`,
+never the names of files. A file's name says what it holds; a span says what was read, also where nothing was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+STATE_FORMAT: Final = 1
+# Where Hive, and with it Spark, keeps rows that have no value to be partitioned by.
+NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
+
+_NAME = re.compile(
+    r"(?P<topic_id>[0-9a-f]{32})-(?P<partition>\d{5,})-(?P<start>\d{20})-(?P<end>\d{20})-(?P<batch>[0-9a-f]{12})\.parquet"
+)
+_TEMPORARY = re.compile(r"\.(?P<name>.+\.parquet)\.[0-9a-f]{12}\.tmp")
+
+
+class CommitConflict(Exception):
+    """Another archiver has committed since the state was read: read it again, nothing has been changed."""
+
+
+class ArchivedPartition(NamedTuple):
+    """A partition of one life of a topic: a topic that is deleted and made again has another id."""
+
+    topic: str
+    topic_id: str  # 32 hexadecimal digits
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class Span(NamedTuple):
+    """The offsets that the archive has gone through, whether or not each of them still had a record."""
+
+    start: int
+    end: int  # exclusive: what the brokers are read from
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    path: str  # relative to the table's location
+    topic: str
+    topic_id: str
+    partition: int
+    # Of its first record, and behind its last. With dates, files of one partition may interleave.
+    start: int
+    end: int
+    records: int
+    bytes: int
+    timestamp_min_us: int
+    timestamp_max_us: int
+    # None in a table without dates, NO_DATE for a timestamp outside of the calendar.
+    date: str | None
+
+    @property
+    def at(self) -> ArchivedPartition:
+        return ArchivedPartition(self.topic, self.topic_id, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets that were gone before they could be archived."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    # None: nobody knows how far the log had reached when its topic was deleted.
+    end: int | None
+    # "retention", "recreated" or "rewound": the log ended before what was archived, and may fill up differently.
+    reason: str
+
+    def __str__(self) -> str:
+        end = "?" if self.end is None else self.end
+        return f"{self.topic}-{self.partition} [{self.start}, {end}) by {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What all files of a table have in common, fixed when it is made."""
+
+    by_date: bool
+    headers: bool
+    # Spark's own JSON of the columns that values are parsed to; None keeps them as bytes alone.
+    value_schema: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one commit adds to a table. The order of ``spans`` is that of ``State.spans``."""
+
+    spans: dict[ArchivedPartition, Span] = field(default_factory=dict)
+    added: tuple[DataFile, ...] = ()
+    # Their records are in ``added`` too: small files become one.
+    removed: tuple[DataFile, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    archive_id: str
+    # Counts this archive's commits; with the archive's id it names one of them for ever.
+    batch: int
+    shape: Shape
+    spans: dict[ArchivedPartition, Span]
+    gaps: tuple[Gap, ...] = ()
+    files: tuple[DataFile, ...] = ()
+    # Replaced by larger files, with the time of it; deleted when nobody can be reading them any more.
+    retired: tuple[tuple[str, int], ...] = ()
+    # Files that another program made of ours (OPTIMIZE): records of any topic, told apart by their columns alone.
+    foreign: tuple[str, ...] = ()
+
+    def after(self, change: Change, *, wall_ms: int) -> State:
+        """The state that a commit of ``change`` makes.
+
+        A change that does not begin where this state ends is a broken invariant: it would repeat or lose records.
+        """
+        for at, span in change.spans.items():
+            known = self.spans.get(at)
+            assert span.start <= span.end, f"{at} would end before it begins: {span}"
+            if known is not None:
+                assert span.start == known.start, f"{at} would begin anew at {span.start}: {known}"
+                assert span.end >= known.end, f"{at} would go back to {span.end}: {known}"
+        if not change.removed:
+            for each in change.added:
+                begin, (_, end) = self.spans.get(each.at, (0, 0))[1], change.spans[each.at]
+                assert begin <= each.start < each.end <= end, f"{each.path} is not within [{begin}, {end})"
+        removed = {each.path for each in change.removed}
+        paths = {each.path for each in self.files}
+        assert removed <= paths, "a file was replaced that is not in the table"
+        assert paths.isdisjoint(each.path for each in change.added), "a file would be in the table twice"
+        return replace(
+            self,
+            batch=self.batch + 1,
+            spans=self.spans | change.spans,
+            gaps=self.gaps + change.gaps,
+            files=(*(each for each in self.files if each.path not in removed), *change.added),
+            retired=self.retired + tuple((path, wall_ms) for path in sorted(removed)),
+        )
+
+    def lives(self, topic: str) -> list[str]:
+        """The ids under which a topic's name has been archived, the oldest first."""
+        return list(dict.fromkeys(at.topic_id for at in self.spans if at.topic == topic))
+
+    def partitions_of(self, topic: str, topic_id: str) -> dict[int, Span]:
+        return {
+            at.partition: span
+            for at, span in self.spans.items()
+            if at.topic == topic and at.topic_id == topic_id
+        }
+
+    def files_of(self, topic: str, topic_id: str) -> list[DataFile]:
+        return [each for each in self.files if each.topic == topic and each.topic_id == topic_id]
+
+    # As text
+
+    def to_json(self, *, files: bool) -> str:
+        """``files`` is false where the table's own format lists them."""
+        document: dict[str, Any] = {
+            "format": STATE_FORMAT,
+            "archive_id": self.archive_id,
+            "batch": self.batch,
+            "shape": asdict(self.shape),
+            "spans": [[*at, *span] for at, span in self.spans.items()],
+            "gaps": [asdict(each) for each in self.gaps],
+        }
+        if files:
+            document["files"] = [asdict(each) for each in self.files]
+            document["retired"] = [list(each) for each in self.retired]
+        return json.dumps(document, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> State:
+        """Raises ValueError for anything that `to_json` did not write."""
+        try:
+            document = json.loads(text)
+            written = document["format"]
+            if written == STATE_FORMAT:
+                return cls(
+                    document["archive_id"],
+                    document["batch"],
+                    Shape(**document["shape"]),
+                    {ArchivedPartition(*each[:3]): Span(*each[3:]) for each in document["spans"]},
+                    tuple(Gap(**each) for each in document["gaps"]),
+                    tuple(DataFile(**each) for each in document.get("files", ())),
+                    tuple((path, wall_ms) for path, wall_ms in document.get("retired", ())),
+                )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the archive's state cannot be read: {error!r}") from None
+        raise ValueError(
+            f"the archive is of format {written}, and this program for {STATE_FORMAT}; use a newer one"
+        )
+
+
+def new_state(shape: Shape) -> State:
+    return State(uuid.uuid4().hex, 0, shape, {})
+
+
+# Names of files. One is made of all that decides its contents, and of the batch that wants to commit it: a task
+# that is tried again writes the same file, and no two archivers ever write one file.
+
+
+def new_batch_token() -> str:
+    return uuid.uuid4().hex[:12]
+
+
+def file_path(at: ArchivedPartition, start: int, end: int, *, date: str | None, batch_token: str) -> str:
+    """Topics are directories, for their names may take all that a file's name can hold."""
+    name = f"{at.topic_id}-{at.partition:05d}-{start:020d}-{end:020d}-{batch_token}.parquet"
+    return f"{directory_of(at.topic, date)}/{name}"
+
+
+def directory_of(topic: str, date: str | None) -> str:
+    return f"topic={topic}" if date is None else f"topic={topic}/date={date}"
+
+
+def temporary_name(name: str) -> str:
+    """Hidden from everybody who lists a directory for data."""
+    return f".{name}.{uuid.uuid4().hex[:12]}.tmp"
+
+
+def from_path(path: str, *, records: int, size: int) -> DataFile | None:
+    """What a file's name says of it; None if no archive named it. Its timestamps stay unknown."""
+    directory, _, name = path.rpartition("/")
+    parts = dict(part.split("=", 1) for part in directory.split("/") if "=" in part)
+    found = _NAME.fullmatch(name)
+    if found is None or "topic" not in parts:
+        return None
+    return DataFile(
+        path=path,
+        topic=parts["topic"],
+        topic_id=found["topic_id"],
+        partition=int(found["partition"]),
+        start=int(found["start"]),
+        end=int(found["end"]),
+        records=records,
+        bytes=size,
+        timestamp_min_us=0,
+        timestamp_max_us=0,
+        date=parts.get("date"),
+    )
+
+
+def is_ours(name: str) -> bool:
+    """Whether an archive made a file of this name, finished or not. All else is left alone."""
+    temporary = _TEMPORARY.fullmatch(name)
+    return _NAME.fullmatch(temporary["name"] if temporary else name) is not None
+
+
+def in_order(files: Iterable[DataFile]) -> Iterator[DataFile]:
+    return iter(sorted(files, key=lambda each: (each.topic, each.topic_id, each.partition, each.start)))

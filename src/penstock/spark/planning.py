@@ -1,0 +1,312 @@
+"""From what a user subscribed to, and where to begin, to ranges of offsets: the driver's half of reading.
+
+Batch reads are planned once, streams for every micro-batch: ``available`` says how far the topics reach,
+``limited`` how much of it the next micro-batch takes, ``ranges`` what its tasks read. What a newcomer gets wrong:
+an answer from a broker that has just started may lack topics. A partition that was there and is not is asked for
+again for a while, and its offset is never forgotten; a stream that forgot it would read everything once more.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from penstock.model import TopicPartition
+from penstock.protocol.records import HEADER_SIZE, decode_header
+from penstock.spark.errors import SparkOptionError
+from penstock.spark.options import INTERNAL_TOPICS, Place, SourceOptions, Subscription
+from penstock.spark.ranges import OffsetRange, Offsets, share, split
+from penstock.spark.reading import lose
+from penstock.wire import EARLIEST, LATEST, Client
+
+# A partition that the brokers do not show for so long is gone.
+GONE_AFTER_S = 10.0
+GONE_PAUSE_S = 0.25
+# What is read of a partition to learn how large its records are.
+SAMPLE_BYTES = 128 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """What a stream could read, at one moment."""
+
+    # Where each partition's next record comes from: where the stream stands, or where the log begins.
+    starts: Offsets
+    # Up to where records can be read. A partition that is gone keeps the stream's own offset.
+    ends: Offsets
+    # Where each log begins, of the partitions that are there.
+    log_starts: Offsets
+
+    @property
+    def backlog(self) -> Offsets:
+        return {each: max(0, end - self.starts[each]) for each, end in self.ends.items()}
+
+
+class Planner:
+    """Asks the brokers; remembers nothing."""
+
+    def __init__(self, options: SourceOptions, client: Client) -> None:
+        self._options = options
+        self._settings = options.read
+        self._client = client
+
+    # Batch
+
+    def batch_ranges(self) -> list[OffsetRange]:
+        options = self._options
+        partitions = self.partitions()
+        starts = self.resolve(options.starting, partitions)
+        ends = self.resolve(options.ending, partitions)
+        ranges = []
+        for each in partitions:
+            if starts[each] > ends[each] and "offsets" in {options.starting.kind, options.ending.kind}:
+                raise SparkOptionError(
+                    f"{options.starting.option} {starts[each]} of {each} lies behind "
+                    f"{options.ending.option} {ends[each]}; nothing could be read"
+                )
+            ranges.append(OffsetRange(*each, starts[each], ends[each]))
+        return split(ranges, partitions_min=options.partitions_min, records_max=options.records_max)
+
+    # What is subscribed to
+
+    def partitions(self) -> list[TopicPartition]:
+        """All partitions of the subscription, in order. Raises SparkOptionError for one that does not exist."""
+        subscription = self._options.subscription
+        found = self._visible()
+        if subscription.pattern is not None:
+            return sorted(found)
+        present = {each.topic for each in found}
+        for topic in subscription.named_topics or ():
+            if topic not in present:
+                raise SparkOptionError(
+                    f"topic {topic} does not exist at {self._settings.bootstrap}; create it, or mind the spelling"
+                )
+        for each in subscription.assigned:
+            if each not in found:
+                count = sum(other.topic == each.topic for other in found)
+                raise SparkOptionError(
+                    f"assign names partition {each.partition} of topic {each.topic}, which has {count}, from 0 on"
+                )
+        return list(subscription.assigned) or sorted(found)
+
+    def _visible(self) -> set[TopicPartition]:
+        """Every partition of the topics that are subscribed to and exist."""
+        subscription = self._options.subscription
+        topics = self._client.topics(subscription.named_topics)
+        return {
+            TopicPartition(name, number)
+            for name, topic in topics.items()
+            if _matches(subscription, name)
+            for number in topic.partitions
+        }
+
+    # Where to begin and to end
+
+    def resolve(self, place: Place, partitions: Iterable[TopicPartition]) -> Offsets:
+        """The offset of a place in each partition.
+
+        Raises:
+            SparkOptionError: the place does not say it for all of them, or names a time after every record.
+            DataLossError: a given offset is not, or no longer, in the log.
+        """
+        asked = list(partitions)
+        if place.kind == "earliest":
+            return self.earliest(asked)
+        if place.kind == "latest":
+            return self.latest(asked)
+        if place.kind == "time":
+            return self._at_times(place, dict.fromkeys(asked, place.time_ms))
+        if place.values.keys() != set(asked):
+            raise SparkOptionError(_uncovered(place, set(asked)))
+        if place.kind == "times":
+            return self._at_times(place, place.values)
+        return self._at_offsets(place)
+
+    def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        return self._list(dict.fromkeys(partitions, EARLIEST))
+
+    def latest(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        """For read_committed the last stable offset: what is behind it may still be aborted."""
+        return self._list(dict.fromkeys(partitions, LATEST))
+
+    def _list(self, times: Mapping[TopicPartition, int]) -> Offsets:
+        if not times:
+            return {}
+        found = self._client.list_offsets(dict(times), read_committed=self._settings.read_committed)
+        return {each: found[each].offset for each in times}
+
+    def _at_times(self, place: Place, times: Mapping[TopicPartition, int]) -> Offsets:
+        offsets = self._list(times)
+        late = sorted(each for each, offset in offsets.items() if offset < 0)
+        if late and not place.is_late_latest:
+            raise SparkOptionError(
+                f"{place.option} {times[late[0]]} is later than every record of {late[0]}; give an earlier time, "
+                "or set startingOffsetsByTimestampStrategy to latest"
+            )
+        return offsets | self.latest(late)
+
+    def _at_offsets(self, place: Place) -> Offsets:
+        given = place.values
+        earliest, latest = self.earliest(given), self.latest(given)
+        offsets: Offsets = {}
+        for each, offset in given.items():
+            if offset == EARLIEST:
+                offsets[each] = earliest[each]
+            elif offset == LATEST:
+                offsets[each] = latest[each]
+            elif earliest[each] <= offset <= latest[each]:
+                offsets[each] = offset
+            else:
+                bounds = f"from {earliest[each]} to {latest[each]}"
+                lose(
+                    self._settings,
+                    f"{place.option} asks for offset {offset} of {each}, which reaches {bounds}",
+                )
+                offsets[each] = min(max(offset, earliest[each]), latest[each])
+        return offsets
+
+    # Streams
+
+    def available(self, start: Offsets, *, until: Offsets | None = None) -> Available:
+        """How far the topics reach now, or reached at ``until``.
+
+        A stream at ``start`` whose partitions have vanished, or have fewer records than it has read, has lost data:
+        with ``failOnDataLoss`` that is an error.
+        """
+        deadline = time.monotonic() + GONE_AFTER_S
+        while True:
+            visible = self._visible_assigned()
+            earliest, latest = self.earliest(visible), self.latest(visible)
+            gone = start.keys() - visible
+            shrunk = {each for each in start.keys() & visible if latest[each] < start[each]}
+            if not (gone or shrunk) or time.monotonic() > deadline:
+                break
+            time.sleep(GONE_PAUSE_S)
+        if gone:
+            lose(self._settings, f"{_names(gone)} no longer there: topics were deleted or made anew")
+        for each in sorted(shrunk):
+            self._lose_shrunk(each, start[each], latest[each])
+        starts: Offsets = {}
+        ends: Offsets = {}
+        for each in visible | start.keys():
+            stood_at = start.get(each)
+            reach = latest.get(each) if until is None else until.get(each)
+            if each in gone or reach is None:
+                if stood_at is None:
+                    continue  # newer than `until`
+                starts[each] = ends[each] = stood_at
+            elif stood_at is None or each in shrunk:
+                starts[each], ends[each] = min(earliest[each], reach), reach
+            else:
+                # A stream may stand behind `until`, and retention may have overtaken the stream.
+                ends[each] = max(reach, stood_at)
+                starts[each] = min(max(stood_at, earliest[each]), ends[each])
+        return Available(starts, ends, earliest)
+
+    def reach(self) -> Offsets:
+        """How far the subscribed partitions reach now, of those that can be seen. Complains about nothing."""
+        return self.latest(self._visible_assigned())
+
+    def _visible_assigned(self) -> set[TopicPartition]:
+        visible = self._visible()
+        assigned = self._options.subscription.assigned
+        return visible.intersection(assigned) if assigned else visible
+
+    def limited(self, available: Available) -> Offsets:
+        """Where the next micro-batch ends: as far as the limits per trigger let it."""
+        options, backlog = self._options, available.backlog
+        if options.offsets_max is not None:
+            backlog = share(backlog, options.offsets_max)
+        if options.bytes_max is not None:
+            sizes = {each: self._record_bytes(each, available) for each, count in backlog.items() if count}
+            room = share(
+                {each: round(backlog[each] * size) for each, size in sizes.items()}, options.bytes_max
+            )
+            for each, size in sizes.items():
+                backlog[each] = min(backlog[each], max(1, int(room[each] / size)))
+        total = available.backlog
+        return {
+            # What is not limited ends where it ends, also where that is behind the stream's own offset.
+            each: end if backlog[each] >= total[each] else available.starts[each] + backlog[each]
+            for each, end in available.ends.items()
+        }
+
+    def _record_bytes(self, partition: TopicPartition, available: Available) -> float:
+        """About how many bytes one offset is worth, from the batches that would be read next."""
+        start = available.starts[partition]
+        sample = self._client.fetch(partition, start, bytes_max=SAMPLE_BYTES, wait_ms=0).records
+        position, next_offset = 0, start
+        while len(sample) - position >= HEADER_SIZE:
+            header = decode_header(sample, position)
+            if position + header.size > len(sample) and position:
+                break
+            next_offset = max(next_offset, header.next_offset)
+            position += header.size
+        return max(1.0, position / max(1, next_offset - start))
+
+    def ranges(self, start: Offsets, end: Offsets, earliest: Offsets | None = None) -> list[OffsetRange]:
+        """What the tasks of a micro-batch read. ``earliest`` saves asking, if it was asked just now.
+
+        Spark asks for the same again after a crash, perhaps much later: what has gone meanwhile is data loss too.
+        """
+        moved = {each for each, offset in end.items() if start.get(each) != offset}
+        if earliest is None or not moved <= earliest.keys():
+            visible = self._visible_assigned()
+            if moved - visible:
+                lose(
+                    self._settings,
+                    f"{_names(moved - visible)} no longer there: topics were deleted or made anew",
+                )
+            earliest = self.earliest(moved & visible)
+        known_topics = {each.topic for each in start}
+        ranges = []
+        for each in sorted(moved & earliest.keys()):
+            log_start, until = earliest[each], end[each]
+            begin = start.get(each)
+            if begin is None:
+                if log_start > 0 and each.topic in known_topics:
+                    lose(self._settings, f"records [0, {log_start}) of the new partition {each} went unread")
+                begin = log_start
+            elif until < begin:
+                self._lose_shrunk(each, begin, until)
+                begin = log_start
+            elif begin < log_start:
+                lost = OffsetRange(*each, begin, min(log_start, until))
+                lose(
+                    self._settings,
+                    f"records {lost} are gone: retention or a deletion was faster than the stream",
+                )
+                begin = log_start
+            ranges.append(OffsetRange(*each, begin, until))
+        return split(
+            ranges, partitions_min=self._options.partitions_min, records_max=self._options.records_max
+        )
+
+    def _lose_shrunk(self, partition: TopicPartition, offset: int, end: int) -> None:
+        lose(
+            self._settings,
+            f"{partition} was read up to offset {offset} but ends at {end} now: its topic was made anew",
+        )
+
+
+def _matches(subscription: Subscription, topic: str) -> bool:
+    if subscription.pattern is None:
+        return True
+    return topic not in INTERNAL_TOPICS and re.fullmatch(subscription.pattern, topic) is not None
+
+
+def _names(partitions: Iterable[TopicPartition]) -> str:
+    names = [str(each) for each in sorted(partitions)]
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"{shown} {'is' if len(names) == 1 else 'are'}"
+
+
+def _uncovered(place: Place, partitions: set[TopicPartition]) -> str:
+    missing, foreign = partitions - place.values.keys(), place.values.keys() - partitions
+    rule = f"{place.option} must name every partition that is read, and no other"
+    if missing:
+        advice = " (-2 is earliest, -1 is latest)" if place.kind == "offsets" else ""
+        return f"{rule}: {_names(missing)} missing{advice}"
+    return f"{rule}: {_names(foreign)} not subscribed to, or not there"

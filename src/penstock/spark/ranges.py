@@ -1,0 +1,111 @@
+"""Offsets and ranges of offsets: the arithmetic of planning, with no broker in it.
+
+Offsets travel as ``{TopicPartition: offset}`` here and as Kafka's JSON, ``{"topic": {"0": 123}}``, in Spark's
+checkpoint. An offset is the next one to read, so a range's end is exclusive. What a newcomer gets wrong: a range
+of 100 offsets may hold fewer than 100 records, since compaction and transactions leave gaps.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from math import ceil, floor
+from typing import Any, NamedTuple, TypeAlias
+
+from penstock.model import TopicPartition
+
+Offsets: TypeAlias = dict[TopicPartition, int]
+
+
+class OffsetRange(NamedTuple):
+    topic: str
+    partition: int
+    start: int
+    end: int  # exclusive
+
+    @property
+    def size(self) -> int:
+        """How many offsets, gaps included."""
+        return self.end - self.start
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} [{self.start}, {self.end})"
+
+
+def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """In the order of topics and partitions: Spark compares offsets by their text."""
+    nested: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        nested.setdefault(topic, {})[str(partition)] = offset
+    return nested
+
+
+def from_json(nested: Mapping[str, Mapping[str, int]]) -> Offsets:
+    """What ``to_json`` wrote. Raises ValueError for anything of another shape."""
+    if not isinstance(nested, Mapping):
+        raise ValueError(f"offsets must be a JSON object of topics, not {nested!r}")
+    offsets: Offsets = {}
+    for topic, partitions in nested.items():
+        if not isinstance(partitions, Mapping):
+            raise ValueError(f"topic {topic} needs a JSON object of partitions, not {partitions!r}")
+        for partition, offset in partitions.items():
+            if not str(partition).isdecimal():
+                raise ValueError(f"topic {topic} has no partition {partition!r}: partitions are numbers")
+            if not _is_whole(offset):
+                raise ValueError(f"{topic}-{partition} needs a whole number, not {offset!r}")
+            offsets[TopicPartition(topic, int(partition))] = offset
+    return offsets
+
+
+def split(
+    ranges: Iterable[OffsetRange], *, partitions_min: int | None = None, records_max: int | None = None
+) -> list[OffsetRange]:
+    """Cut ranges into what one task reads: none above ``records_max``, at least ``partitions_min`` in all.
+
+    Empty ranges are left out. Pieces of one range differ by at most one offset, and stay in order.
+    """
+    whole = [each for each in ranges if each.size > 0]
+    pieces = [1 if records_max is None else ceil(each.size / records_max) for each in whole]
+    wanted = 0 if partitions_min is None else min(partitions_min, sum(each.size for each in whole))
+    missing = wanted - sum(pieces)
+    if missing > 0:
+        # Whoever has the largest pieces is cut once more, until there are enough.
+        largest = [(-each.size / count, index) for index, (each, count) in enumerate(zip(whole, pieces))]
+        heapq.heapify(largest)
+        for _ in range(missing):
+            _, index = largest[0]
+            pieces[index] += 1
+            heapq.heapreplace(largest, (-whole[index].size / pieces[index], index))
+    return [piece for each, count in zip(whole, pieces) for piece in _cut(each, count)]
+
+
+def share(backlog: Mapping[TopicPartition, int], limit: int) -> Offsets:
+    """How much of each partition's backlog fits into ``limit``, each in proportion to what it has.
+
+    As Spark's Kafka source: whoever has anything moves on by at least one, so that none starves.
+    """
+    total = sum(amount for amount in backlog.values() if amount > 0)
+    shares: Offsets = {}
+    for partition, amount in backlog.items():
+        if amount <= 0:
+            shares[partition] = 0
+        elif total <= limit:
+            shares[partition] = amount
+        else:
+            fair = limit * (amount / total)
+            shares[partition] = min(amount, ceil(fair) if fair < 1 else floor(fair))
+    return shares
+
+
+def _cut(whole: OffsetRange, count: int) -> list[OffsetRange]:
+    bounds = [whole.start + whole.size * index // count for index in range(count + 1)]
+    return [whole._replace(start=start, end=end) for start, end in pairwise(bounds)]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,159 @@
+"""Reading one range of offsets of one partition as Arrow batches: what a task does.
+
+Everybody who reads records reads them here: the source's tasks, the archive, replay. Raw batches come from the
+partition's leader (``penstock.wire`` finds a new one when it dies), one kernel call turns each answer into columns,
+and the columns are sliced, never copied. What a newcomer gets wrong: offsets have gaps. A range is done when the
+log has been read up to its end, not when so many records have come.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.spark.columns import HEADERS_TYPE, Columns, decode
+from penstock.spark.errors import DataLossError
+from penstock.spark.ranges import OffsetRange
+from penstock.wire import Client, OffsetOutOfRange, UnknownTopic, shared
+
+CLIENT_ID = "penstock-spark"
+REQUEST_TIMEOUT_MS = 30_000
+# How long one task looks for a leader before it fails; Spark then tries the task again elsewhere.
+DEADLINE_MS = 120_000
+# Large enough that decoding outweighs the round trip, small enough for many tasks on one machine.
+FETCH_BYTES_MAX = 8 * 2**20
+# The JVM takes a batch at a time; fewer rows cost it more per row, many more leave its caches.
+ROWS_MAX = 16_384
+
+_log = logging.getLogger("penstock.spark")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    bootstrap: str
+    headers: bool = False
+    read_committed: bool = False
+    fail_on_data_loss: bool = True
+    rows_max: int = ROWS_MAX
+    client_id: str = CLIENT_ID
+    request_timeout_ms: int = REQUEST_TIMEOUT_MS
+    deadline_ms: int = DEADLINE_MS
+    fetch_bytes_max: int = FETCH_BYTES_MAX
+
+    def client(self) -> Client:
+        """The one of this process: Spark's workers are used again, and so are their connections."""
+        return shared(
+            self.bootstrap,
+            client_id=self.client_id,
+            request_timeout_ms=self.request_timeout_ms,
+            deadline_ms=self.deadline_ms,
+        )
+
+
+def schema(headers: bool) -> pa.Schema:
+    """The columns of Spark's Kafka source."""
+    fields = [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("timestampType", pa.int32()),
+    ]
+    if headers:
+        fields.append(pa.field("headers", HEADERS_TYPE))
+    return pa.schema(fields)
+
+
+def read(settings: ReadSettings, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
+    """All records of a range, in order, in batches of at most ``rows_max`` rows.
+
+    Raises:
+        DataLossError: a part of the range is gone (retention, deletion) and ``fail_on_data_loss`` is on.
+        WireError: no leader answered within ``deadline_ms``.
+        CorruptBatch: what was stored is damaged.
+    """
+    client = settings.client()
+    shape = _Shape(settings, offset_range)
+    position = offset_range.start
+    while position < offset_range.end:
+        try:
+            answers = client.reader(
+                offset_range.topic_partition,
+                position,
+                offset_range.end,
+                bytes_max=settings.fetch_bytes_max,
+                read_committed=settings.read_committed,
+            )
+            for answer in answers:
+                # One answer may unfold to more than the kernel decodes in one call.
+                while position < offset_range.end:
+                    columns = decode(
+                        answer.records,
+                        start=position,
+                        end=offset_range.end,
+                        aborted=answer.aborted,
+                        headers=settings.headers,
+                    )
+                    if columns.next_offset == position:
+                        break
+                    position = columns.next_offset
+                    yield from shape.batches(columns)
+                del answer  # its buffer is for the answer after the next
+        except OffsetOutOfRange as error:
+            gone = OffsetRange(
+                offset_range.topic,
+                offset_range.partition,
+                position,
+                max(position, min(offset_range.end, error.log_start_offset)),
+            )
+            if gone.size:
+                lose(settings, f"records {gone} are gone: retention or a deletion was faster than this read")
+                position = gone.end
+            else:
+                lose(
+                    settings,
+                    f"records [{position}, {offset_range.end}) of {offset_range.topic_partition} are gone: the "
+                    f"log ends at {error.high_watermark}, so the topic was made anew or lost what it had",
+                )
+                return
+        except UnknownTopic:
+            lose(settings, f"{offset_range.topic_partition} is gone: its topic was deleted during the read")
+            return
+
+
+def lose(settings: ReadSettings, what: str) -> None:
+    """Say that records are gone: an error if the user wants one, otherwise a line in the log."""
+    if settings.fail_on_data_loss:
+        raise DataLossError(f"{what}. To read on without them set failOnDataLoss to false.")
+    _log.warning("%s. Reading on without them, as failOnDataLoss is false.", what)
+
+
+class _Shape:
+    """Makes record batches of columns; what is the same in every row is made once and sliced."""
+
+    def __init__(self, settings: ReadSettings, offset_range: OffsetRange) -> None:
+        self._rows_max = settings.rows_max
+        self._schema = schema(settings.headers)
+        self._topic = pa.repeat(pa.scalar(offset_range.topic, pa.string()), self._rows_max)
+        self._partition = pa.repeat(pa.scalar(offset_range.partition, pa.int32()), self._rows_max)
+
+    def batches(self, columns: Columns) -> Iterator[pa.RecordBatch]:
+        for first in range(0, columns.count, self._rows_max):
+            rows = min(self._rows_max, columns.count - first)
+            arrays = [
+                columns.key.slice(first, rows),
+                columns.value.slice(first, rows),
+                self._topic.slice(0, rows),
+                self._partition.slice(0, rows),
+                columns.offset.slice(first, rows),
+                columns.timestamp.slice(first, rows),
+                columns.timestamp_type.slice(first, rows),
+            ]
+            if columns.headers is not None:
+                arrays.append(columns.headers.slice(first, rows))
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)

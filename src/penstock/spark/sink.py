@@ -1,0 +1,309 @@
+"""``format("penstock")`` as a sink, batch and streaming: options, columns, and the writers Spark calls.
+
+Options and columns are those of Spark's Kafka sink, and a few of ours: a column ``timestamp``, the short name
+``compression``. The sink is at-least-once: a task that fails, or a micro-batch that is run again after a
+restart, sends its records again. Nothing is lost: a task succeeds only when the brokers have acknowledged all.
+
+What a newcomer gets wrong: Spark makes writers on the driver, twice per micro-batch, and pickles them into
+tasks, so making one opens nothing. ``write`` runs in the tasks; ``commit`` and ``abort`` run on the driver and
+have nothing to do here. There a sink with transactions would end them: ``write`` would return the open one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from penstock.protocol.compression import Codec
+from penstock.spark.errors import SparkOptionError
+from penstock.spark.producing import (
+    BATCH_BYTES_MAX,
+    CLIENT_ID,
+    DELIVERY_TIMEOUT_MS,
+    REQUEST_TIMEOUT_MS,
+    ProduceSettings,
+    Sender,
+    Sent,
+)
+
+# With a meaning here, as they are documented.
+NAMES = (
+    "kafka.bootstrap.servers",
+    "bootstrap",
+    "topic",
+    "includeHeaders",
+    "compression",
+    "kafka.compression.type",
+    "acks",
+    "kafka.acks",
+    "kafka.batch.size",
+    "kafka.client.id",
+    "kafka.request.timeout.ms",
+    "kafka.delivery.timeout.ms",
+    "kafka.security.protocol",
+)
+
+# They tune how long the Java producer waits for more records, how much it keeps and how it tries again. A task
+# knows its rows, gathers a fixed amount, and tries again until kafka.delivery.timeout.ms, in order.
+WITHOUT_EFFECT = (
+    "checkpointLocation",  # Spark's own, handed on with the others
+    "kafka.linger.ms",
+    "kafka.buffer.memory",
+    "kafka.max.block.ms",
+    "kafka.max.request.size",  # the topic's max.message.bytes decides
+    "kafka.max.in.flight.requests.per.connection",
+    "kafka.enable.idempotence",  # it always is
+    "kafka.retries",
+    "kafka.retry.backoff.ms",
+    "kafka.retry.backoff.max.ms",
+    "kafka.reconnect.backoff.ms",
+    "kafka.reconnect.backoff.max.ms",
+    "kafka.metadata.max.age.ms",
+    "kafka.metadata.max.idle.ms",
+    "kafka.partitioner.adaptive.partitioning.enable",
+    "kafka.partitioner.availability.timeout.ms",
+    "kafka.compression.gzip.level",
+    "kafka.compression.lz4.level",
+    "kafka.compression.zstd.level",
+    "kafka.receive.buffer.bytes",
+    "kafka.send.buffer.bytes",
+    "kafka.connections.max.idle.ms",
+    "kafka.socket.connection.setup.timeout.ms",
+    "kafka.socket.connection.setup.timeout.max.ms",
+    "kafka.client.dns.lookup",
+    "kafka.enable.metrics.push",
+    "kafka.metric.reporters",
+)
+
+REFUSED = {
+    "kafka.transactional.id": "this sink is at-least-once; transactions are not supported so far",
+    "kafka.transaction.timeout.ms": "this sink is at-least-once; transactions are not supported so far",
+    "kafka.key.serializer": "keys are sent as they are; cast the column to string or binary",
+    "kafka.value.serializer": "values are sent as they are; cast the column to string or binary",
+    "kafka.partitioner.class": "Java classes cannot run here; compute a column partition instead",
+    "kafka.partitioner.ignore.keys": "leave the column key out, or compute a column partition",
+    "kafka.interceptor.classes": "Java classes cannot run here",
+    "path": "name the topic with the option topic or a column topic, and save() without a path",
+    "subscribe": "it says what to read; say where to write with the option topic or a column topic",
+}
+
+Value = TypeVar("Value")
+
+_CODECS = {codec.name.lower(): codec for codec in Codec}
+# Not 0: who does not wait for answers cannot say that a task has succeeded.
+_ACKS = {"all": -1, "-1": -1, "1": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    produce: ProduceSettings
+    topic: str | None = None
+    headers: bool = True
+
+
+class Written(WriterCommitMessage):
+    """What one task sent."""
+
+    def __init__(self, sent: Sent) -> None:
+        self.sent = sent
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """``df.write.format("penstock")``."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return _write(self._options, iterator)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """``df.writeStream.format("penstock")``."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return _write(self._options, iterator)
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    """Raises SparkOptionError: one line about the first thing that is wrong."""
+    if overwrite:
+        raise SparkOptionError("a topic cannot be overwritten: use mode append, or delete the topic first")
+    parsed = parse(options)
+    check_columns(schema, parsed)
+    return BatchWriter(parsed)
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    """Raises SparkOptionError: one line about the first thing that is wrong.
+
+    ``overwrite`` is Spark's word for output mode complete: every micro-batch sends the whole result again, as
+    with Spark's Kafka sink.
+    """
+    parsed = parse(options)
+    check_columns(schema, parsed)
+    return StreamWriter(parsed)
+
+
+def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
+    with Sender(options.produce, options.topic) as sender:
+        for batch in batches:
+            sender.send(batch if options.headers else _without_headers(batch))
+        return Written(sender.finish())
+
+
+def _without_headers(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.drop_columns(["headers"]) if "headers" in batch.schema.names else batch
+
+
+# Options
+
+
+def parse(options: Mapping[str, str]) -> SinkOptions:
+    """Raises SparkOptionError: one line about the first thing that is wrong."""
+    given = {name.lower(): str(value).strip() for name, value in options.items()}
+    _check_names(given)
+    security = given.get("kafka.security.protocol", "PLAINTEXT")
+    if security.upper() != "PLAINTEXT":
+        raise SparkOptionError(
+            f"kafka.security.protocol {security} is not supported so far, only PLAINTEXT connections"
+        )
+    topic = given.get("topic")
+    if topic == "":
+        raise SparkOptionError("option topic is empty; name a topic, or leave it out and give a column topic")
+    produce = ProduceSettings(
+        bootstrap=_bootstrap(given),
+        acks=_choice(given, ("kafka.acks", "acks"), _ACKS, -1),
+        codec=_choice(given, ("kafka.compression.type", "compression"), _CODECS, Codec.NONE),
+        batch_bytes_max=min(_positive(given, "kafka.batch.size", BATCH_BYTES_MAX), BATCH_BYTES_MAX),
+        client_id=given.get("kafka.client.id", CLIENT_ID),
+        request_timeout_ms=_positive(given, "kafka.request.timeout.ms", REQUEST_TIMEOUT_MS),
+        deadline_ms=_positive(given, "kafka.delivery.timeout.ms", DELIVERY_TIMEOUT_MS),
+    )
+    headers = given.get("includeheaders", "true").lower()
+    if headers not in {"true", "false"}:
+        raise SparkOptionError(f"includeHeaders is true or false, not {headers!r}")
+    return SinkOptions(produce, topic, headers == "true")
+
+
+def _check_names(given: Mapping[str, str]) -> None:
+    known = {name.lower(): name for name in (*NAMES, *WITHOUT_EFFECT)}
+    refused = {name.lower(): (name, reason) for name, reason in REFUSED.items()}
+    for name in given:
+        if name in known:
+            continue
+        if name in refused:
+            spelling, reason = refused[name]
+            raise SparkOptionError(f"option {spelling} has no place here: {reason}")
+        if name.startswith(("kafka.ssl.", "kafka.sasl.")):
+            raise SparkOptionError(
+                f"option {name}: only plain connections are supported so far; leave it out"
+            )
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+        raise SparkOptionError(f"unknown option {name} of the sink; did you mean {known[near[0]]}?")
+
+
+def _bootstrap(given: Mapping[str, str]) -> str:
+    bootstrap = given.get("kafka.bootstrap.servers", given.get("bootstrap", ""))
+    if not bootstrap:
+        raise SparkOptionError("option kafka.bootstrap.servers is missing; give HOST:PORT of your brokers")
+    if given.get("bootstrap", bootstrap) != bootstrap:
+        raise SparkOptionError("bootstrap and kafka.bootstrap.servers differ; give one of them")
+    for address in bootstrap.split(","):
+        host, _, port = address.strip().rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise SparkOptionError(
+                f"kafka.bootstrap.servers needs HOST:PORT, separated by commas, not {address.strip()!r}"
+            )
+    return bootstrap
+
+
+def _choice(
+    given: Mapping[str, str], names: tuple[str, str], choices: Mapping[str, Value], default: Value
+) -> Value:
+    said = {name: given[name] for name in names if name in given}
+    for name, text in said.items():
+        if text.lower() not in choices:
+            raise SparkOptionError(f"{name} is one of {', '.join(choices)}, not {text!r}")
+    if len({text.lower() for text in said.values()}) > 1:
+        raise SparkOptionError(f"{names[0]} and {names[1]} differ; give one of them")
+    return choices[next(iter(said.values())).lower()] if said else default
+
+
+def _positive(given: Mapping[str, str], name: str, default: int) -> int:
+    text = given.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or int(text) == 0:
+        raise SparkOptionError(f"{name} needs a whole number above 0, not {text!r}")
+    return int(text)
+
+
+# Columns
+
+
+def check_columns(schema: StructType, options: SinkOptions) -> None:
+    """Other columns than these are let through and not sent, as in Spark's Kafka sink: ``offset``, for one."""
+    fields = {field.name: field.dataType for field in schema.fields}
+    if len(fields) < len(schema.fields):
+        twice = next(name for name in fields if schema.fieldNames().count(name) > 1)
+        raise SparkOptionError(f"column {twice} is there twice; select it once")
+    if "value" not in fields:
+        raise SparkOptionError(
+            f"no column value, which holds what is sent; found {', '.join(fields) or 'no columns'}. "
+            'Name one with .selectExpr("... AS value")'
+        )
+    if options.topic is None and "topic" not in fields:
+        raise SparkOptionError("no topic to write to: give the option topic, or a column topic")
+    for name in ("key", "value"):
+        _check_type(fields, name, (BinaryType, StringType), "binary or string")
+    if options.topic is None:
+        _check_type(fields, "topic", (StringType,), "string")
+    _check_type(fields, "partition", (IntegerType, ShortType, ByteType), "int")
+    _check_type(fields, "timestamp", (TimestampType,), "timestamp")
+    if options.headers and "headers" in fields and not _are_headers(fields["headers"]):
+        found = fields["headers"].simpleString()
+        raise SparkOptionError(
+            f"column headers is {found}; cast it to array<struct<key:string,value:binary>>"
+        )
+
+
+def _check_type(
+    fields: Mapping[str, DataType], name: str, allowed: tuple[type[DataType], ...], words: str
+) -> None:
+    if name in fields and not isinstance(fields[name], allowed):
+        raise SparkOptionError(f"column {name} is {fields[name].simpleString()}; cast it to {words}")
+
+
+def _are_headers(found: DataType) -> bool:
+    if not isinstance(found, ArrayType) or not isinstance(found.elementType, StructType):
+        return False
+    entry = found.elementType
+    return (
+        entry.fieldNames() == ["key", "value"]
+        and isinstance(entry["key"].dataType, StringType)
+        and isinstance(entry["value"].dataType, BinaryType)
+    )

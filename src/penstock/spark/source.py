@@ -1,0 +1,239 @@
+"""``format("penstock")``: topics as Spark tables and streams, on Spark's Python Data Source API.
+
+Spark makes these objects several times, pickles them to and fro, and runs them in processes of their own:
+planning in one on the driver (for a stream it lives as long as the query), each task in a worker. So constructors
+only parse, and connections come from ``ReadSettings.client``, one per process.
+
+What a newcomer gets wrong: a micro-batch is *done* only when Spark asks ``latestOffset`` to go on from its end.
+``commit`` comes later than that, and never after the last batch of an AvailableNow trigger; so it is there that
+progress is mirrored into ``groupId``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock.spark.errors import SparkOptionError
+from penstock.spark.options import SourceOptions, check, parse
+from penstock.spark.planning import Available, Planner
+from penstock.spark.ranges import OffsetRange, Offsets, from_json, to_json
+from penstock.spark.reading import read
+from penstock.wire import BrokerRefused, WireError
+
+_log = logging.getLogger("penstock.spark")
+
+# A coordinator that is away must not hold up the stream.
+MIRROR_DEADLINE_MS = 5_000
+
+COLUMNS = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+    ]
+)
+HEADERS = StructField(
+    "headers",
+    ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+)
+
+
+class PenstockDataSource(DataSource):
+    """What ``register`` gives to Spark."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    def schema(self) -> StructType:
+        """Asked for by ``load()``, which is when a wrong option should be told. Writes never ask."""
+        return _columns(check(self.options).read.headers)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = parse(self.options, "batch")
+        _check_schema(schema, _columns(options.read.headers))
+        return PenstockReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = parse(self.options, "stream")
+        _check_schema(schema, _columns(options.read.headers))
+        return PenstockStreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from penstock.spark.sink import batch_writer  # noqa: PLC0415  readers need no producer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from penstock.spark.sink import stream_writer  # noqa: PLC0415
+
+        return stream_writer(self.options, schema, overwrite)
+
+
+class RangePartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, offset_range: OffsetRange) -> None:
+        super().__init__(tuple(offset_range))
+
+    @property
+    def offset_range(self) -> OffsetRange:
+        return OffsetRange(*self.value)
+
+
+class PenstockReader(DataSourceReader):
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        planner = Planner(self._options, self._options.read.client())
+        return [RangePartition(each) for each in planner.batch_ranges()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, partition)
+
+
+class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """On the driver it plans, for as long as the query runs; in a task only ``read`` is called."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        # The end of an AvailableNow run, decided when it begins.
+        self._until: Offsets | None = None
+        # As of the last look at the brokers.
+        self._available: Available | None = None
+        self._batch_planned_at = time.monotonic()
+        # What the group was told last.
+        self._mirrored: Offsets | None = None
+
+    # Planning, on the driver
+
+    def initialOffset(self) -> dict[str, Any]:
+        planner = self._planner()
+        return to_json(planner.resolve(self._options.starting, planner.partitions()))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Spark passes on one limit only; ``latestOffset`` applies all that the options name."""
+        options = self._options
+        if options.offsets_max is not None:
+            return ReadMaxRows(options.offsets_max)
+        if options.bytes_max is not None:
+            return ReadMaxBytes(options.bytes_max)
+        if options.offsets_min is not None:
+            return ReadMinRows(options.offsets_min)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        # Spark does so also before it repeats an unfinished batch: complaining here would make that fail for ever.
+        self._until = self._planner().reach()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        stands_at = from_json(start)
+        self._mirror(stands_at)
+        planner = self._planner()
+        self._available = available = planner.available(stands_at, until=self._until)
+        if isinstance(limit, ReadAllAvailable):
+            return to_json(available.ends)
+        if self._is_too_little(available):
+            return start
+        self._batch_planned_at = time.monotonic()
+        return to_json(planner.limited(available))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None if self._available is None else to_json(self._available.ends)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        log_starts = None if self._available is None else self._available.log_starts
+        ranges = self._planner().ranges(from_json(start), from_json(end), log_starts)
+        return [RangePartition(each) for each in ranges]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._mirror(from_json(end))
+
+    # Reading, in a task
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, partition)
+
+    # Private
+
+    def _planner(self) -> Planner:
+        return Planner(self._options, self._options.read.client())
+
+    def _is_too_little(self, available: Available) -> bool:
+        """Whether minOffsetsPerTrigger lets this trigger pass. What AvailableNow found it reads in any case."""
+        smallest = self._options.offsets_min
+        if smallest is None or self._until is not None:
+            return False
+        waited_ms = (time.monotonic() - self._batch_planned_at) * 1000
+        return sum(available.backlog.values()) < smallest and waited_ms < self._options.trigger_delay_ms_max
+
+    def _mirror(self, done: Offsets) -> None:
+        group = self._options.group
+        if group is None or done == self._mirrored:
+            return
+        moved = {each: offset for each, offset in done.items() if (self._mirrored or {}).get(each) != offset}
+        try:
+            replace(self._options.read, deadline_ms=MIRROR_DEADLINE_MS).client().commit(group, moved)
+        except WireError as error:
+            if self._mirrored is None and isinstance(error, BrokerRefused):
+                raise SparkOptionError(
+                    f"groupId {group} cannot take this stream's progress: {error}"
+                ) from None
+            # Lag tools see an old position until the next batch; that is no reason to stop a stream.
+            _log.warning("progress was not mirrored into group %s: %s", group, error)
+            return
+        self._mirrored = done
+
+
+def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, RangePartition):
+        return iter(())  # Spark's own placeholder for a plan without partitions
+    return read(options.read, partition.offset_range)
+
+
+def _columns(headers: bool) -> StructType:
+    return StructType([*COLUMNS.fields, HEADERS]) if headers else COLUMNS
+
+
+def _check_schema(given: StructType, ours: StructType) -> None:
+    if [(each.name, each.dataType) for each in given] != [(each.name, each.dataType) for each in ours]:
+        raise SparkOptionError(
+            f"the columns of a topic are {', '.join(ours.names)}; leave out .schema(...) and cast what you need"
+        )

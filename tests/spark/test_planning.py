@@ -1,0 +1,212 @@
+"""Planning against a real broker: which partitions, from where to where, and what counts as lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from penstock.model import TopicPartition
+from penstock.spark import planning
+from penstock.spark.errors import DataLossError, SparkOptionError
+from penstock.spark.options import Mode, parse
+from penstock.spark.planning import Planner
+from penstock.spark.ranges import OffsetRange, Offsets
+from tests.spark.topics import Topics
+
+Plan = Callable[..., Planner]
+
+
+@pytest.fixture
+def plan(bootstrap: str) -> Iterator[Plan]:
+    clients = []
+
+    def make(mode: Mode = "batch", **options: str) -> Planner:
+        named = {name.replace("__", "."): value for name, value in options.items()}
+        parsed = parse({"kafka.bootstrap.servers": bootstrap, **named}, mode)
+        client = parsed.read.client()
+        clients.append(client)
+        return Planner(parsed, client)
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "GONE_AFTER_S", 0.5)
+
+
+def offsets(topic: str, *each: int) -> Offsets:
+    return {TopicPartition(topic, number): offset for number, offset in enumerate(each)}
+
+
+def test_subscriptions_find_their_partitions(
+    plan: Plan, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    one, two = topics.create(unique("t"), 2), topics.create(unique("t"), 1)
+    all_of_both = sorted([*offsets(one, 0, 0), *offsets(two, 0)])
+    assert sorted(plan(subscribe=f"{one}, {two}").partitions()) == all_of_both
+    assert plan(subscribePattern=f"{one[:-2]}-[0-9]").partitions() == all_of_both
+    assert plan(subscribePattern=one[:-2]).partitions() == []  # a pattern fits the whole name
+    assert plan(assign=f'{{"{one}": [1]}}').partitions() == [TopicPartition(one, 1)]
+
+
+def test_what_does_not_exist_is_named(plan: Plan, topics: Topics, unique: Callable[[str], str]) -> None:
+    topic = topics.create(unique("t"), 2)
+    with pytest.raises(SparkOptionError, match=r"topic no-such-topic does not exist at 127\.0\.0\.1"):
+        plan(subscribe=f"{topic},no-such-topic").partitions()
+    with pytest.raises(SparkOptionError, match=f"partition 2 of topic {topic}, which has 2, from 0 on"):
+        plan(assign=f'{{"{topic}": [0, 2]}}').partitions()
+
+
+def test_offsets_and_words_become_ranges(plan: Plan, topics: Topics, unique: Callable[[str], str]) -> None:
+    topic = topics.create(unique("t"), 3)
+    topics.send(topic, [b"v"] * 10, partition=0)
+    topics.send(topic, [b"v"] * 20, partition=1)
+    topics.delete_records(topic, 1, 5)
+
+    def ranges(**options: str) -> list[OffsetRange]:
+        return plan(subscribe=topic, **options).batch_ranges()
+
+    assert ranges() == [OffsetRange(topic, 0, 0, 10), OffsetRange(topic, 1, 5, 20)]
+    given = ranges(
+        startingOffsets=f'{{"{topic}": {{"0": 3, "1": -2, "2": -2}}}}',
+        endingOffsets=f'{{"{topic}": {{"0": 4, "1": -1, "2": 0}}}}',
+    )
+    assert given == [OffsetRange(topic, 0, 3, 4), OffsetRange(topic, 1, 5, 20)]
+    pieces = ranges(minPartitions="5", maxRecordsPerPartition="6")
+    assert len(pieces) == 5
+    assert sum(piece.size for piece in pieces) == 25
+
+
+def test_times_become_offsets(plan: Plan, topics: Topics, unique: Callable[[str], str]) -> None:
+    topic = topics.create(unique("t"), 1)
+    now_ms = 1_700_000_000_000
+    for number in range(3):
+        topics.send(topic, [b"v"] * 2, timestamp_ms=now_ms + number * 1000)
+
+    def ranges(**options: str) -> list[OffsetRange]:
+        return plan(subscribe=topic, **options).batch_ranges()
+
+    assert ranges(startingTimestamp=str(now_ms + 1)) == [OffsetRange(topic, 0, 2, 6)]
+    assert ranges(endingTimestamp=str(now_ms + 1500)) == [OffsetRange(topic, 0, 0, 4)]
+    assert ranges(endingTimestamp=str(now_ms + 9999)) == [OffsetRange(topic, 0, 0, 6)]
+    by_partition = f'{{"{topic}": {{"0": {now_ms + 2000}}}}}'
+    assert ranges(startingOffsetsByTimestamp=by_partition) == [OffsetRange(topic, 0, 4, 6)]
+    with pytest.raises(
+        SparkOptionError, match=f"startingTimestamp .* is later than every record of {topic}-0"
+    ):
+        ranges(startingTimestamp=str(now_ms + 9999))
+    late = {"startingTimestamp": str(now_ms + 9999), "startingOffsetsByTimestampStrategy": "latest"}
+    assert ranges(**late) == []
+
+
+def test_given_offsets_must_name_all_partitions_and_lie_in_the_log(
+    plan: Plan, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    topic = topics.create(unique("t"), 2)
+    topics.send(topic, [b"v"] * 4, partition=0)
+    with pytest.raises(SparkOptionError, match=f"must name every partition .* {topic}-1 is missing"):
+        plan(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 0}}}}').batch_ranges()
+    with pytest.raises(SparkOptionError, match=f"{topic}-7 is not subscribed to"):
+        plan(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 0, "1": 0, "7": 0}}}}').batch_ranges()
+    beyond = {"endingOffsets": f'{{"{topic}": {{"0": 9, "1": -1}}}}'}
+    with pytest.raises(DataLossError, match=f"offset 9 of {topic}-0, which reaches from 0 to 4"):
+        plan(subscribe=topic, **beyond).batch_ranges()
+    lenient = plan(subscribe=topic, failOnDataLoss="false", **beyond)
+    assert lenient.batch_ranges() == [OffsetRange(topic, 0, 0, 4)]
+    crossed = {
+        "startingOffsets": f'{{"{topic}": {{"0": 3, "1": 0}}}}',
+        "endingOffsets": f'{{"{topic}": {{"0": 2, "1": 0}}}}',
+    }
+    with pytest.raises(SparkOptionError, match=f"startingOffsets 3 of {topic}-0 lies behind endingOffsets 2"):
+        plan(subscribe=topic, **crossed).batch_ranges()
+
+
+def test_a_stream_sees_new_partitions_from_their_beginning(
+    plan: Plan, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    topics.send(topic, [b"v"] * 4)
+    planner = plan("stream", subscribe=topic)
+    topics.grow(topic, 2)
+    topics.send(topic, [b"v"] * 3, partition=1)
+    available = planner.available(offsets(topic, 2))
+    assert available.ends == offsets(topic, 4, 3)
+    assert available.backlog == offsets(topic, 2, 3)
+    ranges = planner.ranges(offsets(topic, 2), available.ends)
+    assert ranges == [OffsetRange(topic, 0, 2, 4), OffsetRange(topic, 1, 0, 3)]
+    # Decided when an AvailableNow run began: what came later is for the next run.
+    assert planner.available(offsets(topic, 2), until=offsets(topic, 3)).ends == offsets(topic, 3)
+    assert planner.available(offsets(topic, 4), until=offsets(topic, 3)).ends == offsets(topic, 4)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_topic_that_cannot_be_seen_is_never_read_again_from_its_beginning(
+    plan: Plan, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    here, gone = topics.create(unique("t"), 1), unique("gone")
+    stands_at = {**offsets(here, 0), **offsets(gone, 7, 9)}
+    strict = plan("stream", subscribe=f"{here},{gone}")
+    with pytest.raises(DataLossError, match=f"{gone}-0, {gone}-1 are no longer there"):
+        strict.available(stands_at)
+    lenient = plan("stream", subscribe=f"{here},{gone}", failOnDataLoss="false")
+    available = lenient.available(stands_at)
+    assert available.ends == stands_at
+    assert lenient.limited(available) == stands_at
+    assert lenient.ranges(stands_at, available.ends) == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_topic_made_anew_is_data_loss_or_read_from_its_beginning(
+    plan: Plan, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    topics.send(topic, [b"v"] * 3)
+    stands_at = offsets(topic, 100)
+    with pytest.raises(DataLossError, match=f"{topic}-0 was read up to offset 100 but ends at 3 now"):
+        plan("stream", subscribe=topic).available(stands_at)
+    lenient = plan("stream", subscribe=topic, failOnDataLoss="false", maxOffsetsPerTrigger="2")
+    available = lenient.available(stands_at)
+    end = lenient.limited(available)
+    assert end == offsets(topic, 2)
+    assert lenient.ranges(stands_at, end) == [OffsetRange(topic, 0, 0, 2)]
+
+
+def test_retention_that_overtakes_a_stream_is_data_loss(
+    plan: Plan, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    topics.send(topic, [b"v"] * 10)
+    topics.delete_records(topic, 0, 6)
+    strict = plan("stream", subscribe=topic)
+    with pytest.raises(DataLossError, match=rf"records {topic}-0 \[2, 6\) are gone.*failOnDataLoss to false"):
+        strict.ranges(offsets(topic, 2), offsets(topic, 10))
+    lenient = plan("stream", subscribe=topic, failOnDataLoss="false", maxOffsetsPerTrigger="3")
+    # What is gone takes nothing of the limit.
+    assert lenient.limited(lenient.available(offsets(topic, 2))) == offsets(topic, 9)
+    assert lenient.ranges(offsets(topic, 2), offsets(topic, 10)) == [OffsetRange(topic, 0, 6, 10)]
+    assert lenient.ranges(offsets(topic, 2), offsets(topic, 5)) == []
+
+
+def test_limits_per_trigger(plan: Plan, topics: Topics, unique: Callable[[str], str]) -> None:
+    topic = topics.create(unique("t"), 2)
+    for _ in range(10):
+        topics.send(topic, [bytes(900)] * 30, partition=0)
+    topics.send(topic, [bytes(900)] * 100, partition=1)
+    start = offsets(topic, 0, 0)
+
+    def limited(**options: str) -> Offsets:
+        planner = plan("stream", subscribe=topic, **options)
+        return planner.limited(planner.available(start))
+
+    assert limited() == offsets(topic, 300, 100)
+    assert limited(maxOffsetsPerTrigger="40") == offsets(topic, 30, 10)
+    by_bytes = limited(maxBytesPerTrigger="40k")
+    assert 35_000 < sum(by_bytes.values()) * 910 < 41_000
+    assert by_bytes[TopicPartition(topic, 0)] > by_bytes[TopicPartition(topic, 1)] > 0
+    assert limited(maxBytesPerTrigger="1g") == offsets(topic, 300, 100)
+    # However small the limit, a stream moves on.
+    assert limited(maxBytesPerTrigger="1") == offsets(topic, 1, 1)

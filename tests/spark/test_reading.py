@@ -1,0 +1,179 @@
+"""Reading one range, as a task does: every record once, whatever the log looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from penstock.model import TopicPartition
+from penstock.protocol.compression import Codec
+from penstock.protocol.records import encode_batch
+from penstock.spark import reading
+from penstock.spark.columns import decode
+from penstock.spark.errors import DataLossError
+from penstock.spark.ranges import OffsetRange
+from penstock.spark.reading import ReadSettings, read
+from penstock.spark.source import COLUMNS, HEADERS
+from penstock.wire import Fetched, OffsetOutOfRange
+from tests.spark.topics import Topics
+
+
+def offsets_of(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+
+# A real broker
+
+
+def test_rows_come_in_order_in_batches_that_spark_takes_as_they_are(
+    topics: Topics, unique: Callable[[str], str], bootstrap: str
+) -> None:
+    topic = topics.create(unique("t"), 2)
+    topics.send(topic, [b"%d" % number for number in range(250)], partition=1, headers=[("h", b"x")])
+    settings = ReadSettings(bootstrap, headers=True, rows_max=100)
+    batches = list(read(settings, OffsetRange(topic, 1, 20, 240)))
+    assert [batch.num_rows for batch in batches] == [100, 100, 20]
+    expected = to_arrow_schema(COLUMNS.add(HEADERS), timezone="UTC")
+    assert all(batch.schema.equals(expected) for batch in batches)
+    table = pa.Table.from_batches(batches)
+    assert table.column("offset").to_pylist() == list(range(20, 240))
+    assert table.column("value").to_pylist() == [b"%d" % number for number in range(20, 240)]
+    assert set(table.column("topic").to_pylist()) == {topic}
+    assert set(table.column("partition").to_pylist()) == {1}
+
+
+def test_a_reader_overtaken_by_retention_fails_and_says_so(
+    topics: Topics, unique: Callable[[str], str], bootstrap: str
+) -> None:
+    topic = topics.create(unique("t"))
+    topics.send(topic, [b"v"] * 50)
+    topics.delete_records(topic, 0, 30)
+    whole = OffsetRange(topic, 0, 10, 50)
+    with pytest.raises(DataLossError, match=rf"records {topic}-0 \[10, 30\) are gone: retention"):
+        list(read(ReadSettings(bootstrap), whole))
+    lenient = ReadSettings(bootstrap, fail_on_data_loss=False)
+    assert offsets_of(read(lenient, whole)) == list(range(30, 50))
+    assert offsets_of(read(lenient, whole._replace(end=25))) == []
+
+
+def test_a_log_that_ends_too_early_is_data_loss(
+    topics: Topics, unique: Callable[[str], str], bootstrap: str
+) -> None:
+    topic = topics.create(unique("t"))
+    topics.send(topic, [b"v"] * 5)
+    beyond = OffsetRange(topic, 0, 100, 200)
+    with pytest.raises(DataLossError, match="the log ends at 5, so the topic was made anew"):
+        list(read(ReadSettings(bootstrap), beyond))
+    assert offsets_of(read(ReadSettings(bootstrap, fail_on_data_loss=False), beyond)) == []
+
+
+def test_a_topic_deleted_before_the_read_is_data_loss(unique: Callable[[str], str], bootstrap: str) -> None:
+    topic = unique("never-made")
+    with pytest.raises(DataLossError, match=f"{topic}-0 is gone: its topic was deleted"):
+        list(read(ReadSettings(bootstrap, deadline_ms=20_000), OffsetRange(topic, 0, 0, 5)))
+
+
+# Logs that a broker without compaction and transactions does not have yet
+
+
+class ScriptedLog:
+    """Answers like ``Client.reader``, with the batches that a test made."""
+
+    def __init__(self, answers: list[Fetched | Exception]) -> None:
+        self.answers = answers
+        self.asked: list[int] = []
+
+    def reader(self, at: TopicPartition, offset: int, end: int, **settings: Any) -> Iterator[Fetched]:
+        self.asked.append(offset)
+        while self.answers:
+            answer = self.answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer
+
+
+def batch(base_offset: int, count: int, **settings: Any) -> bytes:
+    return bytes(encode_batch([(1, None, b"v" * 100, ())] * count, base_offset=base_offset, **settings))
+
+
+def fetched(*batches: bytes, aborted: list[tuple[int, int]] | None = None) -> Fetched:
+    return Fetched(memoryview(b"".join(batches)), 1000, 1000, 0, aborted or [], 0)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ScriptedLog]:
+    def make(*answers: Fetched | Exception) -> ScriptedLog:
+        log = ScriptedLog(list(answers))
+        monkeypatch.setattr(reading, "shared", lambda *_, **__: log)
+        return log
+
+    return make
+
+
+SETTINGS = ReadSettings("127.0.0.1:1")
+
+
+def test_gaps_of_a_compacted_log_are_stepped_over(script: Callable[..., ScriptedLog]) -> None:
+    script(fetched(batch(0, 3), batch(40, 2)), fetched(batch(70, 5)))
+    assert offsets_of(read(SETTINGS, OffsetRange("t", 0, 1, 72))) == [1, 2, 40, 41, 70, 71]
+    # The range ends inside a gap: the batch behind it shows that there is nothing left.
+    log = script(fetched(batch(0, 3), batch(40, 2)))
+    assert offsets_of(read(SETTINGS, OffsetRange("t", 0, 0, 20))) == [0, 1, 2]
+    assert log.asked == [0]
+
+
+def test_aborted_records_and_markers_are_left_out(script: Callable[..., ScriptedLog]) -> None:
+    def transactional(base_offset: int) -> bytes:
+        return batch(base_offset, 2, producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+
+    def abort_marker(base_offset: int) -> bytes:
+        marker = (1, b"\0\0\0\0", b"\0\0\0\0\0\0", ())
+        return bytes(
+            encode_batch(
+                [marker],
+                base_offset=base_offset,
+                producer_id=7,
+                producer_epoch=0,
+                control=True,
+                transactional=True,
+            )
+        )
+
+    answer = fetched(batch(0, 1), transactional(1), abort_marker(3), batch(4, 1), aborted=[(7, 1)])
+    script(answer)
+    committed = ReadSettings("127.0.0.1:1", read_committed=True)
+    assert offsets_of(read(committed, OffsetRange("t", 0, 0, 5))) == [0, 4]
+    # A range may consist of nothing but what is left out.
+    script(answer)
+    assert offsets_of(read(committed, OffsetRange("t", 0, 1, 4))) == []
+
+
+def test_a_reader_overtaken_midway_goes_on_where_the_log_begins(script: Callable[..., ScriptedLog]) -> None:
+    gone = OffsetOutOfRange(TopicPartition("t", 0), 3, 8, 10)
+    log = script(fetched(batch(0, 3)), gone, fetched(batch(8, 2)))
+    lenient = ReadSettings("127.0.0.1:1", fail_on_data_loss=False)
+    assert offsets_of(read(lenient, OffsetRange("t", 0, 0, 10))) == [0, 1, 2, 8, 9]
+    assert log.asked == [0, 8]
+    script(fetched(batch(0, 3)), gone)
+    with pytest.raises(DataLossError, match=r"records t-0 \[3, 8\) are gone"):
+        list(read(SETTINGS, OffsetRange("t", 0, 0, 10)))
+
+
+def test_an_answer_that_unfolds_to_much_is_decoded_in_parts(
+    script: Callable[..., ScriptedLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counted(*arguments: Any, **settings: Any) -> Any:
+        calls.append(settings["start"])
+        return partial(decode, bytes_max=15_000)(*arguments, **settings)
+
+    monkeypatch.setattr(reading, "decode", counted)
+    script(fetched(*(batch(number * 100, 100, codec=Codec.GZIP) for number in range(4))))
+    assert offsets_of(read(SETTINGS, OffsetRange("t", 0, 0, 400))) == list(range(400))
+    assert calls == [0, 100, 200, 300]

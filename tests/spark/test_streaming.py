@@ -1,0 +1,206 @@
+"""``format("penstock")`` as a stream: restarts, triggers, limits, growing topics, and the group that mirrors it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+from tests.spark.topics import Topics
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+DEADLINE_S = 90.0
+
+Key = tuple[str, int, int]
+
+
+class Table:
+    """An idempotent table: what a batch wrote is replaced when Spark writes that batch again."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[tuple[Key, bytes]]] = {}
+        self.fail_after: int | None = None
+
+    def write(self, frame: DataFrame, batch: int) -> None:
+        rows = frame.select("topic", "partition", "offset", "value").collect()
+        self.batches[batch] = [((row[0], row[1], row[2]), bytes(row[3])) for row in rows]
+        if self.fail_after is not None and batch >= self.fail_after:
+            raise RuntimeError("the table is full")
+
+    @property
+    def rows(self) -> list[tuple[Key, bytes]]:
+        return [row for number in sorted(self.batches) for row in self.batches[number]]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(self.batches[number]) for number in sorted(self.batches)]
+
+
+class Stream:
+    """A query with a checkpoint, started as often as the test likes."""
+
+    def __init__(self, spark: SparkSession, bootstrap: str, checkpoint: Path) -> None:
+        self._spark = spark
+        self._bootstrap = bootstrap
+        self.checkpoint = checkpoint
+        self.table = Table()
+        self.queries: list[StreamingQuery] = []
+
+    def start(self, *, trigger: dict[str, Any] | None = None, **options: str) -> StreamingQuery:
+        given = {"kafka.bootstrap.servers": self._bootstrap, "startingOffsets": "earliest", **options}
+        frame = self._spark.readStream.format("penstock").options(**given).load()
+        writer = frame.writeStream.foreachBatch(self.table.write)
+        writer = writer.option("checkpointLocation", str(self.checkpoint)).trigger(
+            **(trigger or {"processingTime": "50 milliseconds"})
+        )
+        query = writer.start()
+        self.queries.append(query)
+        return query
+
+    def drain(self, **options: str) -> StreamingQuery:
+        """Read what there is, and end."""
+        query = self.start(trigger={"availableNow": True}, **options)
+        assert query.awaitTermination(DEADLINE_S), "the query did not end"
+        return query
+
+    def stop(self) -> None:
+        for query in self.queries:
+            query.stop()
+
+
+@pytest.fixture
+def stream(spark: SparkSession, bootstrap: str, tmp_path: Path) -> Any:
+    stream = Stream(spark, bootstrap, tmp_path / "checkpoint")
+    yield stream
+    stream.stop()
+
+
+def expected(topic: str, partition: int, *numbers: int) -> list[tuple[Key, bytes]]:
+    return [((topic, partition, number), b"%d" % number) for number in numbers]
+
+
+def send(topics: Topics, topic: str, partition: int, first: int, end: int) -> None:
+    topics.send(topic, [b"%d" % number for number in range(first, end)], partition=partition)
+
+
+def test_a_stream_goes_on_from_its_checkpoint_and_repeats_and_skips_nothing(
+    stream: Stream, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    topic, group = topics.create(unique("t"), 2), unique("group")
+    send(topics, topic, 0, 0, 40)
+    send(topics, topic, 1, 0, 60)
+    options = {"subscribe": topic, "maxOffsetsPerTrigger": "50", "groupId": group}
+    # The table fails after it has taken the second batch, as if the driver had died just then.
+    stream.table.fail_after = 1
+    with pytest.raises(PySparkException, match="the table is full"):
+        stream.drain(**options)
+    assert stream.table.sizes == [50, 50]
+    assert topics.committed(group) == {(topic, 0): 20, (topic, 1): 30}
+
+    stream.table.fail_after = None
+    send(topics, topic, 0, 40, 45)
+    query = stream.drain(**options)
+    assert sorted(stream.table.rows) == sorted(
+        expected(topic, 0, *range(45)) + expected(topic, 1, *range(60))
+    )
+    # The unfinished batch was written again as it was, and the rest after it.
+    assert stream.table.sizes == [50, 50, 5]
+    assert topics.committed(group) == {(topic, 0): 45, (topic, 1): 60}
+    last = sorted((stream.checkpoint / "offsets").glob("[0-9]*"))[-1].read_text().splitlines()[-1]
+    assert json.loads(last) == {topic: {"0": 45, "1": 60}}
+    source = query.lastProgress.sources[0]
+    assert json.loads(source.latestOffset) == {topic: {"0": 45, "1": 60}}
+
+    stream.drain(**options)
+    assert stream.table.sizes == [50, 50, 5]
+
+
+def test_a_running_stream_picks_up_new_partitions_and_topics(
+    stream: Stream, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    send(topics, topic, 0, 0, 5)
+    query = stream.start(subscribePattern=f"{topic}.*", includeHeaders="true", minPartitions="4")
+    wait_until(lambda: len(stream.table.rows) == 5, DEADLINE_S, "the first records were read")
+    topics.grow(topic, 3)
+    send(topics, topic, 2, 0, 7)
+    wait_until(lambda: len(stream.table.rows) == 12, DEADLINE_S, "the new partition was read")
+    other = topics.create(f"{topic}-other", 1)
+    send(topics, other, 0, 0, 4)
+    send(topics, topic, 0, 5, 6)
+    wait_until(lambda: len(stream.table.rows) == 17, DEADLINE_S, "the new topic was read")
+    assert query.isActive
+    query.stop()
+    assert sorted(stream.table.rows) == sorted(
+        expected(topic, 0, *range(6)) + expected(topic, 2, *range(7)) + expected(other, 0, *range(4))
+    )
+
+
+def test_a_stream_from_latest_leaves_out_what_was_there(
+    stream: Stream, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    topic, group = topics.create(unique("t"), 1), unique("group")
+    send(topics, topic, 0, 0, 5)
+    options = {"subscribe": topic, "startingOffsets": "latest", "groupId": group}
+    stream.drain(**options)
+    assert topics.committed(group) == {(topic, 0): 5}
+    send(topics, topic, 0, 5, 8)
+    stream.drain(**options)
+    assert stream.table.rows == expected(topic, 0, 5, 6, 7)
+    assert topics.committed(group) == {(topic, 0): 8}
+
+
+def test_a_stream_waits_for_the_least_amount_or_for_the_longest_delay(
+    stream: Stream, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    send(topics, topic, 0, 0, 5)
+    options = {"subscribe": topic, "minOffsetsPerTrigger": "10"}
+    query = stream.start(maxTriggerDelay="1h", **options)
+    wait_until(lambda: query.status["message"].startswith("Waiting"), DEADLINE_S, "a trigger has passed")
+    assert stream.table.rows == []
+    send(topics, topic, 0, 5, 10)
+    wait_until(lambda: len(stream.table.rows) == 10, DEADLINE_S, "ten records are enough")
+    query.stop()
+    send(topics, topic, 0, 10, 11)
+    stream.start(maxTriggerDelay="1s", **options)
+    wait_until(lambda: len(stream.table.rows) == 11, DEADLINE_S, "a second is enough")
+    assert stream.table.rows == expected(topic, 0, *range(11))
+
+
+def test_a_group_with_members_of_its_own_is_refused(
+    stream: Stream, topics: Topics, unique: Callable[[str], str], bootstrap: str
+) -> None:
+    from confluent_kafka import Consumer
+
+    topic, group = topics.create(unique("t"), 1), unique("group")
+    member = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+    try:
+        member.subscribe([topic])
+        wait_until(
+            lambda: member.poll(0.1) or member.assignment(), DEADLINE_S, "the member has its partition"
+        )
+        with pytest.raises(PySparkException, match=f"groupId {group} cannot take this stream's progress"):
+            stream.drain(subscribe=topic, groupId=group)
+    finally:
+        member.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"subscribe": "no-such-topic"}, "topic no-such-topic does not exist at"),
+        ({"subscribe": "t", "endingOffsets": "latest"}, "a stream has no end; leave it out"),
+    ],
+)
+def test_a_streams_mistake_gets_one_clear_line(stream: Stream, options: dict[str, str], message: str) -> None:
+    with pytest.raises(PySparkException, match=message):
+        stream.drain(**options)

@@ -1,0 +1,79 @@
+"""What a test does to topics, with librdkafka: our own client is not to be its own witness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from confluent_kafka import OFFSET_END, ConsumerGroupTopicPartitions, KafkaError, Producer
+from confluent_kafka import TopicPartition as Place
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+TIMEOUT_S = 60.0
+
+
+class Topics:
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self._admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def create(
+        self, topic: str, partitions: int = 1, *, replicas: int = -1, configs: Mapping[str, str] | None = None
+    ) -> str:
+        new = NewTopic(topic, partitions, replicas, config=dict(configs or {}))
+        self._done(self._admin.create_topics([new], operation_timeout=TIMEOUT_S))
+        return topic
+
+    def grow(self, topic: str, partitions: int) -> None:
+        self._done(self._admin.create_partitions([NewPartitions(topic, partitions)]))
+
+    def delete(self, topic: str) -> None:
+        self._done(self._admin.delete_topics([topic], operation_timeout=TIMEOUT_S))
+
+    def delete_records(self, topic: str, partition: int, before: int = OFFSET_END) -> None:
+        """What retention would do: the log begins at ``before`` from now on."""
+        self._done(self._admin.delete_records([Place(topic, partition, before)]))
+
+    def send(
+        self,
+        topic: str,
+        values: Iterable[bytes | None],
+        *,
+        partition: int = 0,
+        keys: Iterable[bytes | None] | None = None,
+        headers: list[tuple[str, bytes | None]] | None = None,
+        timestamp_ms: int = 0,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write records into one partition and wait until all are acknowledged."""
+        failures: list[KafkaError] = []
+        producer = Producer(
+            {"bootstrap.servers": self.bootstrap, "linger.ms": 5, "acks": "all", **(settings or {})}
+        )
+        given = iter(keys) if keys is not None else None
+        for value in values:
+            key = None if given is None else next(given)
+            extra: dict[str, Any] = {} if headers is None else {"headers": headers}
+            producer.produce(
+                topic,
+                value=value,
+                key=key,
+                partition=partition,
+                timestamp=timestamp_ms,
+                on_delivery=lambda error, _: failures.append(error) if error else None,
+                **extra,
+            )
+            producer.poll(0)
+        left = producer.flush(TIMEOUT_S)
+        assert not left, f"{left} records were not acknowledged"
+        assert not failures, failures[0]
+
+    def committed(self, group: str) -> dict[tuple[str, int], int]:
+        """What a lag tool sees."""
+        asked = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+        found = asked[group].result(TIMEOUT_S)
+        return {(each.topic, each.partition): each.offset for each in found.topic_partitions}
+
+    def _done(self, futures: Mapping[Any, Any]) -> None:
+        for future in futures.values():
+            future.result(TIMEOUT_S)
