@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from penstock.protocol.messages.quorum import (
     VoteRequestTopic,
 )
 from penstock.protocol.records import batches, decode_header, encode_batch
-from tests.broker.quorum_stage import DIRECTORY, Stage, topic
+from tests.broker.quorum_stage import DIRECTORY, Silent, Stage, topic
 
 LOG = f"{DIRECTORY}/{0:020d}.log"
 STATE = f"{DIRECTORY}/quorum-state"
@@ -189,6 +190,28 @@ def test_three_newborn_nodes_become_a_cluster() -> None:
     assert all(node.topics == ["topic-1", "topic-2", "topic-3"] for node in stage.nodes.values())
     assert len({node.consensus.leader_id for node in stage.nodes.values()}) == 1
     assert all(node.consensus.is_voter for node in stage.nodes.values())
+
+
+def test_a_node_that_speaks_of_another_does_not_take_its_name() -> None:
+    # Every line has the id of the node that writes it, as ``node``.
+    lines: list[tuple[str, dict[str, Any]]] = []
+
+    class Heard(Silent):
+        def info(self, event: str, **values: Any) -> None:
+            lines.append((event, values))
+
+        warning = error = info
+
+    stage = Stage()
+    for node in stage.nodes.values():
+        node.start(logger=Heard())
+    leader = stage.leader()
+    stage.agree()
+    assert not any("node" in values for _, values in lines)
+    assert (
+        "the metadata quorum has a leader",
+        {"leader": leader.id, "epoch": leader.consensus.epoch},
+    ) in lines
 
 
 def test_two_newborn_nodes_of_three_wait_for_the_third() -> None:

@@ -1,7 +1,11 @@
-"""A fourth broker joins three that are at work, and ends with its share of the replicas; nobody notices."""
+"""A fourth broker joins three that are at work, and ends with its share of the replicas; nobody notices. And one
+that leaves for good is forgotten.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -55,6 +59,47 @@ def test_a_fourth_broker_takes_its_share_while_clients_work() -> None:
         print(f"\nreplicas in sync by node: {dict(sorted(found.items()))}")
         assert max(found.values()) <= (2 - SHARE) * share + 1, found
         ledger.check(read_everything(cluster.bootstrap, places))
+
+
+def test_a_broker_that_is_unregistered_leaves_its_replicas_to_the_others() -> None:
+    with Cluster(3) as cluster:
+        fourth = cluster.add()
+        create(cluster, "loaded", PARTITIONS, REPLICAS)
+        assert held(cluster)[fourth]
+        write(cluster, "loaded", 1000)
+        refused = unregister(cluster, fourth)
+        assert refused.returncode == 1
+        assert "is running; stop it first" in refused.stderr
+        cluster.stop(fourth)
+        done = unregister(cluster, fourth)
+        assert (done.returncode, done.stdout) == (0, f"unregistered broker {fourth}\n"), done.stderr
+        cluster.wait_for(
+            "loaded",
+            lambda view: fourth not in view.replicas and len(view.in_sync_replicas) == REPLICAS,
+            "what it held is in sync elsewhere",
+            deadline_s=PATIENCE_S,
+        )
+        assert "there is no broker" in unregister(cluster, fourth).stderr
+
+
+def unregister(cluster: Cluster, node: int) -> subprocess.CompletedProcess[str]:
+    bootstrap = "{}:{}".format(*cluster.nodes[1].address)
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "penstock",
+            "brokers",
+            "unregister",
+            str(node),
+            "--yes",
+            "--bootstrap",
+            bootstrap,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def held(cluster: Cluster) -> Counter[int]:

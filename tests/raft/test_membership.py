@@ -35,6 +35,15 @@ def established() -> Player:
     return player
 
 
+def with_a_voter_silent() -> Player:
+    """The same, and node 3 has not fetched for too long."""
+    player = established()
+    player.wait(1000)
+    player.fetched_by(voter(2), 3)
+    player.wait(600)
+    return player
+
+
 def appended_voters(effects: list[Effect]) -> list[tuple[Voter, ...]]:
     return [
         record.voters
@@ -134,17 +143,38 @@ def test_a_change_is_void_for_whoever_asked_when_leadership_is_lost() -> None:
 
 
 def test_a_wiped_voter_is_replaced_by_removing_it_first() -> None:
-    player = established()
+    player = with_a_voter_silent()
     wiped = voter(3, life=1)
-    player.wait(1000)
-    player.fetched_by(voter(2), 3)
-    player.wait(600)
     did = player.fetched_by(wiped, 3)
     assert appended_voters(did) == [THREE[:2]]
     player.flush()
     player.fetched_by(voter(2), 4)
     did = player.fetched_by(wiped, 4)
     assert appended_voters(did) == [voters_of((voter(1), voter(2), wiped))]
+
+
+def test_a_wiped_voter_far_away_is_replaced_though_changes_never_pause() -> None:
+    player = with_a_voter_silent()
+    wiped = voter(3, life=1)
+    for end in range(4, 10):
+        # Node 2 is near: what is appended is committed long before node 3 can ask for what follows it.
+        player.propose()
+        player.flush()
+        player.fetched_by(voter(2), end)
+        if appended_voters(player.fetched_by(wiped, end - 1)):
+            break
+    assert player.raft.voters == THREE[:2]
+
+
+def test_a_wiped_voter_that_has_yet_to_read_the_log_is_not_replaced() -> None:
+    player = with_a_voter_silent()
+    wiped = voter(3, life=1)
+    player.propose(10)
+    player.flush()
+    player.fetched_by(voter(2), 13)
+    for offset in range(4, 10):
+        assert not appended_voters(player.fetched_by(wiped, offset))
+    assert appended_voters(player.fetched_by(wiped, 13))
 
 
 def test_a_voter_is_not_replaced_while_it_fetches_itself() -> None:

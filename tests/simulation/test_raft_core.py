@@ -9,7 +9,8 @@ from dataclasses import fields
 
 import pytest
 
-from penstock.sim.cores.raft import Report, Violation, run
+from penstock.raft.raft import Raft
+from penstock.sim.cores.raft import Report, Simulation, Violation, run
 from penstock.sim.cores.raft_mutants import MUTANTS
 
 # RELIABILITY.md asks for 1,000 on a pull request and 100,000 in the night; they are set from outside.
@@ -19,6 +20,11 @@ SEEDS_TO_KILL_MAX = 100
 # Bugs that need hundreds or thousands of seeds, with one that shows each. A change of the simulator moves them:
 # look for another with ``run(seed, mutant)``.
 PINNED = {"commits old epoch": 768, "born by majority": 3195}
+# Seeds that have failed.
+FOUND = (
+    # With one entry in an answer, a voter wiped near the end could not read the log again in time.
+    103677,
+)
 
 
 def test_no_seed_breaks_a_promise_and_every_kind_of_trouble_happens() -> None:
@@ -39,6 +45,23 @@ def test_no_seed_breaks_a_promise_and_every_kind_of_trouble_happens() -> None:
     assert total.snapshots > SEEDS // 4
     assert total.voter_changes > SEEDS
     assert total.virtual_ms > 50_000 * SEEDS
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_seed_that_failed_once_passes(seed: int) -> None:
+    run(seed)
+
+
+def test_a_disk_wiped_last_is_filled_again_though_answers_were_small() -> None:
+    simulation = Simulation(1, Raft)
+    swarm = simulation.swarm
+    swarm.fetched_max = 1
+    swarm.latency_ms, swarm.sync_ms, swarm.propose_every_ms = 40, 50, 200
+    swarm.fault_every_ms = 10**6
+    simulation.later(49_000, simulation.wipe, simulation.nodes[3])
+    report = simulation.run()
+    assert report.wipes == 1
+    assert report.commits > 300
 
 
 @pytest.mark.parametrize("mutant", [name for name in MUTANTS if name not in PINNED])

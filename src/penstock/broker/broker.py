@@ -1,7 +1,7 @@
 """One node: its storage, its metadata, its partitions and its coordinators, put together.
 
 Handlers get the Broker and reach everything through it. It holds no state of its own beyond caches of
-answers, which are dropped whenever the committed image moves. Every node has one of these, also one that is
+answers, which follow the committed image. Every node has one of these, also one that is
 only a controller: that one hosts no partitions because it never registers as a broker.
 """
 
@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from penstock.broker.catalogue import Catalogue
 from penstock.broker.config import BrokerConfig, TopicConfig
 from penstock.broker.connection import WAITING, Call, Connection, Encoded
 from penstock.broker.consensus import Consensus, ConsensusSettings
@@ -77,7 +78,7 @@ class Broker:
         self.is_broker = "broker" in options.roles
         # Answers in bytes, by what was asked; valid for the current image.
         self.encoded_api_versions: dict[tuple[str, int], Encoded] = {}
-        self.encoded_metadata: dict[tuple[int, bool, bool], Encoded] = {}
+        self.catalogue = Catalogue(environment.spawn)
         self._on_seen: list[Callable[[], None]] = []
         # Called when this broker has handed over what it leads and answers no more.
         self.on_left: Callable[[], None] = lambda: None
@@ -242,7 +243,7 @@ class Broker:
         return known is not None and 0 <= index < len(known.partitions)
 
     def _committed(self, image: Image, delta: Delta) -> None:
-        self.encoded_metadata.clear()
+        self.catalogue.moved(delta)
         if image.cluster_id and self.storage.cluster_id != image.cluster_id:
             if self.storage.cluster_id is not None:
                 self.fail(f"{self.storage.path} belongs to another cluster; choose another --data-dir")

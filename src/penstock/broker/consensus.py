@@ -567,7 +567,7 @@ class Consensus:
             if self._is_closed:
                 return
             if response is not None and response.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID:
-                self._logger.error("a controller belongs to another cluster", node=node_id)
+                self._logger.error("a controller belongs to another cluster", controller=node_id)
             elif isinstance(request, DescribeRequest) and response is not None:
                 for node in response.nodes:
                     for endpoint in node.listeners[:1]:
@@ -662,7 +662,7 @@ class Consensus:
 
     def _role_changed(self, effect: RoleChanged) -> None:
         if effect.leader_id is not None and effect.leader_id != self._me.id:
-            self._logger.info("the metadata quorum has a leader", node=effect.leader_id, epoch=effect.epoch)
+            self._logger.info("the metadata quorum has a leader", leader=effect.leader_id, epoch=effect.epoch)
         if effect.role == "leader":
             return
         if self.is_active:

@@ -388,7 +388,9 @@ class Raft:
             now_ms + settings.check_quorum_ms,
             now_ms + settings.fetch_timeout_ms // 2,
         )
-        role.progress = {voter: Progress(now_ms) for voter in candidate.voters if voter != self.me}
+        role.progress = {
+            voter: Progress(now_ms, log.end_offset) for voter in candidate.voters if voter != self.me
+        }
         self._set_role(self.epoch, role)
         records: tuple[ControlRecord, ...] = (
             LeaderChange(self.me.id, candidate.voters, voters_of(candidate.granted)),
@@ -781,7 +783,7 @@ class Raft:
         replica = request.replica
         progress = role.progress.get(replica)
         if progress is None:
-            progress = role.progress[replica] = Progress(now_ms)
+            progress = role.progress[replica] = Progress(now_ms, self._log.end_offset)
         progress.fetched_ms = now_ms
         forgotten = role.parked.pop(replica, None)
         if forgotten is not None:
@@ -794,7 +796,9 @@ class Raft:
         if request.offset > progress.offset:
             progress.offset = request.offset
             self._advance(role, now_ms)
-        self._replace_wiped(role, replica, now_ms)
+        if progress.offset >= progress.leader_end_offset:
+            self._replace_wiped(role, replica, now_ms)
+        progress.leader_end_offset = self._log.end_offset
         if (
             self.role is not role
             or request.offset < self._log.end_offset
@@ -932,13 +936,15 @@ class Raft:
     def _replace_wiped(self, role: Leader, replica: Voter, now_ms: int) -> None:
         """Give a voter whose disk was wiped its vote back: remove the old one, and when that is committed
         admit the new one.
+
+        It has everything we had when it asked before. To ask for all that is committed by now would be too
+        much: while changes never pause, a replica far away is always a round trip behind.
         """
         voters = self.voters
         if (
             self.role is not role
             or replica in voters
             or not self._settings.replaces_wiped_voters
-            or role.offset_of(replica) < self.high_watermark
             or not self._may_change_voters()
         ):
             return

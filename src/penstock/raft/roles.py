@@ -154,12 +154,14 @@ class Candidate(_Election):
 class Progress:
     """How far a replica has come, as its fetches say."""
 
-    __slots__ = ("fetched_ms", "offset")
+    __slots__ = ("fetched_ms", "leader_end_offset", "offset")
 
-    def __init__(self, fetched_ms: int) -> None:
+    def __init__(self, fetched_ms: int, leader_end_offset: int) -> None:
         # All below is durable there, and the same as here. 0 until it has fetched in this epoch.
         self.offset = 0
         self.fetched_ms = fetched_ms
+        # Ours when it last fetched. A replica that has reached it is as near as the network lets it be.
+        self.leader_end_offset = leader_end_offset
 
 
 class Parked:

@@ -1,7 +1,7 @@
 """Metadata (0-13), DescribeTopicPartitions (0), CreateTopics (2-7), DeleteTopics (1-6), CreatePartitions
 (0-3).
 
-Reads are answered from the committed image, the full list from bytes cached until the image changes. Changes
+Reads are answered from the committed image, the full list from the bytes that ``catalogue.py`` keeps. Changes
 go to the controller and are answered when they are committed.
 
 Departure from Kafka: a Metadata request that creates a topic waits for it and answers with its leader,
@@ -37,11 +37,13 @@ from penstock.protocol.messages.topics import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from penstock.protocol.primitives import uvarint
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
 AUTO_CREATION_FLAG_SINCE_VERSION = 4
+FLEXIBLE_SINCE_VERSION = 9
 TOPICS_CREATED_PER_REQUEST_MAX = 100
 
 
@@ -67,19 +69,28 @@ def metadata(broker: Broker, request: MetadataRequest, call: Call) -> Any:
     return _named_topics(broker, request, topics, {})
 
 
-def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Encoded:
-    key = (
-        call.version,
-        request.include_topic_authorized_operations,
-        request.include_cluster_authorized_operations,
+def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Any:
+    version = call.version
+    image = broker.image
+    # All but the topics, whose count and whose bytes go where there are none.
+    around = bytes(call.route.encode(_response(broker, request))[0])  # type: ignore[arg-type]  # no records
+    place = len(around) - _behind_topics_bytes(version)
+    if version >= FLEXIBLE_SINCE_VERSION:
+        start, count = around[: place - 1], uvarint(len(image.topics) + 1)
+    else:
+        start, count = around[: place - 4], len(image.topics).to_bytes(4, "big")
+    broker.catalogue.list_topics(
+        image,
+        version,
+        access.ON_TOPIC if request.include_topic_authorized_operations else OPERATIONS_OMITTED,
+        lambda pages: call.answer(Encoded([start + count, *pages, around[place:]])),
     )
-    cached = broker.encoded_metadata.get(key)
-    if cached is None:
-        response = _response(broker, request)
-        offline = _offline(broker)
-        response.topics = [_topic(topic, request, offline) for topic in broker.image.topics.values()]
-        cached = broker.encoded_metadata[key] = Encoded(call.route.encode(response))
-    return cached
+    return WAITING
+
+
+def _behind_topics_bytes(version: int) -> int:
+    """The size of what follows the topics: the operations on the cluster, the error, the tags."""
+    return 4 * (8 <= version <= 10) + 2 * (version >= 13) + (version >= FLEXIBLE_SINCE_VERSION)
 
 
 def _named_topics(

@@ -53,6 +53,8 @@ HEALING_MS = 30_000
 # After a message that was lost, its sender is told that no answer comes.
 GIVEN_UP_MS = 400
 SNAPSHOT_PIECES = 2
+# Entries in an answer, when nothing is wrong.
+FETCHED_MAX = 20
 
 MutantPatch = Callable[[type[Raft]], type[Raft]]
 
@@ -87,7 +89,7 @@ class Swarm:
         self.loss = draw.choice((0.0, 0.0, 0.02, 0.1))
         self.doubling = draw.choice((0.0, 0.02, 0.1))
         # A small one lets a log cross an epoch in two steps, which is where the paper's figure 8 lies.
-        self.fetched_max = draw.choice((1, 3, 20))
+        self.fetched_max = draw.choice((1, 3, FETCHED_MAX))
         self.sync_ms = draw.choice((2, 10, 50))
         self.fault_every_ms = draw.choice((700, 1500, 4000))
         self.propose_every_ms = draw.choice((200, 600))
@@ -200,8 +202,8 @@ class Simulation:
                 self.later(self.faults.randrange(1000), self.cut_both, node)
         self.run_until(FAULTY_MS, lambda: False)
         self.heal()
-        if not self.run_until(FAULTY_MS + HEALING_MS, self.is_well):
-            self.ledger.fail("the quorum did not come to life after all faults were over", self.now_ms)
+        if not self.run_until(FAULTY_MS + HEALING_MS, lambda: self.ailment() is None):
+            self.ledger.fail(f"though all faults are over, {self.ailment()}", self.now_ms)
         self.report.virtual_ms = self.now_ms
         self.report.trace_hash = self.trace_hash
         self.report.commits = len(self.ledger.committed)
@@ -580,25 +582,35 @@ class Simulation:
     def heal(self) -> None:
         self.is_healing = True
         self.cuts.clear()
+        # One entry to a round trip is a fault too: a wiped disk could not be filled again in the time there is.
+        self.swarm.fetched_max = FETCHED_MAX
         for node in self.nodes.values():
             node.paused_until_ms = min(node.paused_until_ms, self.now_ms)
             self.later(1, self.boot, node, node.life)
 
-    def is_well(self) -> bool:
-        """One established leader, every voter with the disk it has, all nodes as far as what was committed."""
+    def ailment(self) -> str | None:
+        """What is still wrong. Nothing: one established leader, every voter with the disk it has, all nodes
+        as far as what was committed.
+        """
         leaders = [node for node in self.nodes.values() if node.raft is not None and node.raft.is_established]
-        if len(leaders) != 1 or len(self.ledger.committed) == 0:
-            return False
+        if len(leaders) != 1:
+            return f"{len(leaders)} nodes lead"
+        if len(self.ledger.committed) == 0:
+            return "nothing is committed"
         leader = leaders[0].raft
         assert leader is not None
-        if any(self.nodes[voter.id].directory != voter.directory for voter in leader.voters):
-            return False
-        end = leader.high_watermark
+        for voter in leader.voters:
+            if self.nodes[voter.id].directory != voter.directory:
+                return f"node {voter.id}, whose disk was wiped, has not got its vote back"
         if len(leader.voters) < majority(self.swarm.voters) and self.report.voter_changes == 0:
-            return False
-        return end == len(self.ledger.committed) and all(
-            node.raft is not None and node.raft.high_watermark >= end - 5 for node in self.nodes.values()
-        )
+            return f"only {len(leader.voters)} voters are left"
+        end = leader.high_watermark
+        if end != len(self.ledger.committed):
+            return f"the leader knows only of {end} that {len(self.ledger.committed)} are committed"
+        for node in self.nodes.values():
+            if node.raft is None or node.raft.high_watermark < end - 5:
+                return f"node {node.id} has not got what is committed"
+        return None
 
 
 def run(seed: int, mutant: str | None = None) -> Report:
