@@ -7,7 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages.cluster import DescribeClusterBroker, DescribeClusterResponse
+from penstock.protocol.messages.brokers import UnregisterBrokerRequest, UnregisterBrokerResponse
+from penstock.protocol.messages.cluster import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
 from penstock.protocol.messages.placement import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -97,7 +102,8 @@ def elected(*codes: int) -> ElectLeadersResponse:
 @pytest.fixture
 def cluster() -> Iterator[FakeBroker]:
     answers = elected(ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED)
-    with FakeBroker(CLUSTER, MOVES, answers, api_3=metadata, api_45=moved) as fake:
+    forgotten = UnregisterBrokerResponse(error_message=None)
+    with FakeBroker(CLUSTER, MOVES, answers, forgotten, api_3=metadata, api_45=moved) as fake:
         yield fake
 
 
@@ -182,6 +188,38 @@ def test_the_first_refusal_is_told_and_the_others_counted(penstock: Penstock) ->
     assert outcome.err == "penstock: orders-1: preferred leader not available, and 1 more\n"
 
 
+def test_a_broker_that_was_stopped_is_forgotten(penstock: Penstock, cluster: FakeBroker) -> None:
+    outcome = penstock("brokers", "unregister", "3", "--yes", "--bootstrap", cluster.bootstrap)
+    assert (outcome.code, outcome.out) == (0, "unregistered broker 3\n")
+    assert cluster.asked[-1] == UnregisterBrokerRequest(broker_id=3)
+    words = ("brokers", "unregister", "3", "--yes", "--json", "--bootstrap", cluster.bootstrap)
+    assert penstock(*words).json == {"unregistered": 3}
+
+
+def test_forgetting_a_broker_says_first_what_it_has(penstock: Penstock) -> None:
+    partitions = [
+        MetadataResponsePartition(partition_index=0, leader_id=1, replica_nodes=[1, 3], isr_nodes=[1]),
+        MetadataResponsePartition(partition_index=1, leader_id=-1, replica_nodes=[1, 3], isr_nodes=[3]),
+    ]
+    topics = MetadataResponse(topics=[MetadataResponseTopic(name="orders", partitions=partitions)])
+    with FakeBroker(CLUSTER, topics, UnregisterBrokerResponse(error_message=None)) as cluster:
+        outcome = penstock("brokers", "unregister", "3", "--bootstrap", cluster.bootstrap)
+    assert outcome.code == 1
+    question = "Unregister broker 3, which has 2 replicas, 1 of them with nothing in sync elsewhere?"
+    assert outcome.err.startswith(f"penstock: {question}")
+    assert not any(isinstance(request, UnregisterBrokerRequest) for request in cluster.asked)
+
+
+def test_a_refusal_to_forget_a_broker_is_told_in_the_brokers_words(penstock: Penstock) -> None:
+    refusal = UnregisterBrokerResponse(
+        error_code=ErrorCode.INVALID_REQUEST, error_message="Broker 3 is running; stop it first."
+    )
+    with FakeBroker(CLUSTER, refusal, api_3=metadata) as cluster:
+        outcome = penstock("brokers", "unregister", "3", "--yes", "--bootstrap", cluster.bootstrap)
+    assert outcome.code == 1
+    assert outcome.err == "penstock: broker 3 was not unregistered: Broker 3 is running; stop it first\n"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [
@@ -193,6 +231,8 @@ def test_the_first_refusal_is_told_and_the_others_counted(penstock: Penstock) ->
         ("reassign orders:3 --to 1", 1, "topic orders has no partition 3; it has 3"),
         ("reassign nowhere --to 1", 1, "there is no topic nowhere"),
         ("elect --unclean", 2, "--unclean loses records"),
+        ("unregister 1 --yes", 1, "broker 1 is running; stop it first"),
+        ("unregister 9 --yes", 1, "there is no broker 9; `penstock brokers` lists those there are"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_changed(
@@ -202,4 +242,4 @@ def test_what_cannot_be_done_is_refused_before_anything_is_changed(
     assert outcome.code == code
     assert complaint in outcome.err
     assert outcome.err.count("\n") == 1
-    assert all(isinstance(request, MetadataRequest) for request in cluster.asked)
+    assert all(isinstance(request, MetadataRequest | DescribeClusterRequest) for request in cluster.asked)

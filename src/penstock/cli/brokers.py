@@ -1,4 +1,5 @@
-"""`penstock brokers`: the brokers there are and what each carries, and moving partitions between them.
+"""`penstock brokers`: the brokers there are and what each carries, moving partitions between them, and
+forgetting one for good.
 
 A broker that is fenced is registered but not heard from, or not caught up yet: it leads nothing until it is.
 OUT OF SYNC counts the replicas on a broker that their leaders do not count on; anything but 0, on a cluster at
@@ -13,11 +14,12 @@ import typer
 
 from penstock.cli.addresses import format_address
 from penstock.cli.failures import Failure, WrongUsage
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Json
-from penstock.cli.output import count_text, show_json, show_table
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes
+from penstock.cli.output import confirm, count_text, show_json, show_table
 from penstock.cli.raw import RawClient, reason, refuse
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages.cluster import DescribeClusterRequest
+from penstock.protocol.messages.brokers import UnregisterBrokerRequest
+from penstock.protocol.messages.cluster import DescribeClusterBroker, DescribeClusterRequest
 from penstock.protocol.messages.placement import (
     AlterPartitionReassignmentsRequest,
     ElectLeadersRequest,
@@ -31,7 +33,7 @@ from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTo
 app = typer.Typer(
     add_completion=False,
     invoke_without_command=True,
-    help="List brokers; move partitions and leaders between them.",
+    help="List brokers; move partitions and leaders between them; forget one.",
 )
 
 TIMEOUT_MS = 30_000
@@ -48,8 +50,7 @@ def list_brokers(context: typer.Context, bootstrap: Bootstrap = BOOTSTRAP, as_js
     if context.invoked_subcommand is not None:
         return
     with RawClient(bootstrap) as client:
-        described = client.ask(DescribeClusterRequest(include_fenced_brokers=True))
-        refuse(described.error_code, described.error_message, "the cluster could not be described")
+        brokers = _brokers(client)
         metadata = client.ask(MetadataRequest(topics=None, allow_auto_topic_creation=False))
         moves = _moves(client)
     rows = [
@@ -61,7 +62,7 @@ def list_brokers(context: typer.Context, bootstrap: Bootstrap = BOOTSTRAP, as_js
             **_carried(metadata, each.broker_id),
             "moving": sum(each.broker_id in move["adding"] + move["removing"] for move in moves),
         }
-        for each in sorted(described.brokers, key=lambda broker: broker.broker_id)
+        for each in brokers
     ]
     if as_json:
         show_json(rows)
@@ -185,6 +186,42 @@ def elect(
         print(f"elected the leaders of {count_text(len(elected), 'partition')}")
     else:
         print("every partition is led by whom it should be")
+
+
+@app.command()
+def unregister(
+    broker: Annotated[int, typer.Argument(metavar="ID", min=0)],
+    yes: Yes = False,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Forget a broker that was stopped and will not come back. Asks first.
+
+    What it held is copied to other brokers, from those that have it too. A partition that only it had is lost.
+    """
+    with RawClient(bootstrap) as client:
+        known = next((each for each in _brokers(client) if each.broker_id == broker), None)
+        if known is None:
+            raise Failure(f"there is no broker {broker}; `penstock brokers` lists those there are")
+        if not known.is_fenced:
+            raise Failure(f"broker {broker} is running; stop it first")
+        metadata = client.ask(MetadataRequest(topics=None, allow_auto_topic_creation=False))
+        held = count_text(_carried(metadata, broker)["replicas"], "replica")
+        only = sum(each.isr_nodes == [broker] for topic in metadata.topics or () for each in topic.partitions)
+        warning = f", {only} of them with nothing in sync elsewhere" if only else ""
+        confirm(f"Unregister broker {broker}, which has {held}{warning}?", yes=yes)
+        answer = client.ask(UnregisterBrokerRequest(broker_id=broker))
+    refuse(answer.error_code, answer.error_message, f"broker {broker} was not unregistered")
+    if as_json:
+        show_json({"unregistered": broker})
+    else:
+        print(f"unregistered broker {broker}")
+
+
+def _brokers(client: RawClient) -> list[DescribeClusterBroker]:
+    described = client.ask(DescribeClusterRequest(include_fenced_brokers=True))
+    refuse(described.error_code, described.error_message, "the cluster could not be described")
+    return sorted(described.brokers, key=lambda broker: broker.broker_id)
 
 
 def _carried(metadata: MetadataResponse, broker: int) -> dict[str, int]:
