@@ -43,7 +43,7 @@ def archived(location: Path) -> dict[tuple[str, str, int], dict[int, bytes | Non
             values = found.setdefault((row["topic"], each.topic_id, row["partition"]), {})
             assert row["offset"] not in values, f"{each.path} repeats offset {row['offset']}"
             values[row["offset"]] = row["value"]
-    return found
+    return {key: dict(sorted(values.items())) for key, values in found.items()}
 
 
 def numbered(start: int, end: int) -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.options import Mode, parse
 from penstock.spark.planning import Planner
 from penstock.spark.ranges import OffsetRange, Offsets
+from penstock.wire import Client
 from tests.spark.topics import Topics
 
 Plan = Callable[..., Planner]
@@ -173,6 +175,43 @@ def test_a_topic_made_anew_is_data_loss_or_read_from_its_beginning(
     end = lenient.limited(available)
     assert end == offsets(topic, 2)
     assert lenient.ranges(stands_at, end) == [OffsetRange(topic, 0, 0, 2)]
+
+
+def test_a_topic_made_anew_with_as_many_records_is_noticed_by_a_running_stream(
+    plan: Plan, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    topics.send(topic, [b"v"] * 3)
+    strict = plan("stream", subscribe=topic)
+    lenient = plan("stream", subscribe=topic, failOnDataLoss="false")
+    assert strict.partitions() == lenient.partitions() == [TopicPartition(topic, 0)]
+    topics.delete(topic)
+    topics.create(topic, 1)
+    topics.send(topic, [b"v"] * 5)
+    with pytest.raises(DataLossError, match=f"topic {topic} was deleted and made anew"):
+        strict.available(offsets(topic, 3))
+    assert lenient.available(offsets(topic, 3)).ends == offsets(topic, 5)
+
+
+def test_an_idle_stream_asks_one_question_a_time(
+    plan: Plan, topics: Topics, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = topics.create(unique("t"), 2)
+    topics.send(topic, [b"v"] * 3)
+    planner = plan("stream", subscribe=topic)
+    stands_at = planner.available(offsets(topic, 0, 0)).ends
+    asked = []
+    for name in ("topics", "list_offsets"):
+        real = getattr(Client, name)
+
+        def counted(*given: Any, _name: str = name, _real: Any = real, **settings: Any) -> Any:
+            asked.append(_name)
+            return _real(*given, **settings)
+
+        monkeypatch.setattr(Client, name, counted)
+    monkeypatch.setattr(planning, "METADATA_AGE_S", 3600.0)
+    assert planner.available(stands_at).ends == stands_at == offsets(topic, 3, 0)
+    assert asked == ["list_offsets"]
 
 
 def test_retention_that_overtakes_a_stream_is_data_loss(

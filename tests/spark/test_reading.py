@@ -164,6 +164,16 @@ def test_a_reader_overtaken_midway_goes_on_where_the_log_begins(script: Callable
         list(read(SETTINGS, OffsetRange("t", 0, 0, 10)))
 
 
+def test_large_records_come_in_small_batches(
+    script: Callable[..., ScriptedLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "BATCH_BYTES_MAX", 1000)
+    script(fetched(batch(0, 40)))
+    batches = list(read(SETTINGS, OffsetRange("t", 0, 0, 40)))
+    assert offsets_of(iter(batches)) == list(range(40))
+    assert max(each.num_rows for each in batches) < 10
+
+
 def test_an_answer_that_unfolds_to_much_is_decoded_in_parts(
     script: Callable[..., ScriptedLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:

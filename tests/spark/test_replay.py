@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.spark.errors import SparkOptionError
-from penstock.spark.jobs.replay import Pace, ReplayFailed, ReplayResult, prepared, replay, shared_out
+from penstock.spark.jobs.replay import ReplayFailed, ReplayResult, replay, shared_out
+from penstock.spark.jobs.resending import Pace, prepared
 from penstock.spark.ranges import OffsetRange
 from penstock.spark.reading import schema
 from tests.interop.adapters.confluent import ConfluentClient
@@ -229,6 +230,55 @@ def test_a_replay_that_fails_says_what_was_sent_and_goes_on_by_its_run_id(
     assert replay(spark, bootstrap, source, target, run_id="wide").records == 0
 
 
+class DyingSpark:
+    """A session whose jobs fail, as when an executor is lost once too often."""
+
+    defaultParallelism = 2
+
+    @property
+    def sparkContext(self) -> DyingSpark:
+        return self
+
+    def range(self, *_: int) -> DyingSpark:
+        return self
+
+    def mapInArrow(self, *_: object) -> DyingSpark:
+        return self
+
+    def collect(self) -> None:
+        raise RuntimeError("Job aborted due to stage failure: executor lost\nand a long story")
+
+
+def test_a_replay_whose_tasks_die_can_be_gone_on_with(
+    spark: SparkSession, bootstrap: str, client: ConfluentClient, unique: Unique, source: str
+) -> None:
+    target = unique("target")
+    client.create_topic(target, partitions=3)
+
+    with pytest.raises(ReplayFailed, match=r"after 0 records.*: executor lost. Go on with run_id") as caught:
+        replay(DyingSpark(), bootstrap, source, target)  # type: ignore[arg-type]
+    assert replay(spark, bootstrap, source, target, run_id=caught.value.result.run_id).records == 90
+
+
+def test_a_dry_run_does_not_make_the_target(
+    spark: SparkSession, bootstrap: str, client: ConfluentClient, unique: Unique, source: str
+) -> None:
+    target = unique("target")
+
+    assert replay(spark, bootstrap, source, target, dry_run=True, create_target=True).records == 90
+    assert target not in client.topics()
+
+
+def test_a_target_that_keeps_its_own_time_is_told_of(
+    spark: SparkSession, bootstrap: str, client: ConfluentClient, unique: Unique, source: str
+) -> None:
+    target = unique("target")
+    client.create_topic(target, partitions=3, configs={"message.timestamp.type": "LogAppendTime"})
+
+    assert not replay(spark, bootstrap, source, target, partitions=[0]).keeps_timestamps
+    assert all(record.timestamp > TIMESTAMP_MS + 90_000 for record in stored(client, target))
+
+
 def test_replayed_records_that_are_gone_stop_the_replay_unless_told_otherwise(
     spark: SparkSession, bootstrap: str, client: ConfluentClient, unique: Unique, source: str
 ) -> None:
@@ -330,10 +380,23 @@ def test_a_pace_never_runs_ahead_of_either_limit() -> None:
     assert pace.portion(rows(50, b"x" * 5000)) == 1
     pace.sent(50, 50)
     assert time.now == pytest.approx(0.5)
-    pace.sent(1, 1950)
+    pace.sent(1, 1500)
     assert time.now == pytest.approx(2.0)
     pace.sent(100, 0)
-    assert time.now == pytest.approx(2.0)
+    assert time.now == pytest.approx(3.0)
+
+
+def test_a_pace_does_not_make_up_for_a_stall() -> None:
+    time = Time()
+    pace = Pace(100.0, None, clock=time.clock, sleep=time.sleep)
+    pace.sent(10, 0)
+    time.now += 60.0
+
+    for _ in range(20):
+        pace.sent(10, 0)
+
+    # Two seconds' worth, of which a tenth passed in the stall and another is forgiven.
+    assert time.now == pytest.approx(60.1 + 1.8)
 
 
 def test_a_pace_without_limits_sends_whole_batches_at_once() -> None:

@@ -220,6 +220,7 @@ def test_a_stream_that_counts_sends_its_whole_result_again(
     counts = frame.groupBy("value").count().selectExpr("value AS key", "CAST(count AS STRING) AS value")
     writer = (
         counts.writeStream.format("penstock")
+        .queryName("counts")
         .outputMode("complete")
         .options(bootstrap=bootstrap, topic=target)
     )

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from penstock.spark.ranges import OffsetRange
 from penstock.spark.reading import ReadSettings, read
 from tests.cluster.cluster import Cluster
-from tests.spark.test_streaming import DEADLINE_S, Stream, expected, send
+from tests.spark.streams import DEADLINE_S, Stream, expected, send
 from tests.spark.topics import Topics
 from tests.support import wait_until
 

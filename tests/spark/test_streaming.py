@@ -3,92 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PySparkException
 
+from tests.spark.jars import connector_jars
+from tests.spark.streams import DEADLINE_S, Stream, expected, send
 from tests.spark.topics import Topics
 from tests.support import wait_until
+from tests.tools import Missing, skip_or_fail
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
-
-DEADLINE_S = 90.0
-
-Key = tuple[str, int, int]
-
-
-class Table:
-    """An idempotent table: what a batch wrote is replaced when Spark writes that batch again."""
-
-    def __init__(self) -> None:
-        self.batches: dict[int, list[tuple[Key, bytes]]] = {}
-        self.fail_after: int | None = None
-
-    def write(self, frame: DataFrame, batch: int) -> None:
-        rows = frame.select("topic", "partition", "offset", "value").collect()
-        self.batches[batch] = [((row[0], row[1], row[2]), bytes(row[3])) for row in rows]
-        if self.fail_after is not None and batch >= self.fail_after:
-            raise RuntimeError("the table is full")
-
-    @property
-    def rows(self) -> list[tuple[Key, bytes]]:
-        return [row for number in sorted(self.batches) for row in self.batches[number]]
-
-    @property
-    def sizes(self) -> list[int]:
-        return [len(self.batches[number]) for number in sorted(self.batches)]
-
-
-class Stream:
-    """A query with a checkpoint, started as often as the test likes."""
-
-    def __init__(self, spark: SparkSession, bootstrap: str, checkpoint: Path) -> None:
-        self._spark = spark
-        self._bootstrap = bootstrap
-        self.checkpoint = checkpoint
-        self.table = Table()
-        self.queries: list[StreamingQuery] = []
-
-    def start(self, *, trigger: dict[str, Any] | None = None, **options: str) -> StreamingQuery:
-        given = {"kafka.bootstrap.servers": self._bootstrap, "startingOffsets": "earliest", **options}
-        frame = self._spark.readStream.format("penstock").options(**given).load()
-        writer = frame.writeStream.foreachBatch(self.table.write)
-        writer = writer.option("checkpointLocation", str(self.checkpoint)).trigger(
-            **(trigger or {"processingTime": "50 milliseconds"})
-        )
-        query = writer.start()
-        self.queries.append(query)
-        return query
-
-    def drain(self, **options: str) -> StreamingQuery:
-        """Read what there is, and end."""
-        query = self.start(trigger={"availableNow": True}, **options)
-        assert query.awaitTermination(DEADLINE_S), "the query did not end"
-        return query
-
-    def stop(self) -> None:
-        for query in self.queries:
-            query.stop()
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture
-def stream(spark: SparkSession, bootstrap: str, tmp_path: Path) -> Any:
+def stream(spark: SparkSession, bootstrap: str, tmp_path: Path) -> Iterator[Stream]:
     stream = Stream(spark, bootstrap, tmp_path / "checkpoint")
     yield stream
     stream.stop()
-
-
-def expected(topic: str, partition: int, *numbers: int) -> list[tuple[Key, bytes]]:
-    return [((topic, partition, number), b"%d" % number) for number in numbers]
-
-
-def send(topics: Topics, topic: str, partition: int, first: int, end: int) -> None:
-    topics.send(topic, [b"%d" % number for number in range(first, end)], partition=partition)
 
 
 def test_a_stream_goes_on_from_its_checkpoint_and_repeats_and_skips_nothing(
@@ -121,6 +57,23 @@ def test_a_stream_goes_on_from_its_checkpoint_and_repeats_and_skips_nothing(
 
     stream.drain(**options)
     assert stream.table.sizes == [50, 50, 5]
+
+
+def test_a_checkpoint_of_sparks_kafka_source_is_gone_on_from(
+    stream: Stream, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    try:
+        connector_jars()
+    except Missing as missing:
+        skip_or_fail(missing)
+    topic = topics.create(unique("t"), 2)
+    send(topics, topic, 0, 0, 4)
+    stream.drain(subscribe=topic, source="kafka")
+    send(topics, topic, 0, 4, 6)
+    send(topics, topic, 1, 0, 3)
+    stream.drain(subscribe=topic)
+    assert stream.table.sizes == [4, 5]
+    assert sorted(stream.table.rows) == expected(topic, 0, *range(6)) + expected(topic, 1, *range(3))
 
 
 def test_a_running_stream_picks_up_new_partitions_and_topics(

@@ -64,6 +64,7 @@ from penstock.protocol.messages.topics import (
 from penstock.protocol.records import check_produced, encode_batch, patch
 from penstock.wire.core import Core, Task
 from penstock.wire.links import Address, Connect, Disconnect, Effect, Send
+from penstock.wire.producing import Producing
 
 WALL_MS = 1_000_000
 
@@ -522,3 +523,45 @@ class FakeShell:
 
 # What ``interfere`` returns for a request that is never answered.
 SILENCE = object()
+
+
+class Writing:
+    """A producer on a fake cluster, and what it heard."""
+
+    def __init__(self, cluster: FakeCluster, **settings: Any) -> None:
+        self.cluster = cluster
+        self.shell = FakeShell(cluster, bootstrap="broker-2:9092,broker-3:9092", **settings)
+        self.producing = Producing(self.shell.core, acks=-1, in_flight=5)
+        self.made = 0
+        # (number of the batch, its offset), as acknowledged.
+        self.acked: list[tuple[int, int]] = []
+
+    def send(self, at: TopicPartition, *, records: int = 1, size: int = 10) -> int:
+        number = self.made
+        self.made += 1
+        batch = encode_batch([(1000, b"%d" % number, b"x" * size, ())] * records)
+        self.producing.add(at, batch, lambda offset: self.acked.append((number, offset)), self.shell.now_ms)
+        self.shell.wait(0)
+        self.call_back()
+        return number
+
+    def call_back(self) -> None:
+        acked, self.producing.acked = self.producing.acked, []
+        for on_ack, offset in acked:
+            on_ack(offset)
+
+    def flush(self) -> None:
+        producing = self.producing
+        self.shell.run(lambda: not producing.unacknowledged or producing.error is not None)
+        self.call_back()
+        if producing.error is not None:
+            raise producing.error
+
+    def flying(self) -> list[int]:
+        """The sequences in flight to each partition, in order."""
+        return [
+            batch.sequence
+            for queue in self.producing._queues.values()
+            for batch in queue.batches
+            if batch.is_in_flight
+        ]

@@ -9,6 +9,7 @@ import pytest
 from penstock.model import TopicPartition
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.cluster import ApiVersionsResponse
+from penstock.protocol.messages.topics import MetadataResponse
 from penstock.protocol.records import batches, decode_records
 from penstock.wire import admin, groups, operations
 from penstock.wire.core import FIRST_CONTACT_MS
@@ -482,6 +483,34 @@ def test_a_group_with_members_is_not_ours_to_commit_to(cluster: FakeCluster) -> 
 
 
 # The core itself
+
+
+def test_a_cluster_that_says_it_is_another_is_begun_with_anew(cluster: FakeCluster) -> None:
+    shell = FakeShell(cluster)
+    fetch(shell)
+    said = []
+
+    def interfere(broker: int, key: int, version: int, request: Any) -> Any:
+        if key == METADATA and not said:
+            said.append(broker)
+            return MetadataResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
+        return None
+
+    cluster.interfere = interfere
+    assert list(shell.ask(operations.topics, ["orders"])) == ["orders"]
+    assert said
+
+
+def test_a_pause_of_the_caller_makes_nothing_late(cluster: FakeCluster) -> None:
+    shell = FakeShell(cluster, request_timeout_ms=5_000, deadline_ms=20_000)
+    fetch(shell)
+    task = shell.start("fetching", lambda core, task: operations.fetch(core, task, AT, 3, FetchSettings()))
+    shell.now_ms += 100_000
+    shell.core.slept(100_000)
+    shell.wait(0)
+    assert not task.is_done
+    assert shell.result(task).next_offset == 12
+    assert len(asked(cluster, FETCH)) == 2, "it was not asked again"
 
 
 def test_a_task_given_up_is_answered_to_nobody(cluster: FakeCluster) -> None:

@@ -14,8 +14,7 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import batches, decode_header, decode_records
 from penstock.wire import operations
 from penstock.wire.operations import FetchSettings
-from tests.wire.fake import FakeCluster, FakeShell
-from tests.wire.test_producing import Writing
+from tests.wire.fake import FakeCluster, FakeShell, Writing
 
 PLACES = [TopicPartition("orders", number) for number in range(3)]
 REFUSALS = [
@@ -125,7 +124,7 @@ def _number(data: bytes) -> int:
     return int(decode_records(data, bytes_max=1 << 20)[0].key or b"")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SEEDS)
 def test_a_reader_sees_every_batch_once_in_order(seed: int) -> None:
     chance = random.Random(seed)

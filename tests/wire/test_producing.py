@@ -20,53 +20,10 @@ from penstock.wire.errors import (
     Unreachable,
     WireError,
 )
-from penstock.wire.producing import Producing
-from tests.wire.fake import FakeCluster, FakeShell
+from tests.wire.fake import FakeCluster, Writing
 
 AT = TopicPartition("orders", 0)
 PRODUCE, INIT_PRODUCER_ID = 0, 22
-
-
-class Writing:
-    """A producer on a fake cluster, and what it heard."""
-
-    def __init__(self, cluster: FakeCluster, **settings: Any) -> None:
-        self.cluster = cluster
-        self.shell = FakeShell(cluster, bootstrap="broker-2:9092,broker-3:9092", **settings)
-        self.producing = Producing(self.shell.core, acks=-1, in_flight=5)
-        self.made = 0
-        # (number of the batch, its offset), as acknowledged.
-        self.acked: list[tuple[int, int]] = []
-
-    def send(self, at: TopicPartition = AT, *, records: int = 1, size: int = 10) -> int:
-        number = self.made
-        self.made += 1
-        batch = encode_batch([(1000, b"%d" % number, b"x" * size, ())] * records)
-        self.producing.add(at, batch, lambda offset: self.acked.append((number, offset)), self.shell.now_ms)
-        self.shell.wait(0)
-        self.call_back()
-        return number
-
-    def call_back(self) -> None:
-        acked, self.producing.acked = self.producing.acked, []
-        for on_ack, offset in acked:
-            on_ack(offset)
-
-    def flush(self) -> None:
-        producing = self.producing
-        self.shell.run(lambda: not producing.unacknowledged or producing.error is not None)
-        self.call_back()
-        if producing.error is not None:
-            raise producing.error
-
-    def flying(self) -> list[int]:
-        """The sequences in flight to each partition, in order."""
-        return [
-            batch.sequence
-            for queue in self.producing._queues.values()
-            for batch in queue.batches
-            if batch.is_in_flight
-        ]
 
 
 @pytest.fixture
@@ -130,7 +87,7 @@ def interfere(cluster: FakeCluster, code: ErrorCode, *, times: int = 1, written:
 def test_batches_are_numbered_and_acknowledged_in_order(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
     for records in (3, 1, 2):
-        writing.send(records=records)
+        writing.send(AT, records=records)
     writing.flush()
     assert log(cluster) == [(1, 0), (1, 3), (1, 4)]
     assert writing.acked == [(0, 0), (1, 3), (2, 4)]
@@ -149,7 +106,7 @@ def test_each_partition_has_sequences_of_its_own_under_one_producer_id(cluster: 
 def test_the_first_batch_of_a_partition_goes_alone_then_five(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
     for _ in range(9):
-        writing.send()
+        writing.send(AT)
     writing.shell.run(lambda: bool(writing.flying()))
     assert writing.flying() == [0]
     writing.shell.run(lambda: writing.producing.unacknowledged == 8)
@@ -180,12 +137,12 @@ def test_large_batches_do_not_share_a_request_beyond_its_size(cluster: FakeClust
 
 def test_sequences_wrap_around(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
     writing.producing._queues[AT].next_sequence = SEQUENCE_MAX - 1
     cluster.partition(AT).producers = type(cluster.partition(AT).producers)(10**12)
     for _ in range(3):
-        writing.send(records=2)
+        writing.send(AT, records=2)
     writing.flush()
     assert [sequence for _, sequence in log(cluster)] == [0, SEQUENCE_MAX - 1, 0, 2]
 
@@ -194,8 +151,8 @@ def test_an_older_broker_is_written_to_by_name(cluster: FakeCluster) -> None:
     cluster.version_max = {PRODUCE: 9}
     cluster.has_topic_ids = False
     writing = Writing(cluster)
-    writing.send()
-    writing.send()
+    writing.send(AT)
+    writing.send(AT)
     writing.flush()
     assert log(cluster) == [(1, 0), (1, 1)]
     assert {version for _, key, version, _ in cluster.asked if key == PRODUCE} == {9}
@@ -220,11 +177,11 @@ def test_what_was_refused_for_a_moment_is_sent_again_once(
     cluster: FakeCluster, code: ErrorCode, written: bool
 ) -> None:
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
     interfere(cluster, code, times=2, written=written)
     for _ in range(7):
-        writing.send(records=2)
+        writing.send(AT, records=2)
     writing.flush()
     assert [sequence for _, sequence in log(cluster)] == [0, *range(1, 15, 2)]
     assert sorted(writing.acked) == [(0, 0), *((number, 2 * number - 1) for number in range(1, 8))]
@@ -232,11 +189,11 @@ def test_what_was_refused_for_a_moment_is_sent_again_once(
 
 def test_nothing_is_sent_behind_a_refusal_until_all_in_flight_has_come_back(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
     interfere(cluster, ErrorCode.NOT_ENOUGH_REPLICAS, times=1)
     for _ in range(8):
-        writing.send()
+        writing.send(AT)
     shell = writing.shell
     (number,) = shell.can_act()
     for _ in range(5):
@@ -253,10 +210,10 @@ def test_nothing_is_sent_behind_a_refusal_until_all_in_flight_has_come_back(clus
 
 def test_a_connection_lost_with_five_in_flight_repeats_nothing(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
     for _ in range(8):
-        writing.send()
+        writing.send(AT)
     shell = writing.shell
     (number,) = shell.can_act()
     for _ in range(3):
@@ -269,10 +226,10 @@ def test_a_connection_lost_with_five_in_flight_repeats_nothing(cluster: FakeClus
 
 def test_a_leader_that_moves_is_followed_with_the_same_sequences(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
     for _ in range(4):
-        writing.send()
+        writing.send(AT)
     cluster.move(AT, 3)
     writing.flush()
     assert [sequence for _, sequence in log(cluster)] == list(range(5))
@@ -281,10 +238,10 @@ def test_a_leader_that_moves_is_followed_with_the_same_sequences(cluster: FakeCl
 
 def test_a_leader_that_dies_is_replaced(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
     for _ in range(4):
-        writing.send()
+        writing.send(AT)
     shell = writing.shell
     (number,) = shell.can_act()
     shell.act(number)
@@ -298,19 +255,19 @@ def test_a_leader_that_dies_is_replaced(cluster: FakeCluster) -> None:
 def test_a_duplicate_counts_as_acknowledged(cluster: FakeCluster) -> None:
     interfere(cluster, ErrorCode.DUPLICATE_SEQUENCE_NUMBER, written=True)
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
     assert writing.acked == [(0, -1)]
 
 
 def test_a_batch_that_others_have_overtaken_goes_alone_and_is_not_repeated(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
     # Written, but it took too long to be told so; those behind it were.
     interfere(cluster, ErrorCode.REQUEST_TIMED_OUT, written=True)
     for _ in range(12):
-        writing.send()
+        writing.send(AT)
     shell = writing.shell
     (number,) = shell.can_act()
     for _ in range(5):
@@ -327,7 +284,7 @@ def test_a_batch_that_others_have_overtaken_goes_alone_and_is_not_repeated(clust
 def test_out_of_order_behind_a_refused_batch_says_nothing(cluster: FakeCluster) -> None:
     """As Apache Kafka answers: the refused batch leaves a hole, and the others are out of order."""
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
     answers = iter([ErrorCode.NOT_ENOUGH_REPLICAS, *[ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER] * 4])
     kept = cluster.write
@@ -338,18 +295,18 @@ def test_out_of_order_behind_a_refused_batch_says_nothing(cluster: FakeCluster) 
 
     cluster.write = write  # type: ignore[method-assign,assignment]
     for _ in range(6):
-        writing.send()
+        writing.send(AT)
     writing.flush()
     assert [sequence for _, sequence in log(cluster)] == list(range(7))
 
 
 def test_a_producer_forgotten_by_retention_goes_on_as_somebody_new(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
     interfere(cluster, ErrorCode.UNKNOWN_PRODUCER_ID)
-    writing.send(records=2)
-    writing.send()
+    writing.send(AT, records=2)
+    writing.send(AT)
     writing.flush()
     assert log(cluster) == [(1, 0), (2, 0), (2, 2)]
 
@@ -359,19 +316,19 @@ def test_a_producer_forgotten_by_retention_goes_on_as_somebody_new(cluster: Fake
 
 def test_a_hole_behind_what_was_acknowledged_is_raised(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
     interfere(cluster, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-    writing.send()
+    writing.send(AT)
     with pytest.raises(OutOfSequence, match="lost records that were acknowledged"):
         writing.flush()
 
 
 def test_a_producer_forgotten_while_nobody_knows_what_was_written_is_raised(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
-    writing.send()
+    writing.send(AT)
     shell = writing.shell
     (number,) = shell.can_act()
     shell.act(number)
@@ -384,7 +341,7 @@ def test_a_producer_forgotten_while_nobody_knows_what_was_written_is_raised(clus
 def test_records_in_another_order_are_noticed(cluster: FakeCluster) -> None:
     """A broker that does not look at sequences takes the second batch and then the first."""
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
 
     def write(partition: Any, batch: bytearray) -> tuple[int, int]:
@@ -397,14 +354,14 @@ def test_records_in_another_order_are_noticed(cluster: FakeCluster) -> None:
     refused: list[Any] = []
     cluster.write = write  # type: ignore[method-assign,assignment]
     for _ in range(4):
-        writing.send()
+        writing.send(AT)
     with pytest.raises(OutOfSequence, match="in another order"):
         writing.flush()
 
 
 def test_a_batch_that_is_too_large_says_what_to_do(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
-    writing.send(size=1_000_001)
+    writing.send(AT, size=1_000_001)
     with pytest.raises(
         BatchTooLarge, match=r"write smaller batches, or raise the topic's max\.message\.bytes"
     ):
@@ -414,7 +371,7 @@ def test_a_batch_that_is_too_large_says_what_to_do(cluster: FakeCluster) -> None
 def test_a_batch_that_is_damaged_again_and_again_is_given_up(cluster: FakeCluster) -> None:
     interfere(cluster, ErrorCode.CORRUPT_MESSAGE, times=100)
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     with pytest.raises(BrokerRefused, match="corrupt message"):
         writing.flush()
 
@@ -423,7 +380,7 @@ def test_after_an_error_nothing_is_sent(cluster: FakeCluster) -> None:
     interfere(cluster, ErrorCode.INVALID_RECORD)
     writing = Writing(cluster)
     for _ in range(3):
-        writing.send()
+        writing.send(AT)
     with pytest.raises(BrokerRefused, match="invalid record"):
         writing.flush()
     writing.shell.wait(1_000)
@@ -441,10 +398,10 @@ def test_an_unknown_topic_is_said(cluster: FakeCluster) -> None:
 
 def test_a_topic_made_anew_is_not_written_on(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
     cluster.make_topic("orders", [1])
-    writing.send()
+    writing.send(AT)
     with pytest.raises(TopicReplaced, match="while it was written to"):
         writing.flush()
     assert log(cluster) == []
@@ -454,7 +411,7 @@ def test_a_partition_that_nobody_leads_holds_up_no_other(cluster: FakeCluster) -
     cluster.make_topic("dead", [-1])
     writing = Writing(cluster)
     writing.send(TopicPartition("dead", 0))
-    other = writing.send()
+    other = writing.send(AT)
     writing.shell.run(lambda: writing.producing.unacknowledged == 1)
     writing.call_back()
     assert writing.acked == [(other, 0)]
@@ -467,7 +424,7 @@ def test_a_partition_that_nobody_leads_holds_up_no_other(cluster: FakeCluster) -
 def test_nobody_to_be_reached_is_said(cluster: FakeCluster) -> None:
     cluster.down.update((1, 2, 3))
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     with pytest.raises(Unreachable, match="cannot reach any of broker-2:9092, broker-3:9092"):
         writing.flush()
 
@@ -486,10 +443,10 @@ def test_what_is_no_batch_is_not_taken(cluster: FakeCluster) -> None:
 
 def test_a_closed_producer_gives_up_what_is_in_flight(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
-    writing.send()
+    writing.send(AT)
     writing.flush()
     for _ in range(3):
-        writing.send()
+        writing.send(AT)
     writing.producing.close()
     shell = writing.shell
     while shell.can_act() or shell.can_deliver():

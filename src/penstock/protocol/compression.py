@@ -111,14 +111,20 @@ def _decompress_lz4(data: Buffer, bytes_max: int) -> bytes:
     rest: Buffer = data
     while len(rest) and len(output) <= bytes_max:
         frame = lz4.frame.LZ4FrameDecompressor()
-        try:
-            output += frame.decompress(rest, max_length=bytes_max + 1 - len(output))
-        except (RuntimeError, EOFError) as error:
-            raise CompressionError(f"lz4: {error}") from error
-        if not frame.eof:
-            if len(output) > bytes_max:
-                break
-            raise CompressionError("lz4: cut short")
+        # The library allocates all it is allowed to return, so it is allowed what records usually need first.
+        room = max(4 * len(rest), 1 << 16)
+        while not frame.eof and len(output) <= bytes_max:
+            try:
+                piece: bytes = frame.decompress(rest, max_length=min(room, bytes_max + 1 - len(output)))
+            except (RuntimeError, EOFError) as error:
+                raise CompressionError(f"lz4: {error}") from error
+            if not piece and not frame.eof:
+                raise CompressionError("lz4: cut short")
+            if frame.eof and not frame.unused_data and not output:
+                return piece  # as nearly always; a copy less
+            output += piece
+            rest = b""  # the library keeps what it has not used
+            room *= 2
         rest = frame.unused_data or b""
     return bytes(output)
 
@@ -127,8 +133,11 @@ def _decompress_zstd(data: Buffer, bytes_max: int) -> bytes:
     decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
     try:
         with decoder.stream_reader(data, read_across_frames=True) as reader:
-            # It ends without a word where the input is cut short: the records then end too early.
-            return reader.read(bytes_max + 1)
+            # It ends without a word where the input is cut short: the records then end too early. It allocates all
+            # it is asked for, so it is asked for what records usually need first.
+            room = min(bytes_max + 1, max(8 * len(data), 1 << 16))
+            first = reader.read(room)
+            return first if len(first) < room else first + reader.read(bytes_max + 1 - room)
     except zstandard.ZstdError as error:
         raise CompressionError(f"zstd: {error}") from error
 

@@ -19,11 +19,13 @@ from penstock.spark.errors import SparkOptionError
 from penstock.spark.options import INTERNAL_TOPICS, Place, SourceOptions, Subscription
 from penstock.spark.ranges import OffsetRange, Offsets, share, split
 from penstock.spark.reading import lose
-from penstock.wire import EARLIEST, LATEST, Client
+from penstock.wire import EARLIEST, LATEST, Client, OffsetOutOfRange, UnknownTopic
 
 # A partition that the brokers do not show for so long is gone.
 GONE_AFTER_S = 10.0
 GONE_PAUSE_S = 0.25
+# New partitions and topics are found so soon. An idle stream looks for records a hundred times a second.
+METADATA_AGE_S = 1.0
 # What is read of a partition to learn how large its records are.
 SAMPLE_BYTES = 128 * 2**10
 
@@ -36,7 +38,7 @@ class Available:
     starts: Offsets
     # Up to where records can be read. A partition that is gone keeps the stream's own offset.
     ends: Offsets
-    # Where each log begins, of the partitions that are there.
+    # Where the logs begin, of those partitions that have something to read.
     log_starts: Offsets
 
     @property
@@ -45,12 +47,15 @@ class Available:
 
 
 class Planner:
-    """Asks the brokers; remembers nothing."""
+    """Asks the brokers. It remembers which partitions it saw last, for a moment, and which topics they were."""
 
     def __init__(self, options: SourceOptions, client: Client) -> None:
         self._options = options
         self._settings = options.read
         self._client = client
+        self._seen: set[TopicPartition] | None = None
+        self._seen_at = 0.0
+        self._topic_ids: dict[str, bytes] = {}
 
     # Batch
 
@@ -94,13 +99,17 @@ class Planner:
     def _visible(self) -> set[TopicPartition]:
         """Every partition of the topics that are subscribed to and exist."""
         subscription = self._options.subscription
-        topics = self._client.topics(subscription.named_topics)
-        return {
-            TopicPartition(name, number)
-            for name, topic in topics.items()
+        topics = {
+            name: topic
+            for name, topic in self._client.topics(subscription.named_topics).items()
             if _matches(subscription, name)
-            for number in topic.partitions
         }
+        for name, topic in topics.items():
+            # Offsets of the old topic mean nothing in the new one, even where it has as many records.
+            if self._topic_ids.setdefault(name, topic.topic_id) != topic.topic_id:
+                self._topic_ids[name] = topic.topic_id
+                lose(self._settings, f"topic {name} was deleted and made anew while it was read")
+        return {TopicPartition(name, number) for name, topic in topics.items() for number in topic.partitions}
 
     # Where to begin and to end
 
@@ -177,17 +186,28 @@ class Planner:
         """
         deadline = time.monotonic() + GONE_AFTER_S
         while True:
-            visible = self._visible_assigned()
-            earliest, latest = self.earliest(visible), self.latest(visible)
+            visible = self._visible_assigned(age_s_max=METADATA_AGE_S)
+            latest: Offsets = {}
             gone = start.keys() - visible
-            shrunk = {each for each in start.keys() & visible if latest[each] < start[each]}
-            if not (gone or shrunk) or time.monotonic() > deadline:
-                break
+            shrunk: set[TopicPartition] = set()
+            try:
+                latest = self.latest(visible)
+            except UnknownTopic:
+                # Deleted a moment ago. The brokers' next answer will say so too.
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                shrunk = {each for each in start.keys() & visible if latest[each] < start[each]}
+                if not (gone or shrunk) or time.monotonic() > deadline:
+                    break
+            self._seen = None
             time.sleep(GONE_PAUSE_S)
         if gone:
             lose(self._settings, f"{_names(gone)} no longer there: topics were deleted or made anew")
         for each in sorted(shrunk):
             self._lose_shrunk(each, start[each], latest[each])
+        # An idle stream looks many times a second: it asks where logs begin only when there is something to read.
+        earliest = self.earliest({each for each in visible if latest[each] != start.get(each)})
         starts: Offsets = {}
         ends: Offsets = {}
         for each in visible | start.keys():
@@ -202,17 +222,22 @@ class Planner:
             else:
                 # A stream may stand behind `until`, and retention may have overtaken the stream.
                 ends[each] = max(reach, stood_at)
-                starts[each] = min(max(stood_at, earliest[each]), ends[each])
+                starts[each] = min(max(stood_at, earliest.get(each, stood_at)), ends[each])
         return Available(starts, ends, earliest)
 
     def reach(self) -> Offsets:
         """How far the subscribed partitions reach now, of those that can be seen. Complains about nothing."""
         return self.latest(self._visible_assigned())
 
-    def _visible_assigned(self) -> set[TopicPartition]:
-        visible = self._visible()
-        assigned = self._options.subscription.assigned
-        return visible.intersection(assigned) if assigned else visible
+    def _visible_assigned(self, *, age_s_max: float = 0.0) -> set[TopicPartition]:
+        """What of the subscription can be seen, as of now or of ``age_s_max`` ago."""
+        now = time.monotonic()
+        if self._seen is None or now - self._seen_at > age_s_max:
+            visible = self._visible()
+            assigned = self._options.subscription.assigned
+            self._seen = visible.intersection(assigned) if assigned else visible
+            self._seen_at = now
+        return self._seen
 
     def limited(self, available: Available) -> Offsets:
         """Where the next micro-batch ends: as far as the limits per trigger let it."""
@@ -236,7 +261,11 @@ class Planner:
     def _record_bytes(self, partition: TopicPartition, available: Available) -> float:
         """About how many bytes one offset is worth, from the batches that would be read next."""
         start = available.starts[partition]
-        sample = self._client.fetch(partition, start, bytes_max=SAMPLE_BYTES, wait_ms=0).records
+        try:
+            sample = self._client.fetch(partition, start, bytes_max=SAMPLE_BYTES, wait_ms=0).records
+        except OffsetOutOfRange as error:  # retention has moved since we asked
+            start = error.log_start_offset
+            sample = self._client.fetch(partition, start, bytes_max=SAMPLE_BYTES, wait_ms=0).records
         position, next_offset = 0, start
         while len(sample) - position >= HEADER_SIZE:
             header = decode_header(sample, position)

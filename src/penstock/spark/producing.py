@@ -273,16 +273,23 @@ class Sender:
         target = self._targets.get(topic)
         if target is None or anew:
             info = _topic_info(self._client, topic)
-            largest = self._client.topic_configs([topic]).get(topic, {}).get("max.message.bytes")
             led = [number for number, partition in info.partitions.items() if partition.leader >= 0]
             target = _Target(
                 topic_id=info.topic_id,
                 count=len(info.partitions),
                 led=np.array(sorted(led or info.partitions), dtype=np.int64),
-                record_bytes_max=None if largest is None else int(largest),
+                record_bytes_max=self._record_bytes_max(topic),
             )
             self._targets[topic] = target
         return target
+
+    def _record_bytes_max(self, topic: str) -> int | None:
+        try:
+            largest = self._client.topic_configs([topic])[topic].get("max.message.bytes")
+        except BrokerRefused:
+            # Who may write need not be allowed to read settings. The leader will say if it is too much.
+            return None
+        return None if largest is None else int(largest)
 
 
 def record_bytes(batch: pa.RecordBatch) -> int:

@@ -27,6 +27,12 @@ DEADLINE_MS = 120_000
 FETCH_BYTES_MAX = 8 * 2**20
 # The JVM takes a batch at a time; fewer rows cost it more per row, many more leave its caches.
 ROWS_MAX = 16_384
+# glibc gives freed memory back to the system at once, so that every answer would be decompressed into pages that
+# must be faulted in anew: a third of a task's time. Once it has seen a block of this size freed, it keeps as much.
+KEPT_BYTES = 24 * 2**20
+bytearray(KEPT_BYTES)
+# Of one batch, about: the JVM holds it in one piece, for every task. Only large records reach it.
+BATCH_BYTES_MAX = 32 * 2**20
 
 _log = logging.getLogger("penstock.spark")
 
@@ -143,8 +149,10 @@ class _Shape:
         self._partition = pa.repeat(pa.scalar(offset_range.partition, pa.int32()), self._rows_max)
 
     def batches(self, columns: Columns) -> Iterator[pa.RecordBatch]:
-        for first in range(0, columns.count, self._rows_max):
-            rows = min(self._rows_max, columns.count - first)
+        size = columns.value.nbytes + columns.key.nbytes
+        rows_max = max(1, min(self._rows_max, BATCH_BYTES_MAX * columns.count // max(1, size)))
+        for first in range(0, columns.count, rows_max):
+            rows = min(rows_max, columns.count - first)
             arrays = [
                 columns.key.slice(first, rows),
                 columns.value.slice(first, rows),

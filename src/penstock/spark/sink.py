@@ -66,7 +66,8 @@ NAMES = (
 # They tune how long the Java producer waits for more records, how much it keeps and how it tries again. A task
 # knows its rows, gathers a fixed amount, and tries again until kafka.delivery.timeout.ms, in order.
 WITHOUT_EFFECT = (
-    "checkpointLocation",  # Spark's own, handed on with the others
+    "checkpointLocation",  # this and the next are Spark's own, handed on with the others
+    "queryName",
     "kafka.linger.ms",
     "kafka.buffer.memory",
     "kafka.max.block.ms",

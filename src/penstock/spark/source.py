@@ -134,6 +134,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._planning: Planner | None = None
         # The end of an AvailableNow run, decided when it begins.
         self._until: Offsets | None = None
         # As of the last look at the brokers.
@@ -194,7 +195,9 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Private
 
     def _planner(self) -> Planner:
-        return Planner(self._options, self._options.read.client())
+        if self._planning is None:
+            self._planning = Planner(self._options, self._options.read.client())
+        return self._planning
 
     def _is_too_little(self, available: Available) -> bool:
         """Whether minOffsetsPerTrigger lets this trigger pass. What AvailableNow found it reads in any case."""

@@ -1,7 +1,8 @@
 """The blocking shell: sockets and a selector around the core, turned by whoever waits for something.
 
 It has no thread of its own. Between two calls nothing happens: an answer that arrives meanwhile lies in the
-socket until the next turn, which is why a turn reads before it looks at the clock.
+socket until the next turn. So a turn reads before it looks at the clock, and the time between two turns, in which
+a caller may have been busy for minutes, counts as no time at all.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ Result = TypeVar("Result")
 BUFFERS_PER_SEND = 512
 # Of one connection in one turn, so that a fast one does not starve the others.
 READS_PER_TURN = 32
+# A gap between two turns that is longer was not ours.
+GAP_MS = 1_000
 # A turn never sleeps longer, however far away the next timeout is.
 SLEEP_MS_MAX = 60_000
 
@@ -59,6 +62,10 @@ class Shell:
         self._selector = selectors.DefaultSelector()
         self._sockets: dict[int, _Socket] = {}
         self._process_id = os.getpid()
+        self._turned_ms = self.now_ms()
+        # Tasks whose results nobody wants. Filled wherever a reader is dropped, also by the garbage collector in
+        # the middle of a turn; so they are only noted.
+        self.given_up: deque[Task[Any]] = deque()
         self.is_closed = False
 
     def now_ms(self) -> int:
@@ -78,6 +85,11 @@ class Shell:
     def turn(self, *, block: bool = True) -> None:
         """Do what the core wants done, wait for something to happen (or not), and tell the core."""
         self.check_usable()
+        gap_ms = self.now_ms() - self._turned_ms
+        if gap_ms > GAP_MS:
+            self.core.slept(gap_ms)
+        while self.given_up:
+            self.core.cancel(self.given_up.popleft())
         self._act()
         timeout_s = 0.0
         if block:
@@ -92,7 +104,8 @@ class Shell:
                 self._writable(each)
             if events & selectors.EVENT_READ and each.socket is not None:
                 self._readable(each)
-        self.core.tick(self.now_ms())
+        self._turned_ms = self.now_ms()
+        self.core.tick(self._turned_ms)
         self._act()
 
     def check_usable(self) -> None:

@@ -11,6 +11,7 @@ left. Keep the view, or what was decoded from it, and never an address.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -139,15 +140,13 @@ class Client:
                     if offset < end:
                         task = self._fetching(at, offset, settings, topic_id)
                 if len(fetched.records):
-                    # Nothing here may hold on to the view while the caller has it.
                     yield fetched
-                    with self.lock:
-                        progress_ms = self.shell.now_ms()
+                    progress_ms = self.shell.now_ms()
+                # The buffer is free for the next answer but one, unless the caller has kept the view.
                 del fetched
         finally:
             if task is not None:
-                with self.lock:
-                    self.shell.core.cancel(task)
+                self.shell.given_up.append(task)
 
     # Groups
 
@@ -238,6 +237,11 @@ def shared(bootstrap: str, **settings: Any) -> Client:
         return client
 
 
+def _close_shared() -> None:
+    for client in _clients.values():
+        client.close()
+
+
 def _forked() -> None:
     global _clients_lock  # noqa: PLW0603  (another thread may have held it)
     _clients_lock = threading.Lock()
@@ -246,3 +250,4 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+atexit.register(_close_shared)

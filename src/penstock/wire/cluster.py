@@ -46,6 +46,10 @@ class Cluster:
         # The coordinators of groups.
         self.coordinators: dict[str, Address] = {}
 
+    def start_over(self) -> None:
+        """Forget everything but the bootstrap list."""
+        self.brokers, self.topics, self.names, self.coordinators = {}, {}, {}, {}
+
     def learn(self, response: Any) -> None:
         """From a Metadata response, whatever it was asked for."""
         if response.brokers:

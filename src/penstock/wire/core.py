@@ -85,6 +85,8 @@ class Participant(Protocol):
 
     def due_ms(self) -> int | None: ...
 
+    def slept(self, ms: int) -> None: ...
+
     def check(self) -> None: ...
 
 
@@ -160,6 +162,14 @@ class Core:
         self.now_ms = now_ms
         self.links.lost(link, why, now_ms)
         self._settle()
+
+    def slept(self, ms: int) -> None:
+        """Nobody has looked at the sockets for so long: what lies in them is not late, and no deadline ran."""
+        self.links.slept(ms)
+        for task in self._tasks:
+            task.due_ms += ms
+        for participant in self.participants:
+            participant.slept(ms)
 
     def tick(self, now_ms: int) -> None:
         self.now_ms = now_ms

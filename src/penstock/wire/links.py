@@ -257,6 +257,12 @@ class Links:
                 silent_s = (now_ms - max(link.heard_ms, link.begun_ms)) / 1000
                 self._fail(link, f"{link.address} has been silent for {silent_s:.0f} s", now_ms)
 
+    def slept(self, ms: int) -> None:
+        """Nobody listened for so long, so nobody was silent."""
+        for link in self._by_id.values():
+            link.begun_ms += ms
+            link.heard_ms += ms
+
     def due_ms(self) -> int | None:
         """When ``tick`` will have something to do, if nothing happens before."""
         return min((due for due in map(self._due_ms, self._by_id.values()) if due is not None), default=None)

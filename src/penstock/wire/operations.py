@@ -106,8 +106,15 @@ def refresh(core: Core, task: Task[Any], names: Iterable[str] | None, *, create:
     """Have the cluster's view of these topics (None: of all) brought up to date; the Metadata response."""
     wanted = None if names is None else [MetadataRequestTopic(name=name) for name in names]
     message = MetadataRequest(topics=wanted, allow_auto_topic_creation=create)
-    answer = yield from ask_anybody(core, task, Ask(METADATA, lambda _: message))
-    response = answer.message
+    while True:
+        answer = yield from ask_anybody(core, task, Ask(METADATA, lambda _: message))
+        response = answer.message
+        if response.error_code == ErrorCode.NONE:
+            break
+        # REBOOTSTRAP_REQUIRED: what we know is of another cluster (KIP-1102).
+        task.trouble = f"metadata: {words_of(response.error_code)}"
+        core.cluster.start_over()
+        yield from back_off(core, task)
     core.cluster.learn(response)
     if names is None:
         there = {topic.name for topic in response.topics}

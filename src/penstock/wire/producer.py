@@ -57,16 +57,19 @@ class Producer:
         with self._client.lock:
             self._raise_error()
             self._producing.add(at, batch, on_ack, self._shell.now_ms())
-            self._turn(block=False)
+            self._shell.turn(block=False)
+            self._report()
             while self._producing.unacknowledged_bytes > UNACKNOWLEDGED_BYTES_MAX:
-                self._turn(block=True)
+                self._shell.turn()
+                self._report()
 
     def flush(self) -> None:
         """Wait until everything is acknowledged. Raises the first final error."""
         with self._client.lock:
-            self._raise_error()
+            self._report()
             while self._producing.unacknowledged:
-                self._turn(block=True)
+                self._shell.turn()
+                self._report()
 
     def close(self) -> None:
         """Flush, and be done."""
@@ -78,10 +81,8 @@ class Producer:
 
     # Private
 
-    def _turn(self, *, block: bool) -> None:
-        self._shell.core.tick(self._shell.now_ms())
-        if not block or self._producing.unacknowledged:
-            self._shell.turn(block=block)
+    def _report(self) -> None:
+        """Tell of what was acknowledged, in whoever's turn that was, and raise what went wrong."""
         acked, self._producing.acked = self._producing.acked, []
         for on_ack, base_offset in acked:
             on_ack(base_offset)

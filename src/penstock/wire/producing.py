@@ -106,7 +106,9 @@ class Producing:
     # What the caller wants
 
     def add(self, at: TopicPartition, data: bytearray, on_ack: OnAck | None, now_ms: int) -> None:
-        """Take a batch, which is ours from now on. Raises CorruptBatch or ValueError for what is none."""
+        """Take a batch, which is ours from now on. Raises CorruptBatch or ValueError for what is no batch."""
+        if not isinstance(data, bytearray):
+            raise TypeError(f"a batch is a bytearray, because its header is filled in; this is {type(data)}")
         header = decode_header(data)
         if header.size != len(data) or header.count != header.last_offset_delta + 1 or header.count < 1:
             raise ValueError(f"{len(data)} bytes for {at} are not exactly one record batch")
@@ -155,6 +157,11 @@ class Producing:
             if queue.not_before_ms > self._core.now_ms and queue.next_to_send() is not None:
                 times.append(queue.not_before_ms)
         return min(times, default=None)
+
+    def slept(self, ms: int) -> None:
+        for queue in self._busy.values():
+            for batch in queue.batches:
+                batch.due_ms += ms
 
     def check(self) -> None:
         """Assert what must be true between two events."""

@@ -56,9 +56,15 @@ def forecast(
     stored_bytes: int,
     retention: Retention,
     now_ms: int,
+    *,
+    since_ms: int,
 ) -> Forecast:
-    """Look ahead from a timeline: start of each bucket in ms -> stored bytes of the records in it."""
-    window_ms = min(GROWTH_WINDOW_MS, max(WINDOW_MS_MIN, now_ms - oldest_ms))
+    """Look ahead from a timeline: start of each bucket in ms -> stored bytes of the records in it.
+
+    ``since_ms`` is when the topic's oldest record came: a partition that got its first a moment ago has not grown
+    so fast all the time.
+    """
+    window_ms = min(GROWTH_WINDOW_MS, max(WINDOW_MS_MIN, now_ms - since_ms))
     window_from_ms = now_ms - window_ms
     recent = sum(
         amount * _share_after(start, bucket_ms, window_from_ms) for start, amount in timeline.items()

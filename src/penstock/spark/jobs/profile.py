@@ -57,8 +57,8 @@ class ProfileResult:
 
     def as_table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         """Columns, and a row for each topic."""
-        columns = ("topic", "partitions", "records", "record_bytes", "disk_bytes", "skew", "lag")
-        ahead = ("disk_bytes_per_day", "deletes_from", "deletes_by")
+        columns = ("topic", "partitions", "records", "bytes", "disk_bytes", "skew", "lag")
+        ahead = ("bytes_per_day", "deletes_from", "deletes_by")
         rows = []
         for each in self.topics:
             first = each.deletes_from
@@ -69,7 +69,7 @@ class ProfileResult:
                 (
                     *(each.topic, len(each.partitions), each.records, each.record_bytes),
                     *(each.stored_bytes * each.replicas, None if each.skew is None else round(each.skew, 2)),
-                    *(each.lag, round(each.growth_bytes_per_day * each.replicas)),
+                    *(each.lag, round(each.growth_bytes_per_day)),
                     *(begins, None if first is None else first.deletes_by),
                 )
             )
@@ -209,7 +209,15 @@ def _forecast(tally: Tally, clock: Clock, retention: Retention, now_ms: int) -> 
     ratio = tally.stored_bytes / tally.record_bytes if tally.record_bytes else 0.0
     timeline = {start: round(amount * ratio) for start, (_, amount) in tally.timeline.items()}
     oldest_ms = now_ms if tally.timestamp_ms_min is None else tally.timestamp_ms_min
-    return forecast(timeline, clock.bucket_ms, oldest_ms, round(tally.stored_bytes), retention, now_ms)
+    return forecast(
+        timeline,
+        clock.bucket_ms,
+        oldest_ms,
+        round(tally.stored_bytes),
+        retention,
+        now_ms,
+        since_ms=clock.first_ms,
+    )
 
 
 def _clock(client: Client, partitions: Sequence[TopicPartition], now_ms: int) -> Clock:

@@ -1,7 +1,7 @@
 """Replay: records of a topic, from where to where by offsets or by time, sent once more to another topic.
 
-The driver plans ranges of offsets; tasks read them (``reading``) and send them on (``producing``), so that no
-record passes the JVM. A partition is read by one task, in order. Keys, values and timestamps stay as they are,
+The driver plans ranges of offsets; tasks read them and send them on (``resending.py``), so that no record
+passes the JVM. A partition is read by one task, in order. Keys, values and timestamps stay as they are,
 and each record says where it comes from in four more headers.
 
 Work goes in rounds of some seconds. After each round the driver knows how far every partition has come, tells
@@ -16,49 +16,28 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.protocol.compression import Codec
-from penstock.spark.columns import HEADERS_TYPE
-from penstock.spark.errors import DataLossError, SparkOptionError
+from penstock.spark.errors import SparkOptionError
 from penstock.spark.jobs.progress import Progress
+from penstock.spark.jobs.resending import REPORT, Plan, Report, Work, work
 from penstock.spark.options import parse
 from penstock.spark.planning import Planner
-from penstock.spark.producing import ProduceSettings, RowError, Sender, record_bytes
+from penstock.spark.producing import ProduceSettings
 from penstock.spark.ranges import OffsetRange
-from penstock.spark.reading import ReadSettings, read
 from penstock.wire import Client, WireError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SOURCE_TOPIC = "x-replay-topic"
-SOURCE_PARTITION = "x-replay-partition"
-SOURCE_OFFSET = "x-replay-offset"
-RUN = "x-replay-run"
-_ADDED = (SOURCE_TOPIC, SOURCE_PARTITION, SOURCE_OFFSET, RUN)
-
 # How long tasks work before they report. Starting a round costs a tenth of a second or two.
 ROUND_SECONDS = 5.0
-# Under a limit records leave in portions of what may be sent in so long, not in one burst a second.
-PORTION_SECONDS = 0.1
-# What a task reports of each of its ranges.
-_REPORT = "partition INT, next_offset BIGINT, records BIGINT, bytes BIGINT, error STRING"
-_REPORT_ARROW = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("next_offset", pa.int64()),
-        ("records", pa.int64()),
-        ("bytes", pa.int64()),
-        ("error", pa.string()),
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +173,7 @@ def replay(
     produce = ProduceSettings(bootstrap, codec=_codec(compression), client_id="penstock-replay")
     client = options.read.client()
     whole = Planner(options, client).batch_ranges()
-    plan = _Plan(
+    plan = Plan(
         reading=options.read,
         produce=produce,
         target=target,
@@ -211,45 +190,12 @@ def replay(
 # On the driver
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What every task knows."""
-
-    reading: ReadSettings
-    produce: ProduceSettings
-    target: str
-    run_id: str
-    keep_partitions: bool
-    is_dry_run: bool
-    round_s: float
-
-    @property
-    def group(self) -> str:
-        return f"penstock-replay-{self.run_id}-{self.target}"
-
-
-class _Work(NamedTuple):
-    """What one task does in a round."""
-
-    ranges: tuple[OffsetRange, ...]
-    records_per_second: float | None
-    bytes_per_second: float | None
-
-
-class _Report(NamedTuple):
-    partition: int
-    next_offset: int
-    records: int
-    bytes: int
-    error: str | None
-
-
 class _Run:
     def __init__(
         self,
         spark: SparkSession,
         client: Client,
-        plan: _Plan,
+        plan: Plan,
         records_per_second: float | None,
         bytes_per_second: float | None,
         progress: Progress | None,
@@ -303,7 +249,7 @@ class _Run:
             self._tell(done)
         return result()
 
-    def _round(self, left: list[OffsetRange]) -> tuple[list[_Report], str | None]:
+    def _round(self, left: list[OffsetRange]) -> tuple[list[Report], str | None]:
         """Let tasks work for a while; how far they came, and why one of them stopped, if one did."""
         works = shared_out(
             left,
@@ -314,11 +260,11 @@ class _Run:
         # One row for each task says which work is its.
         numbers = self._spark.range(0, len(works), 1, len(works))
         try:
-            rows = numbers.mapInArrow(partial(_work, self._plan, works), _REPORT).collect()
+            rows = numbers.mapInArrow(partial(work, self._plan, works), REPORT).collect()
         except Exception as error:
             # An executor that died, or Spark itself. What its tasks sent is not known: it will be sent again.
             return [], f"Spark failed: {str(error).strip().splitlines()[0]}"
-        reports = [_Report(*row) for row in rows]
+        reports = [Report(*row) for row in rows]
         return reports, next((report.error for report in reports if report.error is not None), None)
 
     def _resumed(self, whole: list[OffsetRange]) -> list[tuple[OffsetRange, int]]:
@@ -331,7 +277,7 @@ class _Run:
             for each in whole
         ]
 
-    def _commit(self, source: str, reports: list[_Report]) -> None:
+    def _commit(self, source: str, reports: list[Report]) -> None:
         if reports and not self._plan.is_dry_run:
             offsets = {
                 OffsetRange(source, each.partition, 0, 0).topic_partition: each.next_offset
@@ -352,7 +298,7 @@ def shared_out(
     tasks_max: int,
     records_per_second: float | None,
     bytes_per_second: float | None,
-) -> list[_Work]:
+) -> list[Work]:
     """Ranges to tasks that all run at once, each with its part of the limits.
 
     The largest first, always to the task that has least. A range is never cut: its order would be lost.
@@ -365,7 +311,7 @@ def shared_out(
         sizes[smallest] += each.size
     total = sum(sizes)
     return [
-        _Work(
+        Work(
             tuple(pile),
             None if records_per_second is None else records_per_second * size / total,
             None if bytes_per_second is None else bytes_per_second * size / total,
@@ -374,7 +320,7 @@ def shared_out(
     ]
 
 
-def _check_target(client: Client, source: str, plan: _Plan, create_target: bool) -> bool:
+def _check_target(client: Client, source: str, plan: Plan, create_target: bool) -> bool:
     """Whether it will keep the records' timestamps. Raises SparkOptionError if it cannot take them."""
     target = plan.target
     topics = client.topics([source, target])
@@ -439,155 +385,3 @@ def _codec(compression: str) -> Codec:
     except KeyError:
         names = ", ".join(codec.name.lower() for codec in Codec)
         raise SparkOptionError(f"compression is one of {names}, not {compression!r}") from None
-
-
-# In a task
-
-
-class Pace:
-    """Holds back so that no more is sent than may be, counted from the beginning."""
-
-    def __init__(
-        self,
-        records_per_second: float | None,
-        bytes_per_second: float | None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._records_per_second = records_per_second
-        self._bytes_per_second = bytes_per_second
-        self._clock = clock
-        self._sleep = sleep
-        self._begun = clock()
-        self._due_s = 0.0  # since the beginning: when all that was sent may have been sent
-        self._records = 0
-        self._bytes = 0
-
-    @property
-    def is_limited(self) -> bool:
-        return self._records_per_second is not None or self._bytes_per_second is not None
-
-    @property
-    def elapsed_s(self) -> float:
-        return self._clock() - self._begun
-
-    def portion(self, batch: pa.RecordBatch) -> int:
-        """How many of these rows to send at once."""
-        rows = float(batch.num_rows)
-        if self._records_per_second is not None:
-            rows = min(rows, self._records_per_second * PORTION_SECONDS)
-        if self._bytes_per_second is not None:
-            row_bytes = max(1.0, record_bytes(batch) / max(1, batch.num_rows))
-            rows = min(rows, self._bytes_per_second * PORTION_SECONDS / row_bytes)
-        return max(1, int(rows))
-
-    def sent(self, records: int, size: int) -> None:
-        """Count it, and wait until it is due."""
-        self._records += records
-        self._bytes += size
-        if self._records_per_second is not None:
-            self._due_s = max(self._due_s, self._records / self._records_per_second)
-        if self._bytes_per_second is not None:
-            self._due_s = max(self._due_s, self._bytes / self._bytes_per_second)
-        ahead_s = self._due_s - self.elapsed_s
-        if ahead_s > 0:
-            self._sleep(ahead_s)
-
-
-def _work(plan: _Plan, works: list[_Work], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            reports = _replay_ranges(plan, works[number])
-            yield pa.RecordBatch.from_pylist([each._asdict() for each in reports], schema=_REPORT_ARROW)
-
-
-def _replay_ranges(plan: _Plan, work: _Work) -> list[_Report]:
-    pace = Pace(
-        None if plan.is_dry_run else work.records_per_second,
-        None if plan.is_dry_run else work.bytes_per_second,
-    )
-    reports: list[_Report] = []
-    for each in work.ranges:
-        report = _replay_range(plan, each, pace)
-        reports.append(report)
-        if report.error is not None or report.next_offset < each.end:
-            break
-    return reports
-
-
-def _replay_range(plan: _Plan, offset_range: OffsetRange, pace: Pace) -> _Report:
-    """Until the range or the round ends, whichever is first, or something fails."""
-    # Read but not acknowledged yet, and what is.
-    count = size = 0
-    report = _Report(offset_range.partition, offset_range.start, 0, 0, None)
-
-    def acknowledged(next_offset: int) -> _Report:
-        return report._replace(
-            next_offset=next_offset, records=report.records + count, bytes=report.bytes + size
-        )
-
-    try:
-        with Sender(plan.produce, plan.target) as sender:
-            for batch in read(plan.reading, offset_range):
-                portion = pace.portion(batch)
-                for first in range(0, batch.num_rows, portion):
-                    piece = batch.slice(first, portion)
-                    piece_bytes = record_bytes(piece)
-                    if not plan.is_dry_run:
-                        sender.send(prepared(piece, plan.run_id, plan.keep_partitions))
-                    count += piece.num_rows
-                    size += piece_bytes
-                    is_over = pace.elapsed_s > plan.round_s
-                    if pace.is_limited or is_over:
-                        sender.flush()
-                        report = acknowledged(piece.column("offset")[-1].as_py() + 1)
-                        count = size = 0
-                        pace.sent(piece.num_rows, piece_bytes)
-                    if is_over:
-                        sender.finish()
-                        return report
-            sender.finish()
-            return acknowledged(offset_range.end)
-    except (WireError, RowError, DataLossError) as error:
-        return report._replace(error=f"{offset_range.topic_partition}: {error}")
-
-
-def prepared(batch: pa.RecordBatch, run_id: str, keep_partitions: bool) -> pa.RecordBatch:
-    """What is sent of rows that were read: as they are, with four headers more."""
-    columns = {name: batch.column(name) for name in ("key", "value", "timestamp")}
-    if keep_partitions:
-        columns["partition"] = batch.column("partition")
-    columns["headers"] = _with_origin(batch, run_id)
-    return pa.RecordBatch.from_pydict(columns)
-
-
-def _with_origin(batch: pa.RecordBatch, run_id: str) -> pa.Array:
-    """Each row's own headers, then ours; a record that was replayed before has both, the newest last."""
-    rows, added = batch.num_rows, len(_ADDED)
-    before = batch.column("headers").cast(HEADERS_TYPE).fill_null([])
-    counts = before.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
-    entries = before.flatten()
-    # By column: all topics, all partitions, all offsets, all runs. They are put in place by index below.
-    values = pa.concat_arrays(
-        [
-            batch.column("topic").cast(pa.binary()),
-            batch.column("partition").cast(pa.string()).cast(pa.binary()),
-            batch.column("offset").cast(pa.string()).cast(pa.binary()),
-            pa.repeat(pa.scalar(run_id.encode(), pa.binary()), rows),
-        ]
-    )
-    keys = pa.concat_arrays([pa.repeat(pa.scalar(name, pa.string()), rows) for name in _ADDED])
-    ours = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS_TYPE.value_type))
-    ends = np.cumsum(counts + added)
-    places = np.empty(len(entries) + added * rows, dtype=np.int64)
-    # Behind its own headers a row gets one from each column of ours.
-    is_ours = np.zeros(len(places), dtype=bool)
-    for index in range(added):
-        at = ends - added + index
-        is_ours[at] = True
-        places[at] = len(entries) + index * rows + np.arange(rows)
-    places[~is_ours] = np.arange(len(entries))
-    offsets = np.concatenate(([0], ends)).astype(np.int32)
-    together = pa.concat_arrays([entries, ours]).take(pa.array(places))
-    return pa.ListArray.from_arrays(pa.array(offsets), together, type=HEADERS_TYPE)

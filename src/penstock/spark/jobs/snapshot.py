@@ -22,6 +22,7 @@ deleted, is remembered for a while (``grace_hours``): merging must come to what 
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from dataclasses import dataclass
@@ -137,7 +138,7 @@ def snapshot(
     number = 1 if newest is None else newest.number + 1
     directory = f"v{number:08d}-{uuid.uuid4().hex[:6]}"
     with followed(spark, f"snapshot of {topic}", reach.size, progress):
-        rows.write.partitionBy("state").parquet(str(store.location / directory))
+        rows.write.partitionBy("state").parquet(f"file:{store.location / directory}")
     from pyspark.sql.types import StructType  # noqa: PLC0415  # the driver's half
 
     version = Version(
@@ -172,7 +173,9 @@ def read_snapshot(spark: SparkSession, location: str | Path, *, state: str = CUR
     path = store.location / version.directory / f"state={state}"
     # No row is in this state: Spark has made no directory for it.
     return (
-        spark.read.schema(schema).parquet(str(path)) if path.exists() else spark.createDataFrame([], schema)
+        spark.read.schema(schema).parquet(_pattern(path))
+        if path.exists()
+        else spark.createDataFrame([], schema)
     )
 
 
@@ -212,7 +215,7 @@ def _held(spark: SparkSession, store: Versions, version: Version) -> DataFrame:
     path = store.location / version.directory
     if not any(path.glob("state=*")):
         return spark.createDataFrame([], SCHEMA)
-    return spark.read.schema(f"{SCHEMA}, state STRING").parquet(str(path)).select(*COLUMNS)
+    return spark.read.schema(f"{SCHEMA}, state STRING").parquet(_pattern(path)).select(*COLUMNS)
 
 
 class _Reach:
@@ -331,7 +334,7 @@ class _Archived:
         if not paths:
             return spark.createDataFrame([], SCHEMA)
         schema = f"{SCHEMA}, topic STRING"
-        files = spark.read.schema(schema).parquet(*((self.location / path).as_uri() for path in paths))
+        files = spark.read.schema(schema).parquet(*(_pattern(self.location / path) for path in paths))
         return files.where((F.col("topic") == self.topic) & wanted).select(*COLUMNS)
 
 
@@ -368,6 +371,11 @@ def _assigned(offsets: Offsets) -> dict[str, list[int]]:
     for each in sorted(offsets):
         assigned.setdefault(each.topic, []).append(each.partition)
     return assigned
+
+
+def _pattern(path: Path) -> str:
+    """A path that Spark, which reads every path as a pattern, takes for itself."""
+    return "file:" + re.sub(r"([][{}*?\\])", r"\\\1", str(path))
 
 
 def _spark_schema(parsed: pa.Schema) -> StructType:

@@ -27,6 +27,7 @@ VERSIONS_KEPT = 2
 CURRENT, DELETED, SUPERSEDED = "current", "deleted", "superseded"
 
 _NUMBERED = re.compile(r"(\d{20})\.json")
+_TEMPORARY = re.compile(r"\.(\d{20})\.json\.[0-9a-f]+\.tmp")
 _VERSION = re.compile(r"v(\d{8,})-[0-9a-f]{6}")
 
 
@@ -92,7 +93,7 @@ class Versions:
         self._disk.create(temporary, version.to_json())
         try:
             publish(self._disk, temporary, final)
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):  # the second: it has also tidied up behind itself
             self._disk.unlink(temporary)
             shutil.rmtree(self.location / version.directory, ignore_errors=True)
             raise SnapshotConflict(
@@ -121,6 +122,10 @@ class Versions:
         for number in self._numbers():
             if number <= newest - VERSIONS_KEPT:
                 self._disk.unlink(self._path(number))
+        for name in self._disk.names(self._manifests):
+            found = _TEMPORARY.fullmatch(name)
+            if found is not None and int(found[1]) <= newest:
+                self._disk.unlink(self._manifests / name)
         kept = set()
         for number in self._numbers():
             with contextlib.suppress(FileNotFoundError):

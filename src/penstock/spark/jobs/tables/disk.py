@@ -44,7 +44,7 @@ class Disk:
         """Empty if there is no such directory."""
         try:
             return os.listdir(directory)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def read(self, path: Path) -> bytes:

@@ -34,6 +34,7 @@ from penstock.spark.jobs.tables.state import (
     from_path,
     new_state,
 )
+from penstock.spark.jobs.tables.writing import statistics_of
 
 STATE_KEY: Final = "penstock.archive"
 RETRIES_KEY: Final = "commit.retry.num-retries"
@@ -80,7 +81,7 @@ class ArchiveIcebergTable:
                 self._identifier,
                 self._schema,
                 location=_address(self.location),
-                properties=PROPERTIES | {STATE_KEY: state.to_json(files=False)},
+                properties=PROPERTIES | _metrics(self._schema) | {STATE_KEY: state.to_json(files=False)},
             )
             with creation as transaction, transaction.update_spec() as spec:
                 spec.add_field("topic", IdentityTransform())
@@ -266,6 +267,15 @@ class _SyncedStream:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _metrics(columns: pa.Schema) -> dict[str, str]:
+    """Of the columns that the files have statistics of; pyiceberg complains about every other one."""
+    kept = {"write.metadata.metrics.default": "none"}
+    for name in statistics_of(columns):
+        is_partitioned_by = name in {"topic", "timestamp"}
+        kept[f"write.metadata.metrics.column.{name}"] = "full" if is_partitioned_by else "truncate(16)"
+    return kept
 
 
 def _address(path: Path) -> str:

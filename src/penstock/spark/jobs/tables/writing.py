@@ -329,22 +329,27 @@ def date_of(day: int) -> str:
     return date.fromordinal(day + _EPOCH).isoformat() if _DAY_MIN <= day <= _DAY_MAX else NO_DATE
 
 
+# They grow steadily, so their differences are stored.
+_DIFFERENCES: Final = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
+# Of these neither dictionaries pay, for they rarely repeat enough, nor statistics, for nobody filters by them.
+_PLAIN: Final = frozenset(("key", "value", "headers"))
+
+
+def statistics_of(columns: pa.Schema) -> list[str]:
+    return [each.name for each in columns if each.name not in _PLAIN and not pa.types.is_nested(each.type)]
+
+
 def writer_options(columns: pa.Schema) -> dict[str, object]:
-    """Fast, and small where it costs little: no dictionaries of keys and values, which rarely repeat enough, and
-    statistics only of columns that somebody would filter by.
-    """
-    # key, value and headers have neither; offset and timestamp grow steadily, so their differences are stored.
-    differences = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
-    plain = {"key", "value", "headers", *differences}
-    repeated = [each.name for each in columns if each.name not in plain and not pa.types.is_nested(each.type)]
+    """Fast, and small where it costs little."""
+    repeated = [name for name in statistics_of(columns) if name not in _DIFFERENCES]
     if "headers" in columns.names:
         repeated.append("headers.list.element.key")
     return {
         "compression": "zstd",
         "compression_level": 1,
         "use_dictionary": repeated,
-        "column_encoding": differences,
-        "write_statistics": [*differences, *(name for name in repeated if "." not in name)],
+        "column_encoding": _DIFFERENCES,
+        "write_statistics": statistics_of(columns),
     }
 
 
