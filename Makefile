@@ -11,7 +11,7 @@ BOOTSTRAP := $(if $(filter 9092,$(PORT)),, --bootstrap 127.0.0.1:$(PORT))
 SEEDS ?= 20000
 CLUSTER_SEEDS ?= 2000
 
-.PHONY: help run test lint types contracts check chaos sim sim-long bench clean
+.PHONY: help run test lint types contracts check chaos sim sim-long spark-long bench clean
 
 help:
 	@echo "make run        three brokers on 127.0.0.1:$(PORT) and the ports behind it, until Ctrl-C"
@@ -21,18 +21,30 @@ help:
 	@echo "make sim        simulated clusters under faults: a minute of it"
 	@echo "make sim-long   the same for hours (SEEDS=$(SEEDS) CLUSTER_SEEDS=$(CLUSTER_SEEDS))"
 	@echo "make chaos      the tests that kill real brokers, longer (PENSTOCK_CHAOS_SECONDS, PENSTOCK_CHAOS_SEED)"
+	@echo "make spark-long archives of ten million records, and twenty kills (PENSTOCK_SPARK_RECORDS, PENSTOCK_SPARK_KILLS)"
 	@echo "make bench      the benchmarks"
 	@echo "make clean      remove what make made (not your data)"
 
-$(VENV)/.installed: pyproject.toml
+# What an installation is made of: the decode kernel is compiled with it.
+SOURCES := pyproject.toml setup.py src/penstock/spark/decode.py src/penstock/spark/decode.pxd
+
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed; name one with: make PYTHON=python3.11"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing penstock and its test tools into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(PYTHON) -m venv $(VENV)
+
+# Brokers need little; the tests need Spark, and other clients.
+$(VENV)/.runs: $(SOURCES) | $(BIN)/python
+	@echo "installing penstock into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-run: $(VENV)/.installed
+$(VENV)/.installed: $(SOURCES) | $(BIN)/python
+	@echo "installing penstock, Spark and the test tools into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(VENV)/.runs $@
+
+run: $(VENV)/.runs
 	@echo "Starting a cluster of three brokers. When it is ready, in other terminals:"
 	@echo
 	@echo "    echo 'hello, world' | $(BIN)/penstock produce greetings$(BOOTSTRAP)"
@@ -70,9 +82,15 @@ sim-long: $(VENV)/.installed
 	$(BIN)/penstock sim cores --seeds $(SEEDS) --jobs 2
 	$(BIN)/penstock sim --seeds $(CLUSTER_SEEDS) --seconds 60 --jobs 2
 
+spark-long: $(VENV)/.installed
+	PENSTOCK_SPARK_RECORDS=$${PENSTOCK_SPARK_RECORDS:-10000000} \
+	PENSTOCK_SPARK_KILLS=$${PENSTOCK_SPARK_KILLS:-20} $(BIN)/python -m pytest \
+		tests/spark/test_archive_kills.py tests/spark/test_table.py -s --timeout 7200
+
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache
+	rm -rf build src/penstock/spark/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

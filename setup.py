@@ -9,19 +9,12 @@ from __future__ import annotations
 import sys
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 try:
     from Cython.Build import cythonize
 except ImportError:
     cythonize = None
-
-KERNEL = Extension(
-    "penstock.spark.decode",
-    ["src/penstock/spark/decode.py"],
-    # Loops over bytes become vector instructions at this level only.
-    extra_compile_args=[] if sys.platform == "win32" else ["-O3"],
-    optional=True,
-)
 
 DIRECTIVES = {
     "language_level": "3",
@@ -33,8 +26,32 @@ DIRECTIVES = {
     "initializedcheck": False,
 }
 
-setup(
-    ext_modules=[]
-    if cythonize is None
-    else cythonize([KERNEL], build_dir="build", compiler_directives=DIRECTIVES, quiet=True)
-)
+
+class BuildIfPossible(build_ext):
+    def build_extension(self, extension: Extension) -> None:
+        try:
+            super().build_extension(extension)
+        # What a missing or broken compiler raises differs between systems and setuptools' versions.
+        except Exception as error:
+            self.warn(f"{extension.name} is not compiled and will be interpreted: {error}")
+
+
+def kernel() -> list[Extension]:
+    if cythonize is None:
+        return []
+    extension = Extension(
+        "penstock.spark.decode",
+        ["src/penstock/spark/decode.py"],
+        # Loops over bytes become vector instructions at this level only; symbols are five times the code.
+        extra_compile_args=[] if sys.platform == "win32" else ["-O3", "-g0"],
+    )
+    compiled: list[Extension] = cythonize(
+        [extension], build_dir="build", compiler_directives=DIRECTIVES, quiet=True
+    )
+    for extension in compiled:
+        # An editable installation does not ask for the file then.
+        extension.optional = True
+    return compiled
+
+
+setup(ext_modules=kernel(), cmdclass={"build_ext": BuildIfPossible})

@@ -1,7 +1,7 @@
 """Record batches to Arrow columns and back on one core, CRC and codec included, without a broker.
 
 A response of 8 MiB in batches of 16 KiB, as a Java producer sends them by default, is decoded in one call; encoding
-makes batches of the same size. Each figure is the best of several turns, in records per second of CPU time. The
+makes batches of the same size. Each figure is the best of several turns, in CPU time. The
 interpreted kernel, where there was no compiler, gets a small part of the same data.
 """
 
@@ -24,7 +24,8 @@ INTERPRETED_BYTES = RESPONSE_BYTES // 32
 BATCH_BYTES = 16 * 1024
 VALUE_BYTES = (100, 1000)
 TURNS = 7
-TARGET_RECORDS_PER_S = 10_000_000
+# Decoding values of 100 bytes, uncompressed, compiled.
+TARGET = 10.0
 
 NOW_MS = 1_700_000_000_000
 
@@ -32,23 +33,22 @@ NOW_MS = 1_700_000_000_000
 def run() -> dict[str, Any]:
     from tests.spark.kernels import INTERPRETED
 
-    result: dict[str, Any] = {"compiled": compiled.IS_COMPILED}
+    result: dict[str, Any] = {
+        "unit": "million records per second of one core",
+        "is_compiled": compiled.IS_COMPILED,
+    }
     for value_bytes in VALUE_BYTES:
         values = _values(value_bytes)
         for codec in Codec:
-            row: dict[str, Any] = {}
-            for name, columns, size in (
-                ("compiled", compiled, RESPONSE_BYTES),
-                ("interpreted", INTERPRETED, INTERPRETED_BYTES),
-            ):
-                if name == "interpreted" or columns.IS_COMPILED:
-                    row[name] = _measure(columns, codec, values[: size // value_bytes])
-            result[f"{codec.name.lower()}_{value_bytes}_bytes"] = row
-    best = result[f"none_{VALUE_BYTES[0]}_bytes"].get("compiled", {}).get("decoded_records_per_s", 0)
-    return {**result, "target_records_per_s": TARGET_RECORDS_PER_S, "met": best >= TARGET_RECORDS_PER_S}
+            row = _measure(compiled, codec, values) if compiled.IS_COMPILED else {}
+            slow = _measure(INTERPRETED, codec, values[: INTERPRETED_BYTES // value_bytes])
+            row.update({f"{name}_interpreted": rate for name, rate in slow.items()})
+            result[f"{value_bytes}_bytes_{codec.name.lower()}"] = row
+    best = result[f"{VALUE_BYTES[0]}_bytes_none"].get("decode", 0.0)
+    return {**result, "target": TARGET, "met": best >= TARGET}
 
 
-def _measure(columns: Any, codec: Codec, values: list[bytes]) -> dict[str, int]:
+def _measure(columns: Any, codec: Codec, values: list[bytes]) -> dict[str, float]:
     per_batch = BATCH_BYTES // len(values[0])
     data = b"".join(
         encode_batch(
@@ -75,8 +75,8 @@ def _measure(columns: Any, codec: Codec, values: list[bytes]) -> dict[str, int]:
         )
 
     return {
-        "decoded_records_per_s": round(len(values) / _best_s(decode)),
-        "encoded_records_per_s": round(len(values) / _best_s(encode)),
+        "decode": round(len(values) / _best_s(decode) / 1e6, 2),
+        "encode": round(len(values) / _best_s(encode) / 1e6, 2),
     }
 
 

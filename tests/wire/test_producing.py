@@ -10,6 +10,7 @@ import pytest
 from penstock.model import TopicPartition
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import SEQUENCE_MAX, CorruptBatch, decode_header, encode_batch
+from penstock.wire import operations
 from penstock.wire.errors import (
     BatchTooLarge,
     BrokerRefused,
@@ -405,6 +406,16 @@ def test_a_topic_made_anew_is_not_written_on(cluster: FakeCluster) -> None:
     with pytest.raises(TopicReplaced, match="while it was written to"):
         writing.flush()
     assert log(cluster) == []
+
+
+def test_a_topic_made_anew_before_anything_was_written_is_as_good(cluster: FakeCluster) -> None:
+    writing = Writing(cluster)
+    writing.shell.ask(operations.topics, ["orders"])
+    cluster.make_topic("orders", [1])
+    writing.send(AT)
+    writing.send(AT)
+    writing.flush()
+    assert log(cluster) == [(1, 0), (1, 1)]
 
 
 def test_a_partition_that_nobody_leads_holds_up_no_other(cluster: FakeCluster) -> None:

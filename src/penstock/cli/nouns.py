@@ -32,6 +32,7 @@ NOUNS = (
     "sim",
     "bench",
     "capacity",
+    "spark",
 )
 
 _serve = typer.Typer(add_completion=False)

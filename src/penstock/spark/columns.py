@@ -188,7 +188,7 @@ def _warn_if_slow(size: int) -> None:
     _patience -= size
     if _patience < 0:
         warnings.warn(
-            "penstock.spark.decode is not compiled, so records are read and written about a hundred times"
+            "penstock.spark.decode is not compiled, so records are read and written some sixty times"
             " slower than they could be: install a C compiler and Python's headers, then penstock again",
             RuntimeWarning,
             stacklevel=3,

@@ -247,15 +247,11 @@ class Producing:
             if place is None:
                 self._stale[queue.at.topic] = None
                 continue
-            if queue.topic_id is None:
-                queue.topic_id = place[1].topic_id
-            elif queue.topic_id != place[1].topic_id:
-                self._fail(
-                    TopicReplaced(
-                        f"topic {queue.at.topic} was deleted and made again while it was written to"
-                    )
-                )
+            if queue.has_written and queue.topic_id != place[1].topic_id:
+                what = f"topic {queue.at.topic} was deleted and made again while it was written to"
+                self._fail(TopicReplaced(what))
                 return
+            queue.topic_id = place[1].topic_id
             waiting.setdefault(place[0], []).append(queue)
         for address, queues in waiting.items():
             while self._requests.get(address, 0) < self._in_flight_max:

@@ -1,0 +1,443 @@
+"""`penstock spark`: the pipeline's jobs on any Spark master.
+
+Each command checks what can be checked without Spark, starts a session (``spark_session.py``), calls the function
+of its name in ``penstock.spark.jobs``, and shows the result. What a job can do, its function's docstring says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from confluent_kafka.admin import AdminClient
+
+from penstock.cli import client
+from penstock.cli.failures import WrongUsage
+from penstock.cli.options import BOOTSTRAP, Bootstrap
+from penstock.cli.output import bytes_text, count_text, show_json, show_table
+from penstock.cli.positions import HELP as POSITIONS
+from penstock.cli.positions import parse_position, resolve
+from penstock.cli.produce import Compression
+from penstock.cli.settings import parse_settings
+from penstock.cli.spark_session import spark_session
+
+app = typer.Typer(
+    add_completion=False,
+    help="Run jobs on topics with Spark: archive, table, snapshot, replay, profile.",
+)
+
+# Cells of records are shown to so many characters.
+CELL_CHARACTERS_MAX = 60
+
+
+class Format(StrEnum):
+    PARQUET = "parquet"
+    DELTA = "delta"
+    ICEBERG = "iceberg"
+
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
+Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...")]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", metavar="URL", help="Where Spark runs; on all cores of this machine if not said."
+    ),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's. Repeatable."),
+]
+ValueSchema = Annotated[
+    str | None,
+    typer.Option("--value-schema", metavar="COLUMNS", help="Parse values as JSON: 'id BIGINT, name STRING'."),
+]
+AllowDataLoss = Annotated[
+    bool,
+    typer.Option("--allow-data-loss", help="Go on without records that retention has deleted."),
+]
+Catalog = Annotated[
+    str | None,
+    typer.Option(
+        "--catalog", metavar="NAME:NAMESPACE.TABLE", help="Of Iceberg, in pyiceberg's configuration."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+@app.command()
+def archive(
+    topics: Topics,
+    *,
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Where the table is, or will be.")],
+    format: Annotated[Format, typer.Option("--format", help="Of the table.")] = Format.PARQUET,
+    by_date: Annotated[
+        bool, typer.Option("--by-date/--no-by-date", help="Part files by the day of their records.")
+    ] = True,
+    headers: Annotated[
+        bool, typer.Option("--headers/--no-headers", help="Keep the records' headers.")
+    ] = True,
+    value_schema: ValueSchema = None,
+    every: Annotated[
+        float | None,
+        typer.Option("--every", min=0.001, metavar="SECONDS", help="Go on until stopped, with such pauses."),
+    ] = None,
+    file_mb: Annotated[
+        int, typer.Option("--file-mb", min=1, metavar="MB", help="About how large files become.")
+    ] = 256,
+    allow_data_loss: AllowDataLoss = False,
+    catalog: Catalog = None,
+    master: Master = None,
+    conf: Conf = None,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Archive topics to a table of Parquet files, from where it ends to where the topics end."""
+    settings = parse_settings("--conf", conf or [])
+    _check_topics(bootstrap, topics)
+    stop = threading.Event()
+    if every is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    with spark_session("archive", master, settings) as (spark, bar):
+        from penstock.spark import jobs  # noqa: PLC0415  # pyspark
+
+        result = jobs.archive(
+            spark,
+            bootstrap,
+            topics,
+            to,
+            format=format.value,
+            by_date=by_date,
+            headers=headers,
+            value_schema=value_schema,
+            every_seconds=every,
+            file_mb=file_mb,
+            fail_on_data_loss=not allow_data_loss,
+            catalog=catalog,
+            stop=stop,
+            progress=bar.show,
+        )
+    if as_json:
+        show_json({"job": "archive", **asdict(result)})
+        return
+    _show(*result.as_table())
+    print(
+        f"archived {count_text(result.records, 'record')} to {count_text(result.files, 'file')} "
+        f"of {bytes_text(result.bytes)} in {_speed(result.records, result.seconds)}: {result.location}"
+    )
+
+
+@app.command()
+def table(
+    topic: Topic,
+    *,
+    archived: Annotated[str, typer.Option("--archive", metavar="DIR", help="Where the topic is archived.")],
+    sql: Annotated[
+        str | None,
+        typer.Option("--sql", metavar="QUERY", help="Over a view with the topic's name, _ for . and -."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, metavar="ROWS", help="Show no more.")] = 20,
+    format: Annotated[
+        Format | None, typer.Option("--format", help="Of the archive; found out if not said.")
+    ] = None,
+    catalog: Catalog = None,
+    allow_data_loss: AllowDataLoss = False,
+    master: Master = None,
+    conf: Conf = None,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Query a topic and its archive as one table: count, columns and first rows, or --sql."""
+    settings = parse_settings("--conf", conf or [])
+    client.connect(bootstrap)
+    view = re.sub(r"\W", "_", topic, flags=re.ASCII)
+    with spark_session("table", master, settings) as (spark, _):
+        from penstock.spark import jobs  # noqa: PLC0415  # pyspark
+
+        frame = jobs.table(
+            spark,
+            bootstrap,
+            topic,
+            archived,
+            format=None if format is None else format.value,
+            catalog=catalog,
+            view=view,
+            fail_on_data_loss=not allow_data_loss,
+        )
+        found = frame if sql is None else spark.sql(sql)
+        count = None if sql is not None else found.count()
+        columns = [
+            {"column": each.name, "type": each.dataType.simpleString()} for each in found.schema.fields
+        ]
+        rows = found.limit(limit).collect() if limit else []
+    names = [each["column"] for each in columns]
+    if as_json:
+        document: dict[str, Any] = {"job": "table", "topic": topic, "view": view}
+        if count is not None:
+            document["records"] = count
+        document["columns"] = columns
+        document["rows"] = [dict(zip(names, map(_plain, row))) for row in rows]
+        show_json(document)
+        return
+    if sql is None:
+        print(f"{count_text(count or 0, 'record')} of {topic}")
+        show_table(("COLUMN", "TYPE"), [tuple(each.values()) for each in columns])
+        print()
+    show_table(names, [[_cell(each) for each in row] for row in rows])
+
+
+@app.command()
+def snapshot(
+    topic: Topic,
+    *,
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Where the snapshot is, or will be.")],
+    archived: Annotated[
+        str | None,
+        typer.Option("--archive", metavar="DIR", help="Where the topic is archived: read what brokers lack."),
+    ] = None,
+    value_schema: ValueSchema = None,
+    grace_hours: Annotated[
+        float, typer.Option("--grace-hours", min=0, metavar="H", help="How long a deleted key is remembered.")
+    ] = 24,
+    full: Annotated[
+        bool, typer.Option("--full", help="Read everything again, not only what is new.")
+    ] = False,
+    allow_data_loss: AllowDataLoss = False,
+    master: Master = None,
+    conf: Conf = None,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Keep the newest value of each key as a table, reading only what is new since the last time."""
+    settings = parse_settings("--conf", conf or [])
+    _check_topics(bootstrap, [topic])
+    with spark_session("snapshot", master, settings) as (spark, bar):
+        from penstock.spark import jobs  # noqa: PLC0415  # pyspark
+
+        result = jobs.snapshot(
+            spark,
+            bootstrap,
+            topic,
+            to,
+            archive=archived,
+            value_schema=value_schema,
+            grace_hours=grace_hours,
+            full=full,
+            fail_on_data_loss=not allow_data_loss,
+            progress=bar.show,
+        )
+    if as_json:
+        show_json({"job": "snapshot", **asdict(result)})
+        return
+    _show(*result.as_table())
+
+
+@app.command()
+def replay(
+    source: Annotated[str, typer.Argument(metavar="SOURCE")],
+    target: Annotated[str, typer.Argument(metavar="TARGET")],
+    *,
+    start: Annotated[str, typer.Option("--from", metavar="PLACE", help=f"{POSITIONS}.")] = "beginning",
+    until: Annotated[str, typer.Option("--until", metavar="PLACE", help="Likewise; exclusive.")] = "end",
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", min=0, metavar="N", help="Only this one of the source. Repeatable."),
+    ] = None,
+    by_key: Annotated[
+        bool, typer.Option("--by-key", help="To the partition of the key, not to that of the same number.")
+    ] = False,
+    records_per_second: Annotated[
+        float | None, typer.Option("--records-per-second", min=0.001, metavar="N", help="Send no faster.")
+    ] = None,
+    bytes_per_second: Annotated[
+        float | None, typer.Option("--bytes-per-second", min=0.001, metavar="N", help="Send no faster.")
+    ] = None,
+    compression: Annotated[Compression, typer.Option("--compression", "-z")] = Compression.NONE,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the target if missing, with the source's partitions.")
+    ] = False,
+    into_itself: Annotated[bool, typer.Option("--into-itself", help="Let target and source be one.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and count, send nothing.")] = False,
+    run_id: Annotated[
+        str | None,
+        typer.Option("--run-id", metavar="NAME", help="Of a replay that stopped: go on where it was."),
+    ] = None,
+    allow_data_loss: AllowDataLoss = False,
+    master: Master = None,
+    conf: Conf = None,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Send a topic's records to another topic once more, marked with where they come from."""
+    settings = parse_settings("--conf", conf or [])
+    admin = client.connect(bootstrap)
+    numbers = _wanted_partitions(admin, source, partition)
+    starts = _offsets(admin, source, numbers, "--from", start)
+    ends = _offsets(admin, source, numbers, "--until", until)
+    run = run_id or uuid.uuid4().hex[:12]
+    try:
+        with spark_session("replay", master, settings) as (spark, bar):
+            from penstock.spark import jobs  # noqa: PLC0415  # pyspark
+
+            result = jobs.replay(
+                spark,
+                bootstrap,
+                source,
+                target,
+                starting_offsets=json.dumps({source: starts}),
+                ending_offsets=json.dumps(
+                    {source: {each: max(end, starts[each]) for each, end in ends.items()}}
+                ),
+                partitions=numbers,
+                keep_partitions=not by_key,
+                records_per_second=records_per_second,
+                bytes_per_second=bytes_per_second,
+                compression=compression.value,
+                create_target=create,
+                into_itself=into_itself,
+                fail_on_data_loss=not allow_data_loss,
+                dry_run=dry_run,
+                run_id=run,
+                progress=bar.show,
+            )
+    except KeyboardInterrupt:
+        if not dry_run:
+            print(f"stopped; go on with --run-id {run}", file=sys.stderr)
+        raise
+    if as_json:
+        show_json({"job": "replay", **asdict(result)})
+        return
+    found = result.as_table()
+    _show(found.column_names, zip(*(column.to_pylist() for column in found.columns)))
+    verb = "would send" if result.is_dry_run else "sent"
+    print(
+        f"{verb} {count_text(result.records, 'record')}, {bytes_text(result.bytes)}, "
+        f"in {_speed(result.records, result.seconds)}; run {result.run_id}"
+    )
+
+
+@app.command()
+def profile(
+    topics: Topics,
+    *,
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="For tables (Parquet) and plots (PNG).")],
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            "--sample", min=1000, metavar="N", help="Read no more of a partition, and reckon from that."
+        ),
+    ] = None,
+    master: Master = None,
+    conf: Conf = None,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Look into topics: sizes, skew, hot keys, lag, growth, and when retention begins to delete."""
+    settings = parse_settings("--conf", conf or [])
+    _check_topics(bootstrap, topics)
+    with spark_session("profile", master, settings) as (spark, bar):
+        from penstock.spark import jobs  # noqa: PLC0415  # pyspark
+
+        result = jobs.profile(
+            spark, bootstrap, list(dict.fromkeys(topics)), to, sample=sample, progress=bar.show
+        )
+        from penstock.spark.jobs.profiles import tables  # noqa: PLC0415
+    if as_json:
+        found = [
+            {name: _plain(each) for name, each in row.items()}
+            for row in tables(result.topics)["topics"].to_pylist()
+        ]
+        show_json({"job": "profile", "topics": found, "files": result.files})
+        return
+    _show(*result.as_table())
+    if any(each.is_reckoned for each in result.topics):
+        print(f"reckoned from a sample of {sample} records of each partition")
+    for each in result.files:
+        print(each)
+
+
+# What all share
+
+
+def _check_topics(bootstrap: str, topics: Iterable[str]) -> None:
+    """Before Spark is started, which takes seconds: is anybody there, and do the topics exist?"""
+    admin = client.connect(bootstrap)
+    for each in topics:
+        client.describe_topic(admin, each)
+
+
+def _wanted_partitions(admin: AdminClient, topic: str, wanted: Sequence[int] | None) -> list[int]:
+    existing = client.partition_numbers(admin, topic)
+    if not wanted:
+        return existing
+    for number in wanted:
+        if number not in existing:
+            raise WrongUsage(f"topic {topic} has no partition {number}; it has {len(existing)}")
+    return sorted(set(wanted))
+
+
+def _offsets(
+    admin: AdminClient, topic: str, numbers: Sequence[int], option: str, text: str
+) -> dict[int, int]:
+    try:
+        position = parse_position(text)
+    except ValueError as error:
+        raise WrongUsage(f"{option}: {error}") from None
+    return resolve(admin, topic, numbers, position)
+
+
+def _show(columns: Iterable[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A job's table: headings as elsewhere, amounts of bytes and times as people read them."""
+    names = list(columns)
+    shown = [
+        [
+            bytes_text(each) if "bytes" in name and isinstance(each, int | float) else _cell(each)
+            for name, each in zip(names, row)
+        ]
+        for row in rows
+    ]
+    show_table([name.upper().replace("_", " ") for name in names], shown)
+
+
+def _speed(records: int, seconds: float) -> str:
+    return f"{seconds:.1f} s ({records / max(seconds, 0.001):,.0f} records/s)"
+
+
+def _cell(value: Any) -> str | int | float | None:
+    """A value in a table: one line, not too long."""
+    plain = _plain(value)
+    if plain is None or (isinstance(plain, int | float) and not isinstance(plain, bool)):
+        return plain
+    text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+    text = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return text if len(text) <= CELL_CHARACTERS_MAX else f"{text[: CELL_CHARACTERS_MAX - 1]}…"
+
+
+def _plain(value: Any) -> Any:
+    """A value of a row as JSON has it; bytes as text, with what is not UTF-8 escaped."""
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode(errors="backslashreplace")
+    if isinstance(value, datetime):
+        shown = value if value.tzinfo is None else value.astimezone(UTC)
+        return shown.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, date | Decimal):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(_plain(name)): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

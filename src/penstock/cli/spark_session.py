@@ -1,0 +1,214 @@
+"""A Spark session for one command: found or started, quiet, with a bar that may be told of progress, and stopped.
+
+Spark writes to standard error whatever it likes, from a JVM that inherits ours. So while a session of ours runs,
+descriptor 2 is a file, and what we say ourselves goes to a copy of the old one. The file is deleted unless Spark
+itself failed; then the error names it.
+
+pyspark is imported here by functions only: no other command waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from penstock.cli.drawing import REDRAW_INTERVAL_S
+from penstock.cli.failures import Failure, WrongUsage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN = 17
+JAVA_ADVICE = "install one (on Debian: apt install openjdk-17-jre-headless) or name it by JAVA_HOME"
+JAVA_TIMEOUT_S = 30.0
+
+# The last line of a Python traceback, which Spark puts into the middle of its own.
+_RAISED = re.compile(r"^(?P<kind>(?:[a-z_]\w*\.)*[A-Z]\w+): (?P<what>.+)$", re.MULTILINE)
+_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+class JobBar:
+    """Records done, of how many, and how fast. Drawn on a terminal only; may be told from any thread."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("starting Spark", total=None, rate="")
+        self._begun: float | None = None
+        self._redraw_at = 0.0
+
+    def begin(self, description: str) -> None:
+        self._progress.update(self._task, description=description)
+
+    def show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._begun is None:
+            self._begun = now
+        if now >= self._redraw_at or done == total:
+            self._redraw_at = now + REDRAW_INTERVAL_S
+            rate = f"{done / (now - self._begun):,.0f}/s" if done and now > self._begun else ""
+            self._progress.update(self._task, completed=done, total=total, rate=rate)
+
+
+@contextlib.contextmanager
+def spark_session(
+    description: str, master: str | None, conf: dict[str, str]
+) -> Iterator[tuple[SparkSession, JobBar]]:
+    """A session and its bar. Whatever Spark or a job raises inside becomes a Failure, or WrongUsage."""
+    _require_libraries()
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    if SparkSession.getActiveSession() is not None:
+        # Somebody's own program called us. The session is theirs, and so is what it writes.
+        with _bar() as bar, _explained(None):
+            yield _start(description, master, conf, bar), bar
+        return
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # under spark-submit the JVM runs already
+        _require_java()
+    with _own_log() as log, _bar() as bar, _explained(log):
+        try:
+            spark = _start(description, master, conf, bar)
+            yield spark, bar
+        finally:
+            _stop()
+
+
+def _start(description: str, master: str | None, conf: dict[str, str], bar: JobBar) -> SparkSession:
+    from penstock.spark import session  # noqa: PLC0415
+
+    spark = session(f"penstock {description}", master, **conf)
+    bar.begin(description)
+    return spark
+
+
+def _stop() -> None:
+    """Stop whatever has been started, also by a start that failed or was interrupted."""
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    context = SparkContext._active_spark_context
+    if context is not None:
+        # After Ctrl-C in the middle of a call the JVM may not be asked any more. It ends with us in any case.
+        with contextlib.suppress(Exception):
+            context.stop()
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[JobBar]:
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        yield JobBar(progress)
+
+
+@contextlib.contextmanager
+def _own_log() -> Iterator[Path]:
+    """Let descriptor 2 be a file, and sys.stderr the descriptor that it was."""
+    descriptor, name = tempfile.mkstemp(prefix="penstock-spark-", suffix=".log")
+    path = Path(name)
+    before, was_stderr = os.dup(2), sys.stderr
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    # Not inherited by the JVM: whoever waits for our standard error to end would wait for the JVM too.
+    os.set_inheritable(before, False)
+    if was_stderr is sys.__stderr__:
+        sys.stderr = os.fdopen(os.dup(before), "w", buffering=1, errors="backslashreplace")
+    # They log what they also raise: an interrupted call, a query that has a mistake.
+    for name in ("py4j", "SQLQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    is_wanted = False
+    try:
+        yield path
+    except _SparkFailed:
+        is_wanted = True
+        raise
+    finally:
+        if sys.stderr is not was_stderr:
+            sys.stderr.close()
+            sys.stderr = was_stderr
+        os.dup2(before, 2)
+        os.close(before)
+        if not is_wanted:
+            path.unlink(missing_ok=True)
+
+
+class _SparkFailed(Failure):
+    """Spark itself failed, and its log may say more."""
+
+
+@contextlib.contextmanager
+def _explained(log: Path | None) -> Iterator[None]:
+    """Turn what jobs and Spark raise into one line."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
+    from pyspark.errors import AnalysisException, ParseException, PySparkException  # noqa: PLC0415
+
+    from penstock.spark.errors import DataLossError, SparkOptionError  # noqa: PLC0415
+    from penstock.wire import WireError  # noqa: PLC0415
+
+    try:
+        yield
+    except SparkOptionError as error:
+        raise WrongUsage(str(error)) from None
+    except (DataLossError, WireError) as error:
+        raise Failure(str(error)) from None
+    except (AnalysisException, ParseException) as error:
+        # A mistake in --sql: the first line says it, the rest is the plan.
+        raise Failure(_first_line(str(error)).rstrip("; ")) from None
+    except (PySparkException, Py4JError) as error:
+        text = str(error)
+        raised = list(_RAISED.finditer(text))
+        what = raised[-1]["what"] if raised else _first_line(text)
+        where = "" if log is None else f"; Spark's log is in {log}"
+        raise _SparkFailed(f"Spark failed: {what}{where}") from None
+    except RuntimeError as error:
+        # A job's own: an archive, a replay or a snapshot that could not go on, and says why.
+        if type(error).__module__.startswith("penstock."):
+            raise Failure(str(error)) from None
+        raise
+
+
+def _require_libraries() -> None:
+    missing = [name for name in ("pyspark", "pyarrow", "pandas") if find_spec(name) is None]
+    if missing:
+        raise Failure(f"{missing[0]} is not installed; pip install 'penstock[spark]'")
+
+
+def _require_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=os.path.join(home, "bin") if home else None)
+    if java is None:
+        where = f"JAVA_HOME is {home}, where there is none" if home else "there is none on the PATH"
+        raise Failure(f"Spark needs Java {JAVA_MIN} or later; {where}: {JAVA_ADVICE}")
+    try:
+        said = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Failure(f"Spark needs Java {JAVA_MIN} or later; {java} does not run: {error}") from None
+    found = _JAVA_VERSION.search(said.stderr + said.stdout)
+    if found is not None and int(found[1]) < JAVA_MIN:
+        raise Failure(f"Spark needs Java {JAVA_MIN} or later; {java} is Java {found[1]}: {JAVA_ADVICE}")
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "it does not say why")

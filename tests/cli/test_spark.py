@@ -1,0 +1,231 @@
+"""`penstock spark`: each job by its command, in the session that all Spark tests share, and once in its own."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import spark as commands
+from penstock.cli import spark_session
+from penstock.cli.failures import Failure
+from tests.cli.conftest import Penstock
+from tests.spark.conftest import spark as spark_fixture
+from tests.spark.topics import Topics
+from tests.support import wait_until
+
+spark = spark_fixture
+RECORDS = 20
+
+
+@pytest.fixture
+def topics(bootstrap: str) -> Topics:
+    return Topics(bootstrap)
+
+
+@pytest.fixture
+def orders(topics: Topics, unique: Callable[[str], str]) -> str:
+    """Two partitions, a bad value, and a key for each five records."""
+    topic = topics.create(unique("orders"), 2)
+    for partition in (0, 1):
+        values = [json.dumps({"id": number}).encode() for number in range(RECORDS // 2 - 1)] + [b"bad"]
+        keys = [b"%d-%d" % (partition, number // 5) for number in range(RECORDS // 2)]
+        topics.send(topic, values, keys=keys, partition=partition)
+    return topic
+
+
+def test_archive_and_table(kafka: Penstock, spark: Any, orders: str, tmp_path: Path) -> None:
+    where = str(tmp_path / "archive")
+    schema = ("--value-schema", "id BIGINT")
+    shown = kafka("spark", "archive", orders, "--to", where, *schema, "--no-by-date", "--no-headers")
+    assert shown.rows[0][:2] == ["TOPIC", "PARTITION"]
+    assert [row[:2] for row in shown.rows[1:3]] == [[orders, "0"], [orders, "1"]]
+    assert shown.rows[-1][:3] == ["archived", "20", "records"]
+    again = kafka(
+        "spark", "archive", orders, "--to", where, *schema, "--no-by-date", "--no-headers", "--json"
+    ).json
+    assert (again["job"], again["records"], again["partitions"][0]["end"]) == ("archive", 0, RECORDS // 2)
+
+    found = kafka("spark", "table", orders, "--archive", where, "--limit", "3", "--json").json
+    assert (found["records"], len(found["rows"])) == (RECORDS, 3)
+    assert {"column": "id", "type": "bigint"} in found["columns"]
+    assert found["rows"][0]["value"].startswith("{") and found["rows"][0]["timestamp"].endswith("Z")
+    shown = kafka("spark", "table", orders, "--archive", where)
+    assert shown.out.startswith(f"{RECORDS} records of {orders}\n")
+    assert shown.out.count("not a JSON object") == 2
+
+    view = orders.replace("-", "_")
+    query = f"SELECT count(error) AS bad, max(id) AS most FROM {view}"
+    assert kafka("spark", "table", orders, "--archive", where, "--sql", query).rows == [
+        ["bad", "most"],
+        ["2", "8"],
+    ]
+    wrong = kafka("spark", "table", orders, "--archive", where, "--sql", "SELECT x FROM nowhere", code=1)
+    assert "`nowhere` cannot be found" in wrong.err
+    missing = kafka("spark", "table", orders, "--archive", str(tmp_path / "none"), code=2)
+    assert "there is no archive at" in missing.err
+
+
+def test_snapshot(kafka: Penstock, spark: Any, orders: str, tmp_path: Path) -> None:
+    where = str(tmp_path / "snapshot")
+    shown = kafka("spark", "snapshot", orders, "--to", where)
+    assert shown.rows[1][:5] == [orders, "1", "yes", str(RECORDS), "4"]
+    found = kafka("spark", "snapshot", orders, "--to", where, "--full", "--grace-hours", "0", "--json").json
+    assert (found["version"], found["is_new"], found["keys"]) == (2, True, 4)
+    assert spark.read.parquet(found["path"]).count() == 4
+    wrong = kafka("spark", "snapshot", orders, "--to", where, "--value-schema", "id NUMBER", code=2)
+    assert "the schema of the values cannot be read" in wrong.err
+
+
+def test_replay(kafka: Penstock, spark: Any, orders: str, unique: Callable[[str], str]) -> None:
+    target = unique("target")
+    shown = kafka("spark", "replay", orders, target, "--create", "--from=-3", "--dry-run")
+    assert shown.rows[0] == ["PARTITION", "START", "END", "NEXT", "OFFSET", "RECORDS", "BYTES"]
+    assert shown.rows[-1][:4] == ["would", "send", "6", "records,"]
+    found = kafka(
+        "spark",
+        "replay",
+        orders,
+        target,
+        "--create",
+        "--from",
+        "2",
+        "--until",
+        "5",
+        "--partition",
+        "1",
+        "--json",
+    ).json
+    assert [(each["partition"], each["records"]) for each in found["partitions"]] == [(1, 3)]
+    held = kafka("topics", "describe", target, "--json").json
+    assert sum(each["end"] for each in held["partitions"]) == 3
+    assert "has no partition 7" in kafka("spark", "replay", orders, target, "--partition", "7", code=2).err
+    assert "--from: 'noon'" in kafka("spark", "replay", orders, target, "--from", "noon", code=2).err
+    assert "into_itself" in kafka("spark", "replay", orders, orders, code=2).err
+
+
+def test_profile(kafka: Penstock, spark: Any, orders: str, tmp_path: Path) -> None:
+    shown = kafka("spark", "profile", orders, "--to", str(tmp_path))
+    assert shown.rows[1][:3] == [orders, "2", str(RECORDS)]
+    assert str(tmp_path / orders / "forecast.png") in shown.out
+    found = kafka(
+        "spark", "profile", orders, orders, "--to", str(tmp_path), "--sample", "1000", "--json"
+    ).json
+    assert [each["topic"] for each in found["topics"]] == [orders]
+    assert all(Path(each).exists() for each in found["files"])
+
+
+@pytest.mark.parametrize("job", ["archive", "snapshot", "profile"])
+def test_what_is_wrong_is_said_before_spark_is_started(
+    kafka: Penstock, penstock: Penstock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: str
+) -> None:
+    monkeypatch.setattr(commands, "spark_session", None)
+    where = ("--to", str(tmp_path))
+    assert "there is no topic nothing" in kafka("spark", job, "nothing", *where, code=1).err
+    assert "--conf takes KEY=VALUE" in kafka("spark", job, "nothing", *where, "--conf", "x", code=2).err
+    assert "Missing option '--to'" in kafka("spark", job, "nothing", code=2).err
+    nobody = penstock("spark", job, "nothing", *where, "--bootstrap", "127.0.0.1:1")
+    assert (nobody.code, "no broker answers at 127.0.0.1:1" in nobody.err) == (1, True)
+
+
+def test_missing_libraries_are_named(kafka: Penstock, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_session, "find_spec", lambda name: None if name == "pyspark" else object())
+    told = kafka("spark", "profile", orders, "--to", "nowhere", code=1).err
+    assert told == "penstock: pyspark is not installed; pip install 'penstock[spark]'\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "complaint"),
+    [
+        ('openjdk version "11.0.2" 2019-01-15', "is Java 11"),
+        ('java version "1.8.0_391"', "is Java 8"),
+        (None, "none"),
+    ],
+)
+def test_java_that_is_missing_or_too_old_is_told(
+    version: str | None, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "bin" / "java"
+    if version is not None:
+        java.parent.mkdir()
+        java.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
+        java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(Failure, match=f"Spark needs Java 17 or later; .*{complaint}"):
+        spark_session._require_java()
+
+
+@pytest.mark.parametrize("job", ["archive", "table", "snapshot", "replay", "profile"])
+def test_the_command_has_the_defaults_of_the_function(job: str) -> None:
+    from penstock.spark import jobs
+
+    command = inspect.signature(getattr(commands, job)).parameters
+    for name, parameter in inspect.signature(getattr(jobs, job)).parameters.items():
+        if name in command and parameter.default is not inspect.Parameter.empty:
+            assert command[name].default == parameter.default, name
+
+
+def test_help_waits_for_no_spark() -> None:
+    program = (
+        "import sys; from penstock.cli.main import run; run(['--help']); run(['spark', 'archive', '--help']);"
+        "sys.exit(any(name in sys.modules for name in ('pyspark', 'pyarrow', 'pandas', 'matplotlib')))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
+
+
+def test_ctrl_c_ends_a_job_of_its_own_quietly(
+    kafka: Penstock, spark: Any, bootstrap: str, orders: str, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    """A whole process: nothing of Spark's reaches the terminal, nothing is left behind, and it can go on."""
+    target = unique("target")
+    words = [
+        "spark",
+        "replay",
+        orders,
+        target,
+        "--create",
+        "--records-per-second",
+        "2",
+        "--master",
+        "local[1]",
+    ]
+    words += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
+    environment = {**os.environ, "PENSTOCK_BOOTSTRAP": bootstrap, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: _records(kafka, target) > 0, 120, "the replay begins")
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    assert (process.returncode, out) == (130, "")
+    assert err.startswith("stopped; go on with --run-id ") and err.count("\n") == 1, err
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith("penstock-spark-")] == []
+
+    kafka("spark", "replay", orders, target, "--run-id", err.split()[-1])
+    # At least once: the round that was cut off may have sent some before.
+    assert _records(kafka, target) >= RECORDS
+
+
+def _records(kafka: Penstock, topic: str) -> int:
+    held = kafka("topics", "list", "--json").json
+    if topic not in {each["topic"] for each in held}:
+        return 0
+    return sum(each["end"] or 0 for each in kafka("topics", "describe", topic, "--json").json["partitions"])
