@@ -16,6 +16,7 @@ from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import archive
 from penstock.spark.jobs.archive import ArchiveFailed, ArchiveResult
 from penstock.spark.jobs.tables import FORMATS, format_at, open_table
+from penstock.spark.jobs.tables.manifest import ManifestTable
 from penstock.spark.jobs.tables.state import State
 from tests.spark.topics import Topics
 from tests.support import wait_until
@@ -248,6 +249,35 @@ def test_two_archivers_of_one_table_never_repeat_a_record(
         assert list(values.values()) == numbered(0, 500)
     files = {str(each.relative_to(location)) for each in location.rglob("*.parquet")}
     assert files == {each.path for each in state_of(location).files}, "files were left behind"
+
+
+def test_what_another_archiver_committed_meanwhile_is_not_taken_for_left_over(
+    spark: SparkSession,
+    bootstrap: str,
+    topics: Topics,
+    topic: str,
+    location: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its files are there when the directory is listed, and not in the state that was read before."""
+    topics.send(topic, numbered(0, 10))
+    archive(spark, bootstrap, topic, location)
+    topics.send(topic, numbered(10, 20))
+    load, looks = ManifestTable.load, []
+
+    def load_and_be_overtaken(table: ManifestTable) -> State | None:
+        state = load(table)
+        looks.append(state)
+        if len(looks) == 1:
+            archive(spark, bootstrap, topic, location)
+            topics.send(topic, numbered(20, 30))
+        return state
+
+    monkeypatch.setattr(ManifestTable, "load", load_and_be_overtaken)
+    archive(spark, bootstrap, topic, location)
+    monkeypatch.undo()
+    (values,) = archived(location).values()
+    assert list(values.values()) == numbered(0, 30)
 
 
 def test_what_a_dead_archiver_left_is_deleted_by_the_next(

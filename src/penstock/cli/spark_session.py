@@ -14,14 +14,16 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -81,6 +83,9 @@ def spark_session(
     with _own_log() as log, _bar() as bar, _explained(log):
         try:
             spark = _start(description, master, conf, bar)
+            if threading.current_thread() is threading.main_thread():
+                # Spark's own handler talks to the JVM in the middle of whatever is being said to it.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             yield spark, bar
         finally:
             _stop()
@@ -133,9 +138,7 @@ def _own_log() -> Iterator[Path]:
     os.set_inheritable(before, False)
     if was_stderr is sys.__stderr__:
         sys.stderr = os.fdopen(os.dup(before), "w", buffering=1, errors="backslashreplace")
-    # They log what they also raise: an interrupted call, a query that has a mistake.
-    for name in ("py4j", "SQLQueryContextLogger"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    _quiet_libraries()
     is_wanted = False
     try:
         yield path
@@ -150,6 +153,27 @@ def _own_log() -> Iterator[Path]:
         os.close(before)
         if not is_wanted:
             path.unlink(missing_ok=True)
+
+
+def _quiet_libraries() -> None:
+    """py4j and pyspark log what they also raise: an interrupted call, a query with a mistake. Ours is still shown."""
+    logging.getLogger().addHandler(
+        logging.NullHandler()
+    )  # py4j logs there; without a handler it would be shown
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    ours = logging.getLogger("penstock")
+    if not ours.handlers:
+        handler = _Stderr()
+        handler.setFormatter(logging.Formatter("penstock: %(message)s"))
+        ours.addHandler(handler)
+
+
+class _Stderr(logging.StreamHandler[Any]):
+    """Writes to what sys.stderr is at the moment: the bar puts itself in its place, to stay below."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class _SparkFailed(Failure):

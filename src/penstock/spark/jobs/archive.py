@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -35,7 +35,6 @@ from penstock.spark.jobs.tables.state import (
     ArchivedPartition,
     Change,
     CommitConflict,
-    DataFile,
     Gap,
     Shape,
     Span,
@@ -77,6 +76,12 @@ _log = logging.getLogger("penstock.spark")
 
 class ArchiveFailed(RuntimeError):
     """Tasks failed for good. What was committed before stays; run the archive again to go on."""
+
+
+class Count(NamedTuple):
+    records: int
+    bytes: int
+    files: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,14 +246,12 @@ class _Archive:
         self._parallelism = max(1, spark.sparkContext.defaultParallelism)
         # Where it stands. The state is the table's, as of our last look at it.
         self._extents()  # a topic that does not exist leaves no table behind
-        self._state = self._open()
+        self._look()
         self._offset_bytes: dict[ArchivedPartition, float] = {}
-        # Files to be deleted behind the next commit.
-        self._left_over = left_over(self._table, self._state)
         # What it has done.
         self._began = time.monotonic()
         self._batches = 0
-        self._files: list[DataFile] = []
+        self._written: dict[ArchivedPartition, Count] = {}
 
     def go_on(self, every_seconds: float, stop: threading.Event) -> None:
         """Round after round, until told to stop. The first must succeed; later ones survive what passes."""
@@ -261,8 +264,7 @@ class _Archive:
                     if not self._has_spark():
                         raise
                     _log.warning("%s; trying again in %g s", error, every_seconds)
-                    self._state = self._open()
-                    self._left_over = left_over(self._table, self._state)
+                    self._look()
         except KeyboardInterrupt:
             _log.info("stopped; what was committed stays, and the next run goes on from there")
 
@@ -293,18 +295,13 @@ class _Archive:
         self._merge()
 
     def result(self) -> ArchiveResult:
-        counted: dict[ArchivedPartition, list[DataFile]] = {}
-        for each in self._files:
-            counted.setdefault(each.at, []).append(each)
         current = {name: self._state.lives(name)[-1:] for name in self._topics}
         partitions = tuple(
             ArchivedSpan(
                 at.topic,
                 at.partition,
                 *span,
-                sum(each.records for each in counted.get(at, ())),
-                sum(each.bytes for each in counted.get(at, ())),
-                len(counted.get(at, ())),
+                *self._written.get(at, Count(0, 0, 0)),
             )
             for at, span in sorted(self._state.spans.items())
             if [at.topic_id] == current.get(at.topic)
@@ -313,15 +310,24 @@ class _Archive:
             location=str(self._table.location),
             format=self._table.format,
             batches=self._batches,
-            records=sum(each.records for each in self._files),
-            bytes=sum(each.bytes for each in self._files),
-            files=len(self._files),
+            records=sum(each.records for each in self._written.values()),
+            bytes=sum(each.bytes for each in self._written.values()),
+            files=sum(each.files for each in self._written.values()),
             seconds=time.monotonic() - self._began,
             gaps=tuple(each for each in self._state.gaps if each.topic in current),
             partitions=partitions,
         )
 
     # The table
+
+    def _look(self) -> None:
+        """Read the table's state, and then list what was left behind: to be deleted when we have committed.
+
+        Always both. What is listed is left over as seen from this very state; of an older one it may be what
+        somebody has committed since.
+        """
+        self._state = self._open()
+        self._left_over = left_over(self._table, self._state)
 
     def _open(self) -> State:
         state = self._table.load()
@@ -349,7 +355,7 @@ class _Archive:
             disk = Disk()
             for each in change.added:
                 disk.unlink(self._table.location / each.path)
-            self._state = self._open()
+            self._look()
             return False
         self._batches += 1
         disk = Disk()
@@ -456,18 +462,18 @@ class _Archive:
             gaps = [*gaps, *(gap for each in outcomes for gap in each.gaps)]
         if not self._commit(Change(spans, tuple(files), gaps=tuple(gaps))):
             return None
-        self._files += files
         for file in files:
             self._offset_bytes[file.at] = file.bytes / (file.end - file.start)
+            records, size, count = self._written.get(file.at, Count(0, 0, 0))
+            self._written[file.at] = Count(records + file.records, size + file.bytes, count + 1)
         return taken
 
     def _may_commit(self, outcomes: Sequence[Written], planned: Iterable[ArchivedPartition]) -> bool:
         failed = next((each for each in outcomes if each.error is not None), None)
         if failed is not None:
-            newest = self._open()
-            if newest.batch != self._state.batch:
+            if self._open().batch != self._state.batch:
                 # Perhaps the reason: whoever was faster has deleted what could not be committed any more.
-                self._state = newest
+                self._look()
                 return False
             if failed.is_loss:
                 raise DataLossError(str(failed.error))

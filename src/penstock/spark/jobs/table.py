@@ -25,7 +25,7 @@ from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import values
 from penstock.spark.jobs.tables import format_at, open_table, resolve
 from penstock.spark.jobs.tables.state import DataFile, State, directory_of
-from penstock.spark.jobs.tables.writing import DAY_US, file_schema
+from penstock.spark.jobs.tables.writing import DAY_MAX, DAY_MIN, DAY_US, file_schema
 from penstock.spark.ranges import OffsetRange, to_json
 from penstock.spark.reading import ReadSettings
 from penstock.wire import EARLIEST, LATEST, Client
@@ -221,7 +221,8 @@ def _hot(spark: SparkSession, settings: ReadSettings, seam: Seam) -> DataFrame:
         # Not to_date, which goes by the session's time zone; and rounded down before 1970 too.
         micros = "unix_micros(timestamp)"
         day = f"int(({micros} - pmod({micros}, {DAY_US})) div {DAY_US})"
-        frame = frame.withColumn("date", expr(f"date_from_unix_date({day})"))
+        is_in_calendar = f"{day} between {DAY_MIN} and {DAY_MAX}"
+        frame = frame.withColumn("date", expr(f"if({is_in_calendar}, date_from_unix_date({day}), null)"))
     return frame
 
 

@@ -50,7 +50,7 @@ ROWS_MAX: Final = 131_072
 DAYS_OPEN_MAX: Final = 32
 DAY_US: Final = 86_400 * 1_000_000
 _EPOCH = date(1970, 1, 1).toordinal()
-_DAY_MIN, _DAY_MAX = date.min.toordinal() - _EPOCH, date.max.toordinal() - _EPOCH
+DAY_MIN, DAY_MAX = date.min.toordinal() - _EPOCH, date.max.toordinal() - _EPOCH
 
 Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -326,7 +326,7 @@ class _OpenFile:
 
 def date_of(day: int) -> str:
     """A day since 1970 as the name of its directory."""
-    return date.fromordinal(day + _EPOCH).isoformat() if _DAY_MIN <= day <= _DAY_MAX else NO_DATE
+    return date.fromordinal(day + _EPOCH).isoformat() if DAY_MIN <= day <= DAY_MAX else NO_DATE
 
 
 # They grow steadily, so their differences are stored.
