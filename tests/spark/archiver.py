@@ -7,6 +7,7 @@ SIGKILL after N steps on the disk, so that every step of a commit can be its las
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import signal
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--die-after", type=int)
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # says where it hangs
     spark = session(
         "archiver",
         "local[2]",

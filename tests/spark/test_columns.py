@@ -273,6 +273,14 @@ def test_records_of_the_same_producer_outside_transactions_are_kept(columns: Any
 
 
 @at_both_speeds
+def test_an_abort_that_ended_before_the_start_does_not_reach_beyond_it(columns: Any) -> None:
+    data = bytes(transaction(7, 1, 0) + marker(7, 1, ABORT_MARKER) + transaction(7, 2, 2))
+    # As when a large answer is decoded in several calls: the second begins in its middle.
+    assert offsets(everything(columns, data, start=2, aborted=[(7, 0)])) == [2, 3]
+    assert offsets(everything(columns, data, start=3, aborted=[(7, 0)])) == [3]
+
+
+@at_both_speeds
 def test_an_abort_marker_that_is_no_record_is_refused(columns: Any) -> None:
     broken = with_body(marker(7, 1, ABORT_MARKER), b"\xff\xff")
     with pytest.raises(CorruptBatch):

@@ -181,7 +181,9 @@ def table(
         columns = [
             {"column": each.name, "type": each.dataType.simpleString()} for each in found.schema.fields
         ]
-        rows = found.limit(limit).collect() if limit else []
+        # As Arrow, which knows which times have a zone.
+        held = found.limit(limit).toArrow()
+    rows = list(zip(*(each.to_pylist() for each in held.columns)))
     names = [each["column"] for each in columns]
     if as_json:
         document: dict[str, Any] = {"job": "table", "topic": topic, "view": view}

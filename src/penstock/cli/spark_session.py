@@ -75,12 +75,12 @@ def spark_session(
 
     if SparkSession.getActiveSession() is not None:
         # Somebody's own program called us. The session is theirs, and so is what it writes.
-        with _bar() as bar, _explained(None):
+        with _quiet_libraries(), _bar() as bar, _explained(None):
             yield _start(description, master, conf, bar), bar
         return
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # under spark-submit the JVM runs already
         _require_java()
-    with _own_log() as log, _bar() as bar, _explained(log):
+    with _own_log() as log, _quiet_libraries(), _bar() as bar, _explained(log):
         try:
             spark = _start(description, master, conf, bar)
             if threading.current_thread() is threading.main_thread():
@@ -134,11 +134,8 @@ def _own_log() -> Iterator[Path]:
     before, was_stderr = os.dup(2), sys.stderr
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    # Not inherited by the JVM: whoever waits for our standard error to end would wait for the JVM too.
-    os.set_inheritable(before, False)
     if was_stderr is sys.__stderr__:
         sys.stderr = os.fdopen(os.dup(before), "w", buffering=1, errors="backslashreplace")
-    _quiet_libraries()
     is_wanted = False
     try:
         yield path
@@ -155,17 +152,23 @@ def _own_log() -> Iterator[Path]:
             path.unlink(missing_ok=True)
 
 
-def _quiet_libraries() -> None:
-    """py4j and pyspark log what they also raise: an interrupted call, a query with a mistake. Ours is still shown."""
-    logging.getLogger().addHandler(
-        logging.NullHandler()
-    )  # py4j logs there; without a handler it would be shown
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
+@contextlib.contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """py4j and pyspark log what they also raise: an interrupted call, a query with a mistake. Ours is shown."""
+    root, queries = logging.getLogger(), logging.getLogger("SQLQueryContextLogger")
     ours = logging.getLogger("penstock")
-    if not ours.handlers:
-        handler = _Stderr()
-        handler.setFormatter(logging.Formatter("penstock: %(message)s"))
-        ours.addHandler(handler)
+    nothing, handler = logging.NullHandler(), _Stderr()
+    handler.setFormatter(logging.Formatter("penstock: %(message)s"))
+    level = queries.level
+    root.addHandler(nothing)  # py4j logs there, and without any handler it would be shown
+    queries.setLevel(logging.CRITICAL + 1)
+    ours.addHandler(handler)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        queries.setLevel(level)
+        root.removeHandler(nothing)
 
 
 class _Stderr(logging.StreamHandler[Any]):

@@ -12,6 +12,7 @@ no position of its own. Where to go on is in the table, and nowhere else.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -482,7 +483,10 @@ class _Archive:
         # was read is of the topic that was planned for.
         ids = {at.topic: at.topic_id for at in planned}
         found = self._client.topics(ids)
-        return all(name in found and found[name].topic_id.hex() == held for name, held in ids.items())
+        if all(name in found and found[name].topic_id.hex() == held for name, held in ids.items()):
+            return True
+        self._look()
+        return False
 
     def _merge(self) -> None:
         """Make large files of small ones. If that fails nothing is lost, and the next round tries again."""
@@ -505,7 +509,7 @@ class _Archive:
                 rows = numbers.mapInArrow(task, "written STRING").collect()
                 return [Written.from_json(row["written"]) for row in rows]
             except Exception as error:  # Spark's and py4j's own are many, and of a dead worker any of them
-                why = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+                why = _reason(error)
                 if attempt == JOB_ATTEMPTS or not self._has_spark():
                     raise ArchiveFailed(f"Spark gave up: {why}; what was archived before stays") from error
                 _log.warning("tasks failed, trying again (%d of %d): %s", attempt, JOB_ATTEMPTS - 1, why)
@@ -535,6 +539,13 @@ class _Archive:
             self._file_bytes,
             self._fail_on_data_loss,
         )
+
+
+def _reason(error: Exception) -> str:
+    """The line of Spark's many that says why: the last that names an exception, which is the task's own."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*: ", line)]
+    return (named or lines or [repr(error)])[-1 if named else 0]
 
 
 def _told(gaps: Sequence[Gap]) -> str:
