@@ -13,7 +13,7 @@ from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.options import Mode, parse
 from penstock.spark.planning import Planner
 from penstock.spark.ranges import OffsetRange, Offsets
-from penstock.wire import Client
+from penstock.wire import Client, OffsetAt
 from tests.spark.topics import Topics
 
 Plan = Callable[..., Planner]
@@ -249,3 +249,94 @@ def test_limits_per_trigger(plan: Plan, topics: Topics, unique: Callable[[str], 
     assert limited(maxBytesPerTrigger="1g") == offsets(topic, 300, 100)
     # However small the limit, a stream moves on.
     assert limited(maxBytesPerTrigger="1") == offsets(topic, 1, 1)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_deleted_topic_holds_up_a_lenient_stream_only_once(
+    plan: Plan, topics: Topics, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, gone = topics.create(unique("t"), 1), unique("gone")
+    stands_at = {**offsets(here, 0), **offsets(gone, 7)}
+    planner = plan("stream", subscribe=f"{here},{gone}", failOnDataLoss="false")
+    assert planner.available(stands_at).ends == stands_at
+    topics.send(here, [b"v"] * 2)
+
+    def sleep(_: float) -> None:
+        raise AssertionError("waits again for what is known to be gone")
+
+    monkeypatch.setattr(planning.time, "sleep", sleep)
+    moved = {**stands_at, **offsets(here, 2)}
+    assert planner.available(stands_at).ends == moved
+    assert planner.ranges(stands_at, moved) == [OffsetRange(here, 0, 0, 2)]
+    monkeypatch.undo()
+    # It may come back, and then it is read again.
+    topics.create(gone, 1)
+    topics.send(gone, [b"v"] * 9)
+    monkeypatch.setattr(planning, "METADATA_AGE_S", 0.0)
+    assert planner.available(moved).ends == {**moved, **offsets(gone, 9)}
+
+
+@pytest.mark.parametrize("strictness", ["true", "false"])
+def test_a_batch_that_is_repeated_waits_for_brokers_that_do_not_show_its_topic_yet(
+    plan: Plan,
+    topics: Topics,
+    unique: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    strictness: str,
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    topics.send(topic, [b"v"] * 5)
+    planner = plan("stream", subscribe=topic, failOnDataLoss=strictness)
+    real, empty_answers = Client.topics, [1, 2]
+
+    def late(*given: Any, **settings: Any) -> Any:
+        return {} if empty_answers and empty_answers.pop() else real(*given, **settings)
+
+    monkeypatch.setattr(Client, "topics", late)
+    assert planner.ranges(offsets(topic, 1), offsets(topic, 4)) == [OffsetRange(topic, 0, 1, 4)]
+    assert not empty_answers
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_batch_that_is_repeated_on_a_log_that_was_cut_reads_what_is_there(
+    plan: Plan, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    topics.send(topic, [b"v"] * 5)
+    with pytest.raises(DataLossError, match=f"{topic}-0 was to be read up to offset 9 but ends at 5 now"):
+        plan("stream", subscribe=topic).ranges(offsets(topic, 3), offsets(topic, 9))
+    lenient = plan("stream", subscribe=topic, failOnDataLoss="false")
+    assert lenient.ranges(offsets(topic, 3), offsets(topic, 9)) == [OffsetRange(topic, 0, 3, 5)]
+    assert lenient.ranges(offsets(topic, 7), offsets(topic, 9)) == []
+
+
+def test_an_available_now_run_never_plans_beyond_the_log(
+    plan: Plan, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    topics.send(topic, [b"v"] * 5)
+    # The topic was made anew since the run began.
+    planner = plan("stream", subscribe=topic, failOnDataLoss="false")
+    assert planner.available(offsets(topic, 3), until=offsets(topic, 90)).ends == offsets(topic, 5)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stream_that_stands_behind_an_open_transaction_has_lost_nothing(
+    plan: Plan, topics: Topics, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    topics.send(topic, [b"v"] * 5)
+    real = Client.list_offsets
+
+    def stable(client: Client, wanted: Any, *, read_committed: bool = False) -> Any:
+        found = real(client, wanted, read_committed=read_committed)
+        return (
+            {each: OffsetAt(min(2, at.offset), -1) for each, at in found.items()} if read_committed else found
+        )
+
+    monkeypatch.setattr(Client, "list_offsets", stable)
+    planner = plan("stream", subscribe=topic, kafka__isolation__level="read_committed")
+    # It read so far before it was told to read committed records only.
+    assert planner.available(offsets(topic, 4)).ends == offsets(topic, 4)
+    with pytest.raises(DataLossError, match="but ends at"):
+        planner.available(offsets(topic, 6))

@@ -19,7 +19,7 @@ from penstock.spark.errors import DataLossError
 from penstock.spark.ranges import OffsetRange
 from penstock.spark.reading import ReadSettings, read
 from penstock.spark.source import COLUMNS, HEADERS
-from penstock.wire import Fetched, OffsetOutOfRange
+from penstock.wire import Fetched, OffsetOutOfRange, TopicReplaced, UnknownTopic
 from tests.spark.topics import Topics
 
 
@@ -72,8 +72,11 @@ def test_a_log_that_ends_too_early_is_data_loss(
     assert offsets_of(read(ReadSettings(bootstrap, fail_on_data_loss=False), beyond)) == []
 
 
-def test_a_topic_deleted_before_the_read_is_data_loss(unique: Callable[[str], str], bootstrap: str) -> None:
+def test_a_topic_deleted_before_the_read_is_data_loss(
+    unique: Callable[[str], str], bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = unique("never-made")
+    monkeypatch.setattr(reading, "GONE_AFTER_S", 0.0)
     with pytest.raises(DataLossError, match=f"{topic}-0 is gone: its topic was deleted"):
         list(read(ReadSettings(bootstrap, deadline_ms=20_000), OffsetRange(topic, 0, 0, 5)))
 
@@ -187,3 +190,13 @@ def test_an_answer_that_unfolds_to_much_is_decoded_in_parts(
     script(fetched(*(batch(number * 100, 100, codec=Codec.GZIP) for number in range(4))))
     assert offsets_of(read(SETTINGS, OffsetRange("t", 0, 0, 400))) == list(range(400))
     assert calls == [0, 100, 200, 300]
+
+
+def test_a_topic_that_brokers_do_not_show_for_a_moment_is_read_on(script: Callable[..., ScriptedLog]) -> None:
+    unknown = UnknownTopic("there is no topic t")
+    script(fetched(batch(0, 3)), unknown, unknown, fetched(batch(3, 2)))
+    lenient = ReadSettings("127.0.0.1:1", fail_on_data_loss=False)
+    assert offsets_of(read(lenient, OffsetRange("t", 0, 0, 5))) == [0, 1, 2, 3, 4]
+    # One that was made anew is another, however soon it is there.
+    script(fetched(batch(0, 3)), TopicReplaced("made again"), fetched(batch(3, 2)))
+    assert offsets_of(read(lenient, OffsetRange("t", 0, 0, 5))) == [0, 1, 2]

@@ -27,6 +27,7 @@ from penstock.wire import (
     UnknownTopic,
     Unreachable,
     WireError,
+    links,
     shared,
 )
 from tests.support import wait_until
@@ -336,6 +337,32 @@ def test_a_host_that_does_not_exist_is_said() -> None:
 def test_a_dead_address_before_a_good_one_costs_nothing(bootstrap: str) -> None:
     with Client(f"127.0.0.1:1,{bootstrap}") as client:
         assert isinstance(client.topics(), dict)
+
+
+def test_a_host_whose_first_address_leads_nowhere_is_reached_by_the_next(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, port = bootstrap.rsplit(":", 1)
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        # Who listens and accepts nobody: when its queue is full, it answers no more.
+        full.bind((host, 0))
+        full.listen(0)
+        for waiting in (first, second):
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        found = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", where)
+            for where in (full.getsockname(), (host, int(port)))
+        ]
+        real = socket.getaddrinfo
+        monkeypatch.setattr(
+            socket,
+            "getaddrinfo",
+            lambda name, *rest, **more: found if name == "two" else real(name, *rest, **more),
+        )
+        monkeypatch.setattr(links, "CONNECT_TIMEOUT_MS", 300)
+        with Client(f"two:{port}", deadline_ms=20_000) as client:
+            assert isinstance(client.topics(), dict)
 
 
 def test_a_server_that_is_no_broker_is_said() -> None:

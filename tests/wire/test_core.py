@@ -9,6 +9,7 @@ import pytest
 from penstock.model import TopicPartition
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.cluster import ApiVersionsResponse
+from penstock.protocol.messages.groups import FindCoordinatorResponse
 from penstock.protocol.messages.topics import MetadataResponse
 from penstock.protocol.records import batches, decode_records
 from penstock.wire import admin, groups, operations
@@ -23,13 +24,14 @@ from penstock.wire.errors import (
     UnknownTopic,
     Unreachable,
     UnsupportedBroker,
+    WireError,
 )
 from penstock.wire.links import CONNECT_TIMEOUT_MS, Address, Connect
 from penstock.wire.operations import EARLIEST, LATEST, MAX_TIMESTAMP, FetchSettings
 from tests.wire.fake import SILENCE, FakeCluster, FakeShell
 
 AT = TopicPartition("orders", 0)
-FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 1, 2, 3, 18
+FETCH, LIST_OFFSETS, METADATA, FIND_COORDINATOR, API_VERSIONS = 1, 2, 3, 10, 18
 
 
 @pytest.fixture
@@ -520,6 +522,27 @@ def test_a_task_given_up_is_answered_to_nobody(cluster: FakeCluster) -> None:
     shell.core.cancel(task)
     assert fetch(shell, 6).next_offset == 12
     assert task.result is None
+
+
+def test_a_question_that_cannot_be_written_harms_only_who_asked_it(cluster: FakeCluster) -> None:
+    shell = FakeShell(cluster)
+    fetch(shell)
+    for _ in range(2):
+        with pytest.raises(WireError, match=r"\(ListOffsets\) cannot be written"):
+            shell.ask(operations.list_offsets, {AT: 2**70, TopicPartition("orders", 1): LATEST}, False)
+    assert fetch(shell, 3).next_offset == 12
+    shell.core.check()
+
+
+def test_an_answer_that_lacks_what_was_asked_for_harms_only_who_asked(cluster: FakeCluster) -> None:
+    shell = FakeShell(cluster)
+    cluster.interfere = lambda broker, key, version, request: (
+        FindCoordinatorResponse() if key == FIND_COORDINATOR else None
+    )
+    with pytest.raises(IndexError):
+        shell.ask(groups.committed, "group", [AT])
+    shell.core.check()
+    assert fetch(shell).next_offset == 12
 
 
 def test_a_broker_that_never_answers_one_request_is_left(cluster: FakeCluster) -> None:

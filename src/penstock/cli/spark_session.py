@@ -40,6 +40,12 @@ JAVA_TIMEOUT_S = 30.0
 
 # The last line of a Python traceback, which Spark puts into the middle of its own.
 _RAISED = re.compile(r"^(?P<kind>(?:[a-z_]\w*\.)*[A-Z]\w+): (?P<what>.+)$", re.MULTILINE)
+# What py4j shows of a Java exception, and what the JVM says before it gives up.
+_THROWN = re.compile(r"^: [\w.$]+(?:Error|Exception): (?P<what>\S.*)$", re.MULTILINE)
+_LOGGED = re.compile(
+    r'^(?:Exception in thread "main" [\w.$]+:|\S+ \S+ ERROR [\w$.]+:|(?=Invalid )) ?(?P<what>.+)$',
+    re.MULTILINE,
+)
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
@@ -202,11 +208,8 @@ def _explained(log: Path | None) -> Iterator[None]:
         # A mistake in --sql: the first line says it, the rest is the plan.
         raise Failure(_first_line(str(error)).rstrip("; ")) from None
     except (PySparkException, Py4JError) as error:
-        text = str(error)
-        raised = list(_RAISED.finditer(text))
-        what = raised[-1]["what"] if raised else _first_line(text)
         where = "" if log is None else f"; Spark's log is in {log}"
-        raise _SparkFailed(f"Spark failed: {what}{where}") from None
+        raise _SparkFailed(f"Spark failed: {_cause(str(error), log).rstrip('.')}{where}") from None
     except RuntimeError as error:
         # A job's own: an archive, a replay or a snapshot that could not go on, and says why.
         if type(error).__module__.startswith("penstock."):
@@ -235,6 +238,19 @@ def _require_java() -> None:
     found = _JAVA_VERSION.search(said.stderr + said.stdout)
     if found is not None and int(found[1]) < JAVA_MIN:
         raise Failure(f"Spark needs Java {JAVA_MIN} or later; {java} is Java {found[1]}: {JAVA_ADVICE}")
+
+
+def _cause(text: str, log: Path | None) -> str:
+    """What one line out of Spark's many tells most: a worker's Python error, the JVM's, or its log's last."""
+    raised = list(_RAISED.finditer(text))
+    if raised:
+        return raised[-1]["what"]
+    thrown = _THROWN.search(text)
+    # A context that was stopped behind our back says nothing of why.
+    if thrown is not None and "stopped SparkContext" not in thrown["what"]:
+        return thrown["what"]
+    logged = [] if log is None else list(_LOGGED.finditer(log.read_text(errors="replace")))
+    return logged[-1]["what"] if logged else _first_line(text)
 
 
 def _first_line(text: str) -> str:

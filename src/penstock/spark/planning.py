@@ -18,11 +18,9 @@ from penstock.protocol.records import HEADER_SIZE, decode_header
 from penstock.spark.errors import SparkOptionError
 from penstock.spark.options import INTERNAL_TOPICS, Place, SourceOptions, Subscription
 from penstock.spark.ranges import OffsetRange, Offsets, share, split
-from penstock.spark.reading import lose
+from penstock.spark.reading import GONE_AFTER_S, lose
 from penstock.wire import EARLIEST, LATEST, Client, OffsetOutOfRange, UnknownTopic
 
-# A partition that the brokers do not show for so long is gone.
-GONE_AFTER_S = 10.0
 GONE_PAUSE_S = 0.25
 # New partitions and topics are found so soon. An idle stream looks for records a hundred times a second.
 METADATA_AGE_S = 1.0
@@ -56,6 +54,8 @@ class Planner:
         self._seen: set[TopicPartition] | None = None
         self._seen_at = 0.0
         self._topic_ids: dict[str, bytes] = {}
+        # Those of a stream that were told to be gone, and have not come back.
+        self._gone: set[TopicPartition] = set()
 
     # Batch
 
@@ -184,36 +184,19 @@ class Planner:
         A stream at ``start`` whose partitions have vanished, or have fewer records than it has read, has lost data:
         with ``failOnDataLoss`` that is an error.
         """
-        deadline = time.monotonic() + GONE_AFTER_S
-        while True:
-            visible = self._visible_assigned(age_s_max=METADATA_AGE_S)
-            latest: Offsets = {}
-            gone = start.keys() - visible
-            shrunk: set[TopicPartition] = set()
-            try:
-                latest = self.latest(visible)
-            except UnknownTopic:
-                # Deleted a moment ago. The brokers' next answer will say so too.
-                if time.monotonic() > deadline:
-                    raise
-            else:
-                shrunk = {each for each in start.keys() & visible if latest[each] < start[each]}
-                if not (gone or shrunk) or time.monotonic() > deadline:
-                    break
-            self._seen = None
-            time.sleep(GONE_PAUSE_S)
-        if gone:
-            lose(self._settings, f"{_names(gone)} no longer there: topics were deleted or made anew")
+        latest, shrunk = self._look(start)
         for each in sorted(shrunk):
             self._lose_shrunk(each, start[each], latest[each])
         # An idle stream looks many times a second: it asks where logs begin only when there is something to read.
-        earliest = self.earliest({each for each in visible if latest[each] != start.get(each)})
+        earliest = self.earliest({each for each in latest if latest[each] != start.get(each)})
         starts: Offsets = {}
         ends: Offsets = {}
-        for each in visible | start.keys():
+        for each in latest.keys() | start.keys():
             stood_at = start.get(each)
-            reach = latest.get(each) if until is None else until.get(each)
-            if each in gone or reach is None:
+            reach = latest.get(each)
+            if until is not None and reach is not None:
+                reach = min(until[each], reach) if each in until else None
+            if reach is None:
                 if stood_at is None:
                     continue  # newer than `until`
                 starts[each] = ends[each] = stood_at
@@ -224,6 +207,42 @@ class Planner:
                 ends[each] = max(reach, stood_at)
                 starts[each] = min(max(stood_at, earliest.get(each, stood_at)), ends[each])
         return Available(starts, ends, earliest)
+
+    def _look(self, needed: Offsets) -> tuple[Offsets, set[TopicPartition]]:
+        """How far each partition reaches that can be seen, and which of them end before what is ``needed``.
+
+        A broker that has just started may not show everything yet, so what is missing is looked for again for a
+        while. What is gone after that is data loss, told once.
+        """
+        deadline = time.monotonic() + GONE_AFTER_S
+        while True:
+            visible = self._visible_assigned(age_s_max=METADATA_AGE_S)
+            self._gone -= visible
+            gone = needed.keys() - visible - self._gone
+            try:
+                latest = self.latest(visible)
+            except UnknownTopic:
+                # Deleted a moment ago. The brokers' next answer will say so too.
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                shrunk = self._shrunk(needed, latest)
+                if not (gone or shrunk) or time.monotonic() > deadline:
+                    break
+            self._seen = None
+            time.sleep(GONE_PAUSE_S)
+        if gone:
+            lose(self._settings, f"{_names(gone)} no longer there: topics were deleted or made anew")
+            self._gone |= gone
+        return latest, shrunk
+
+    def _shrunk(self, needed: Offsets, latest: Offsets) -> set[TopicPartition]:
+        short = {each for each in needed.keys() & latest.keys() if latest[each] < needed[each]}
+        if short and self._settings.read_committed:
+            # What lies behind an open transaction is not stable, but it is there.
+            ends = self._client.list_offsets(dict.fromkeys(short, LATEST))
+            short = {each for each in short if ends[each].offset < needed[each]}
+        return short
 
     def reach(self) -> Offsets:
         """How far the subscribed partitions reach now, of those that can be seen. Complains about nothing."""
@@ -281,14 +300,18 @@ class Planner:
         Spark asks for the same again after a crash, perhaps much later: what has gone meanwhile is data loss too.
         """
         moved = {each for each, offset in end.items() if start.get(each) != offset}
+        # Where partitions end that do not reach as far as was planned.
+        reach: Offsets = {}
         if earliest is None or not moved <= earliest.keys():
-            visible = self._visible_assigned()
-            if moved - visible:
+            latest, shrunk = self._look({each: end[each] for each in moved})
+            for each in sorted(shrunk):
+                reach[each] = latest[each]
                 lose(
                     self._settings,
-                    f"{_names(moved - visible)} no longer there: topics were deleted or made anew",
+                    f"{each} was to be read up to offset {end[each]} but ends at {latest[each]} now: its topic was "
+                    "made anew, or lost what it had",
                 )
-            earliest = self.earliest(moved & visible)
+            earliest = self.earliest(moved & latest.keys())
         known_topics = {each.topic for each in start}
         ranges = []
         for each in sorted(moved & earliest.keys()):
@@ -308,7 +331,7 @@ class Planner:
                     f"records {lost} are gone: retention or a deletion was faster than the stream",
                 )
                 begin = log_start
-            ranges.append(OffsetRange(*each, begin, until))
+            ranges.append(OffsetRange(*each, begin, min(until, reach.get(each, until))))
         return split(
             ranges, partitions_min=self._options.partitions_min, records_max=self._options.records_max
         )

@@ -9,6 +9,7 @@ log has been read up to its end, not when so many records have come.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,12 +18,14 @@ import pyarrow as pa
 from penstock.spark.columns import HEADERS_TYPE, Columns, decode
 from penstock.spark.errors import DataLossError
 from penstock.spark.ranges import OffsetRange
-from penstock.wire import Client, OffsetOutOfRange, UnknownTopic, shared
+from penstock.wire import Client, OffsetOutOfRange, TopicReplaced, UnknownTopic, shared
 
 CLIENT_ID = "penstock-spark"
 REQUEST_TIMEOUT_MS = 30_000
 # How long one task looks for a leader before it fails; Spark then tries the task again elsewhere.
 DEADLINE_MS = 120_000
+# A topic or partition that the brokers do not show for so long is gone: one that has just started may be behind.
+GONE_AFTER_S = 10.0
 # Large enough that decoding outweighs the round trip, small enough for many tasks on one machine.
 FETCH_BYTES_MAX = 8 * 2**20
 # The JVM takes a batch at a time; fewer rows cost it more per row, many more leave its caches.
@@ -86,6 +89,7 @@ def read(settings: ReadSettings, offset_range: OffsetRange) -> Iterator[pa.Recor
     client = settings.client()
     shape = _Shape(settings, offset_range)
     position = offset_range.start
+    unknown_until: float | None = None
     while position < offset_range.end:
         try:
             answers = client.reader(
@@ -96,6 +100,7 @@ def read(settings: ReadSettings, offset_range: OffsetRange) -> Iterator[pa.Recor
                 read_committed=settings.read_committed,
             )
             for answer in answers:
+                unknown_until = None
                 # One answer may unfold to more than the kernel decodes in one call.
                 while position < offset_range.end:
                     columns = decode(
@@ -127,7 +132,11 @@ def read(settings: ReadSettings, offset_range: OffsetRange) -> Iterator[pa.Recor
                     f"log ends at {error.high_watermark}, so the topic was made anew or lost what it had",
                 )
                 return
-        except UnknownTopic:
+        except UnknownTopic as error:
+            now = time.monotonic()
+            unknown_until = unknown_until or now + GONE_AFTER_S
+            if now < unknown_until and not isinstance(error, TopicReplaced):
+                continue
             lose(settings, f"{offset_range.topic_partition} is gone: its topic was deleted during the read")
             return
 

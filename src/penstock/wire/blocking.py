@@ -37,12 +37,13 @@ SLEEP_MS_MAX = 60_000
 class _Socket:
     """One connection: what it is connecting to, and what it has not sent yet."""
 
-    __slots__ = ("addresses", "is_connected", "link", "socket", "unsent")
+    __slots__ = ("addresses", "is_connected", "link", "socket", "unsent", "where")
 
     def __init__(self, link: int, addresses: deque[Any]) -> None:
         self.link = link
         # Other addresses of the same host, to be tried when this one fails.
         self.addresses = addresses
+        self.where: Any = None
         self.socket: socket.socket | None = None
         self.is_connected = False
         self.unsent: deque[Buffer] = deque()
@@ -61,6 +62,8 @@ class Shell:
         )
         self._selector = selectors.DefaultSelector()
         self._sockets: dict[int, _Socket] = {}
+        # Addresses to which a connection was given up, until one succeeds: each host's others come first.
+        self._dead_ends: set[Any] = set()
         self._process_id = os.getpid()
         self._turned_ms = self.now_ms()
         # Tasks whose results nobody wants. Filled wherever a reader is dropped, also by the garbage collector in
@@ -148,6 +151,7 @@ class Shell:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             self.core.lost(link, f"the host cannot be found ({reason})", self.now_ms())
             return
+        found.sort(key=lambda address: address[4] in self._dead_ends)
         each = self._sockets[link] = _Socket(link, deque(found))
         self._connect_next(each, "no address")
 
@@ -164,7 +168,7 @@ class Shell:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             number = connection.connect_ex(where)
             if number in _UNDER_WAY:
-                each.socket = connection
+                each.socket, each.where = connection, where
                 self._selector.register(connection, selectors.EVENT_WRITE, each)
                 return
             why = os.strerror(number)
@@ -182,6 +186,7 @@ class Shell:
             self._connect_next(each, os.strerror(number))
             return
         each.is_connected = True
+        self._dead_ends.discard(each.where)
         self._selector.modify(each.socket, selectors.EVENT_READ, each)
         self.core.connected(each.link, self.now_ms())
         self._act()
@@ -241,6 +246,8 @@ class Shell:
     def _close(self, link: int) -> None:
         each = self._sockets.pop(link, None)
         if each is not None:
+            if each.socket is not None and not each.is_connected:
+                self._dead_ends.add(each.where)
             self._drop(each)
             each.unsent.clear()
 

@@ -250,6 +250,10 @@ class Core:
         except WireError as error:
             self._finish(task, None, error)
             return
+        except BaseException as error:
+            # Ours to mend, or an answer that lacks what it must have. Later turns must not stumble over the task.
+            self._finish(task, None, WireError(f"{task.what} broke off: {error!r}"))
+            raise
         if isinstance(wish, Pause):
             task.wake_ms = self.now_ms + wish.ms
             return

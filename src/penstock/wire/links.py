@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from struct import Struct
+from struct import error as StructError
 from typing import Any, NamedTuple, TypeAlias
 
 import penstock
@@ -106,7 +107,7 @@ class Failed(NamedTuple):
     why: str
     # The question was sent, and nobody knows what became of it.
     may_be_done: bool
-    # The broker does not know this API: asking it again is in vain.
+    # The broker does not know this API, or the question cannot be written: asking it again is in vain.
     is_unsupported: bool = False
 
 
@@ -309,13 +310,18 @@ class Links:
             )
             asked.done(Failed(why, may_be_done=False, is_unsupported=True))
             return
-        self._transmit(link, asked, api, asked.ask.build(asked.version), now_ms)
+        try:
+            self._transmit(link, asked, api, asked.ask.build(asked.version), now_ms)
+        except (StructError, ValueError, OverflowError) as error:
+            # Whoever asked gave a number that its field does not hold. Others on this link must not suffer.
+            why = f"a question ({api.name}) cannot be written: {error}"
+            asked.done(Failed(why, may_be_done=False, is_unsupported=True))
 
     def _transmit(self, link: Link, asked: _Asked, api: Api, message: Message, now_ms: int) -> None:
         self._correlation_id = asked.correlation_id = (self._correlation_id + 1) & CORRELATION_MAX
+        buffers = encode_request(api, asked.version, asked.correlation_id, self._client_id, message)
         asked.sent_ms = now_ms
         link.asked.append(asked)
-        buffers = encode_request(api, asked.version, asked.correlation_id, self._client_id, message)
         self.effects.append(Send(link.id, buffers))
 
     def _take(self, link: Link, frame: memoryview, now_ms: int) -> None:

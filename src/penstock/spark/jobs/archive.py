@@ -259,11 +259,12 @@ class _Archive:
         try:
             self.round()
             while not stop.wait(every_seconds):
+                # Also when there is nothing to do: whoever watches over this process should know.
+                if not self._has_spark():
+                    raise ArchiveFailed("Spark is gone; what was archived before stays")
                 try:
                     self.round()
                 except (ArchiveFailed, WireError) as error:
-                    if not self._has_spark():
-                        raise
                     _log.warning("%s; trying again in %g s", error, every_seconds)
                     self._look()
         except KeyboardInterrupt:
