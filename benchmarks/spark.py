@@ -57,10 +57,15 @@ DATA = (
 )
 
 
+class Ran(NamedTuple):
+    elapsed_s: float
+    # What was read, to be compared with the other side's.
+    found: object
+
+
 class Took(NamedTuple):
     elapsed_s: float
     cpu_s: float
-    # What was read, to be compared with the other side's.
     found: object
 
 
@@ -97,8 +102,10 @@ def _measured(spark: SparkSession, broker: MeasuredBroker, scratch: Path) -> dic
     bootstrap = "{}:{}".format(*broker.address)
     wire = Wire(broker.address)
     figures: dict[str, Any] = {}
-    for data in DATA:
+    for number, data in enumerate(DATA):
         fill(wire, data)
+        if number == 0:
+            _warm_up(spark, bootstrap, data, scratch)
         for name, action in ACTIONS.items():
             figures[f"{name} {data.topic}"] = _compare(
                 spark,
@@ -128,48 +135,57 @@ def _measured(spark: SparkSession, broker: MeasuredBroker, scratch: Path) -> dic
 # What is compared
 
 
-def _to_noop(spark: SparkSession, form: str, bootstrap: str, data: Data, scratch: Path) -> object:
+def _to_noop(spark: SparkSession, form: str, bootstrap: str, data: Data, scratch: Path) -> Ran:
     """Every column of every record, into nothing."""
+    began = time.perf_counter()
     _read(spark, form, bootstrap, data.topic).write.format("noop").mode("overwrite").save()
-    return None
+    return Ran(time.perf_counter() - began, None)
 
 
-def _group(spark: SparkSession, form: str, bootstrap: str, data: Data, scratch: Path) -> object:
-    frame = _read(spark, form, bootstrap, data.topic).selectExpr(
+def _group(spark: SparkSession, form: str, bootstrap: str, data: Data, scratch: Path) -> Ran:
+    began = time.perf_counter()
+    records = _read(spark, form, bootstrap, data.topic).selectExpr(
         "partition", "pmod(xxhash64(key), 32) as bucket", "length(value) as size", "offset"
     )
-    counted = frame.groupBy("partition", "bucket").agg({"*": "count", "size": "sum", "offset": "max"})
-    return sorted(map(tuple, counted.collect()))
+    counted = records.groupBy("partition", "bucket").agg({"*": "count", "size": "sum", "offset": "max"})
+    groups = counted.collect()
+    return Ran(time.perf_counter() - began, sorted(map(tuple, groups)))
 
 
-def _stream(spark: SparkSession, form: str, bootstrap: str, data: Data, scratch: Path) -> object:
-    """The whole topic in batches of a million records, until there is no more."""
+def _stream(spark: SparkSession, form: str, bootstrap: str, data: Data, scratch: Path) -> Ran:
+    """The whole topic in batches of a million records. Its start is paid once in a stream's life and not counted:
+    the time is that of its triggers, with all that Spark does in them.
+    """
     stream = spark.readStream.format(form).option("kafka.bootstrap.servers", bootstrap)
     stream = stream.option("subscribe", data.topic).option("startingOffsets", "earliest")
-    frame = stream.option("maxOffsetsPerTrigger", str(STREAM_RECORDS)).load()
+    records = stream.option("maxOffsetsPerTrigger", str(STREAM_RECORDS)).load()
     checkpoint = tempfile.mkdtemp(dir=scratch)
-    writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+    writer = records.writeStream.format("noop").option("checkpointLocation", checkpoint)
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
-    return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+    batches = [progress for progress in query.recentProgress if progress.numInputRows]
+    elapsed_ms = sum(batch.durationMs["triggerExecution"] for batch in batches)
+    return Ran(elapsed_ms / 1000, [batch.numInputRows for batch in batches])
 
 
-def _archive(spark: SparkSession, bootstrap: str, data: Data, scratch: Path) -> object:
+def _archive(spark: SparkSession, bootstrap: str, data: Data, scratch: Path) -> Ran:
     from penstock.spark.jobs import archive
 
     target = Path(tempfile.mkdtemp(dir=scratch))
+    began = time.perf_counter()
     archive(spark, bootstrap, data.topic, target / "archive")
-    return _rows_once(target)
+    return Ran(time.perf_counter() - began, _rows_once(target))
 
 
-def _parquet(spark: SparkSession, bootstrap: str, data: Data, scratch: Path) -> object:
+def _parquet(spark: SparkSession, bootstrap: str, data: Data, scratch: Path) -> Ran:
     """The same columns with the same compression, through the JVM."""
     target = Path(tempfile.mkdtemp(dir=scratch))
+    began = time.perf_counter()
     reader = spark.read.format("penstock").option("kafka.bootstrap.servers", bootstrap)
     records = reader.option("subscribe", data.topic).option("includeHeaders", "true").load()
     writer = records.write.option("compression", "zstd").option("parquet.compression.codec.zstd.level", "1")
     writer.parquet(str(target / "parquet"))
-    return _rows_once(target)
+    return Ran(time.perf_counter() - began, _rows_once(target))
 
 
 def _rows_once(target: Path) -> int:
@@ -181,7 +197,7 @@ def _rows_once(target: Path) -> int:
     return rows
 
 
-ACTIONS: dict[str, Callable[[SparkSession, str, str, Data, Path], object]] = {
+ACTIONS: dict[str, Callable[[SparkSession, str, str, Data, Path], Ran]] = {
     "noop": _to_noop,
     "group": _group,
     "stream": _stream,
@@ -197,7 +213,7 @@ def _read(spark: SparkSession, form: str, bootstrap: str, topic: str) -> DataFra
 
 
 def _compare(
-    spark: SparkSession, records: int, ours: Callable[[], object], theirs: Callable[[], object]
+    spark: SparkSession, records: int, ours: Callable[[], Ran], theirs: Callable[[], Ran]
 ) -> dict[str, float]:
     gateway = spark.sparkContext._gateway
     assert gateway is not None
@@ -219,11 +235,18 @@ def _compare(
     }
 
 
-def _timed(jvm: int, action: Callable[[], object]) -> Took:
+def _warm_up(spark: SparkSession, bootstrap: str, data: Data, scratch: Path) -> None:
+    """Give the JVM's compiler time for both sides: the first runs of either are several times slower."""
+    for form in ("penstock", "kafka"):
+        for action in ACTIONS.values():
+            action(spark, form, bootstrap, data, scratch)
+
+
+def _timed(jvm: int, action: Callable[[], Ran]) -> Took:
     settle()
-    cpu_before, began = tree_cpu_s(jvm), time.perf_counter()
-    found = action()
-    return Took(time.perf_counter() - began, tree_cpu_s(jvm) - cpu_before, found)
+    cpu_before = tree_cpu_s(jvm)
+    ran = action()
+    return Took(ran.elapsed_s, tree_cpu_s(jvm) - cpu_before, ran.found)
 
 
 def tree_cpu_s(root: int) -> float:

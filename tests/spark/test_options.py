@@ -169,6 +169,18 @@ STREAM, BATCH = "stream", "batch"
         (BATCH, {"kafka.security.protocol": "SASL_SSL"}, "only PLAINTEXT"),
         (BATCH, {"kafka.ssl.truststore.location": "x"}, "only plain connections"),
         (BATCH, {"kafka.max.partition.fetch.bytes": "big"}, "needs a whole number above 0, not 'big'"),
+        (BATCH, {"option.subscribe": "t", "provider": "penstock"}, "say CREATE TEMPORARY VIEW"),
+        # Numbers that no field of the protocol, and no number of Java's, holds.
+        (BATCH, {"kafka.max.partition.fetch.bytes": str(2**31)}, f"fetch.bytes needs at most {2**31 - 1}"),
+        (BATCH, {"kafka.request.timeout.ms": "9" * 20}, f"timeout.ms needs at most {2**31 - 1}"),
+        (STREAM, {"maxOffsetsPerTrigger": str(2**63)}, f"maxOffsetsPerTrigger needs at most {2**63 - 1}"),
+        (BATCH, {"startingTimestamp": str(2**63)}, f"startingTimestamp needs at most {2**63 - 1}"),
+        (
+            BATCH,
+            {"startingOffsetsByTimestamp": f'{{"t": {{"0": {2**63}}}}}'},
+            "t-0 needs a number of 64 bits",
+        ),
+        (BATCH, {"startingOffsets": f'{{"t": {{"0": {2**63}}}}}'}, "t-0 needs a number of 64 bits"),
     ],
 )
 def test_a_mistake_gets_one_clear_line(mode: Mode, changes: dict[str, str | None], message: str) -> None:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from penstock.spark.errors import SparkOptionError
+from penstock.model import TopicPartition
+from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs.replay import ReplayFailed, ReplayResult, replay, shared_out
 from penstock.spark.jobs.resending import Pace, prepared
 from penstock.spark.ranges import OffsetRange
 from penstock.spark.reading import schema
+from penstock.wire import Client
 from tests.interop.adapters.confluent import ConfluentClient
 from tests.interop.client import Outgoing, Record
 from tests.interop.murmur2 import partition_of
@@ -140,6 +142,8 @@ def test_a_replay_may_choose_partitions_and_send_by_key(
     client.create_topic(target, partitions=2)
 
     result = replay(spark, bootstrap, source, target, partitions=[1, 2], keep_partitions=False)
+    # Those that are replayed must be there, and no others.
+    assert replay(spark, bootstrap, source, target, partitions=[1], dry_run=True).records == 30
 
     records = stored(client, target)
     assert result.records == len(records) == 60
@@ -299,6 +303,23 @@ def refusal(spark: SparkSession, bootstrap: str, source: str, target: str, **opt
         replay(spark, bootstrap, source, target, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_a_replay_that_goes_on_says_what_retention_took_from_it(
+    spark: SparkSession, bootstrap: str, client: ConfluentClient, source: str, unique: Unique
+) -> None:
+    target = unique("target")
+    client.create_topic(target, partitions=3)
+    with Client(bootstrap) as wire:
+        wire.commit(f"penstock-replay-late-{target}", {TopicPartition(source, 0): 10})
+    client.delete_records(source, {0: 20})
+
+    with pytest.raises(DataLossError, match=rf"records {source}-0 \[10, 20\) are gone"):
+        replay(spark, bootstrap, source, target, run_id="late")
+    # A run that is not gone on with, or begins elsewhere, has missed nothing.
+    assert replay(spark, bootstrap, source, target, run_id="new", dry_run=True).records == 70
+    lenient = replay(spark, bootstrap, source, target, run_id="late", fail_on_data_loss=False)
+    assert lenient.records == 70
 
 
 def test_what_makes_no_sense_is_refused_with_advice(

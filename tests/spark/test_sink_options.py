@@ -107,6 +107,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one() -> None:
         ("includeHeaders", "yes", "true or false"),
         ("kafka.batch.size", "many", "above 0"),
         ("kafka.delivery.timeout.ms", "0", "above 0"),
+        ("kafka.request.timeout.ms", "9" * 20, "at most 2147483647"),
         ("topic", "", "name a topic"),
         ("kafka.bootstrap.servers", "localhost", "HOST:PORT"),
         ("kafka.bootstrap.servers", "", "HOST:PORT"),

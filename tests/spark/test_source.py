@@ -11,6 +11,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
+from penstock.spark import reading, source
+from penstock.spark.options import parse
+from penstock.spark.source import PenstockStreamReader
+from penstock.wire import TimedOut
 from tests.spark.topics import Topics
 
 if TYPE_CHECKING:
@@ -140,3 +144,24 @@ def test_columns_of_another_shape_are_refused(spark: SparkSession, bootstrap: st
     with pytest.raises(PySparkException) as caught:
         reader.schema("value string").load().count()
     assert "leave out .schema(...)" in last_line(caught)
+
+
+def test_a_coordinator_that_is_away_does_not_hold_up_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    committed: list[Any] = []
+
+    class Away:
+        def commit(self, group: str, offsets: Any) -> None:
+            committed.append(offsets)
+            raise TimedOut("no answer")
+
+    monkeypatch.setattr(reading, "shared", lambda *_, **__: Away())
+    options = parse({"bootstrap": "127.0.0.1:1", "subscribe": "t", "groupId": "g"}, "stream")
+    stream = PenstockStreamReader(options)
+    for offset in range(3):
+        stream.commit({"t": {"0": offset}})
+    assert len(committed) == 1
+    monkeypatch.setattr(source, "MIRROR_PAUSE_S", 0.0)
+    stream._mirror_not_before = 0.0
+    stream.commit({"t": {"0": 3}})
+    stream.commit({"t": {"0": 4}})
+    assert len(committed) == 3

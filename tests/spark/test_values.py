@@ -212,7 +212,7 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(texts.map(encoded), max_size=12))
 def test_the_fate_of_a_value_does_not_depend_on_its_neighbours(data: list[bytes]) -> None:
     together = parsed(*data)
@@ -223,7 +223,7 @@ def test_the_fate_of_a_value_does_not_depend_on_its_neighbours(data: list[bytes]
         assert all(same(alone[name], row[name]) for name in alone), value
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(texts)
 def test_only_what_arrow_refuses_is_suspected(text: str) -> None:
     if values.Suspicion(SCHEMA).reason(text) if text.startswith("{") else None:

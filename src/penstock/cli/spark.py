@@ -417,11 +417,13 @@ def _speed(records: int, seconds: float) -> str:
     return f"{seconds:.1f} s ({records / max(seconds, 0.001):,.0f} records/s)"
 
 
-def _cell(value: Any) -> str | int | float | None:
+def _cell(value: Any) -> str | int | None:
     """A value in a table: one line, not too long."""
     plain = _plain(value)
-    if plain is None or (isinstance(plain, int | float) and not isinstance(plain, bool)):
+    if plain is None or (isinstance(plain, int) and not isinstance(plain, bool)):
         return plain
+    if isinstance(plain, float):
+        return str(plain)  # with all its digits
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
     text = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
     return text if len(text) <= CELL_CHARACTERS_MAX else f"{text[: CELL_CHARACTERS_MAX - 1]}…"

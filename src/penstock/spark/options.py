@@ -107,6 +107,8 @@ REFUSED = {
     "path": "say what to read with subscribe, subscribePattern or assign, and load() without a path",
 }
 
+# What fields of the protocol hold, and numbers of Java's.
+INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 _TIME_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZE_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 TRIGGER_DELAY_MS_MAX = 15 * 60_000  # the default of Spark's Kafka source
@@ -205,6 +207,12 @@ def check(options: Mapping[str, str]) -> SourceOptions:
 def _check_names(given: Mapping[str, str]) -> None:
     known = {name.lower(): name for name in (*NAMES, *WITHOUT_EFFECT)}
     refused = {name.lower(): (name, reason) for name, reason in REFUSED.items()}
+    if "provider" in given:
+        # A property of tables in Spark's catalog. Such a table's options never reach a Python source's reader.
+        raise SparkOptionError(
+            "a topic cannot be a table of Spark's catalog: say CREATE TEMPORARY VIEW ... USING penstock "
+            "OPTIONS (...) instead of CREATE TABLE"
+        )
     for name in given:
         if name in known:
             continue
@@ -356,9 +364,9 @@ def _read_settings(given: Mapping[str, str]) -> ReadSettings:
         read_committed=isolation == "read_committed",
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         client_id=given.get("kafka.client.id", CLIENT_ID),
-        request_timeout_ms=_positive(given, "kafka.request.timeout.ms") or REQUEST_TIMEOUT_MS,
-        deadline_ms=_positive(given, "kafka.default.api.timeout.ms") or DEADLINE_MS,
-        fetch_bytes_max=_positive(given, "kafka.max.partition.fetch.bytes") or FETCH_BYTES_MAX,
+        request_timeout_ms=_positive(given, "kafka.request.timeout.ms", INT32_MAX) or REQUEST_TIMEOUT_MS,
+        deadline_ms=_positive(given, "kafka.default.api.timeout.ms", INT32_MAX) or DEADLINE_MS,
+        fetch_bytes_max=_positive(given, "kafka.max.partition.fetch.bytes", INT32_MAX) or FETCH_BYTES_MAX,
     )
 
 
@@ -379,20 +387,26 @@ def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
     return text == "true"
 
 
-def _positive(given: Mapping[str, str], name: str) -> int | None:
+def _positive(given: Mapping[str, str], name: str, highest: int = INT64_MAX) -> int | None:
     text = given.get(name.lower())
     if text is None:
         return None
     if not text.isdecimal() or int(text) == 0:
         raise SparkOptionError(f"{name} needs a whole number above 0, not {text!r}")
-    return int(text)
+    return _at_most(name, int(text), highest)
 
 
 def _time_ms(given: Mapping[str, str], name: str) -> int:
     text = given[name.lower()]
     if not text.isdecimal():
         raise SparkOptionError(f"{name} needs milliseconds since 1970, not {text!r}")
-    return int(text)
+    return _at_most(name, int(text), INT64_MAX)
+
+
+def _at_most(name: str, value: int, highest: int) -> int:
+    if value > highest:
+        raise SparkOptionError(f"{name} needs at most {highest}, not {value}")
+    return value
 
 
 def _duration_ms(given: Mapping[str, str], name: str, default: int) -> int:
@@ -412,7 +426,7 @@ def _size(given: Mapping[str, str], name: str) -> int | None:
     found = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.lower())
     if found is None or int(found[1]) == 0:
         raise SparkOptionError(f"{name} needs bytes, such as 134217728, 128m or 1g, not {text!r}")
-    return int(found[1]) * _SIZE_UNITS[found[2]]
+    return _at_most(name, int(found[1]) * _SIZE_UNITS[found[2]], INT64_MAX)
 
 
 def _json_object(text: str, wanted: str) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from penstock.model import TopicPartition
 
 Offsets: TypeAlias = dict[TopicPartition, int]
 
+OFFSET_MAX = 2**63 - 1
+
 
 class OffsetRange(NamedTuple):
     topic: str
@@ -58,6 +60,8 @@ def from_json(nested: Mapping[str, Mapping[str, int]]) -> Offsets:
                 raise ValueError(f"topic {topic} has no partition {partition!r}: partitions are numbers")
             if not _is_whole(offset):
                 raise ValueError(f"{topic}-{partition} needs a whole number, not {offset!r}")
+            if not -OFFSET_MAX <= offset <= OFFSET_MAX:
+                raise ValueError(f"{topic}-{partition} needs a number of 64 bits, not {offset}")
             offsets[TopicPartition(topic, int(partition))] = offset
     return offsets
 

@@ -8,11 +8,14 @@ log has been read up to its end, not when so many records have come.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.spark.columns import HEADERS_TYPE, Columns, decode
@@ -30,10 +33,8 @@ GONE_AFTER_S = 10.0
 FETCH_BYTES_MAX = 8 * 2**20
 # The JVM takes a batch at a time; fewer rows cost it more per row, many more leave its caches.
 ROWS_MAX = 16_384
-# glibc gives freed memory back to the system at once, so that every answer would be decompressed into pages that
-# must be faulted in anew: a third of a task's time. Once it has seen a block of this size freed, it keeps as much.
+# So much freed memory stays with a process that reads.
 KEPT_BYTES = 24 * 2**20
-bytearray(KEPT_BYTES)
 # Of one batch, about: the JVM holds it in one piece, for every task. Only large records reach it.
 BATCH_BYTES_MAX = 32 * 2**20
 
@@ -86,6 +87,7 @@ def read(settings: ReadSettings, offset_range: OffsetRange) -> Iterator[pa.Recor
         WireError: no leader answered within ``deadline_ms``.
         CorruptBatch: what was stored is damaged.
     """
+    _settle_process()
     client = settings.client()
     shape = _Shape(settings, offset_range)
     position = offset_range.start
@@ -141,6 +143,18 @@ def read(settings: ReadSettings, offset_range: OffsetRange) -> Iterator[pa.Recor
             return
 
 
+@cache
+def _settle_process() -> None:
+    """Spare a worker, once, what it would pay for in every task.
+
+    glibc gives freed memory back to the system at once, so that every answer would be decompressed into pages that
+    must be faulted in anew, a third of a task's time; having seen a block of this size freed, it keeps as much. And
+    Spark collects garbage behind each task, which is quick when it need not look at all that was ever imported.
+    """
+    np.empty(KEPT_BYTES, np.uint8)  # untouched, unlike a bytearray
+    gc.freeze()
+
+
 def lose(settings: ReadSettings, what: str) -> None:
     """Say that records are gone: an error if the user wants one, otherwise a line in the log."""
     if settings.fail_on_data_loss:
@@ -154,8 +168,14 @@ class _Shape:
     def __init__(self, settings: ReadSettings, offset_range: OffsetRange) -> None:
         self._rows_max = settings.rows_max
         self._schema = schema(settings.headers)
-        self._topic = pa.repeat(pa.scalar(offset_range.topic, pa.string()), self._rows_max)
-        self._partition = pa.repeat(pa.scalar(offset_range.partition, pa.int32()), self._rows_max)
+        # Made of buffers: pa.scalar and pa.array import pandas, which costs a new worker more than its first task.
+        topic, rows = offset_range.topic.encode(), self._rows_max
+        ends = np.arange(0, len(topic) * (rows + 1), len(topic), dtype=np.int32)
+        self._topic = pa.Array.from_buffers(
+            pa.string(), rows, [None, pa.py_buffer(ends), pa.py_buffer(topic * rows)], 0
+        )
+        same = pa.py_buffer(np.full(rows, offset_range.partition, dtype=np.int32))
+        self._partition = pa.Array.from_buffers(pa.int32(), rows, [None, same], 0)
 
     def batches(self, columns: Columns) -> Iterator[pa.RecordBatch]:
         size = columns.value.nbytes + columns.key.nbytes

@@ -111,6 +111,8 @@ REFUSED = {
 Value = TypeVar("Value")
 
 _CODECS = {codec.name.lower(): codec for codec in Codec}
+# As wide as the protocol's fields for times and sizes.
+INT32_MAX = 2**31 - 1
 # Not 0: who does not wait for answers cannot say that a task has succeeded.
 _ACKS = {"all": -1, "-1": -1, "1": 1}
 
@@ -260,6 +262,8 @@ def _positive(given: Mapping[str, str], name: str, default: int) -> int:
         return default
     if not text.isdecimal() or int(text) == 0:
         raise SparkOptionError(f"{name} needs a whole number above 0, not {text!r}")
+    if int(text) > INT32_MAX:
+        raise SparkOptionError(f"{name} needs at most {INT32_MAX}, not {text}")
     return int(text)
 
 

@@ -56,6 +56,7 @@ _log = logging.getLogger("penstock.spark")
 
 # A coordinator that is away must not hold up the stream.
 MIRROR_DEADLINE_MS = 5_000
+MIRROR_PAUSE_S = 30.0
 
 COLUMNS = StructType(
     [
@@ -142,6 +143,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_planned_at = time.monotonic()
         # What the group was told last.
         self._mirrored: Offsets | None = None
+        self._mirror_not_before = 0.0
 
     # Planning, on the driver
 
@@ -209,7 +211,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _mirror(self, done: Offsets) -> None:
         group = self._options.group
-        if group is None or done == self._mirrored:
+        if group is None or done == self._mirrored or time.monotonic() < self._mirror_not_before:
             return
         moved = {each: offset for each, offset in done.items() if (self._mirrored or {}).get(each) != offset}
         try:
@@ -219,7 +221,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise SparkOptionError(
                     f"groupId {group} cannot take this stream's progress: {error}"
                 ) from None
-            # Lag tools see an old position until the next batch; that is no reason to stop a stream.
+            # Lag tools see an old position for a while; that is no reason to stop a stream, or to slow it down.
+            self._mirror_not_before = time.monotonic() + MIRROR_PAUSE_S
             _log.warning("progress was not mirrored into group %s: %s", group, error)
             return
         self._mirrored = done

@@ -31,6 +31,7 @@ from penstock.spark.options import parse
 from penstock.spark.planning import Planner
 from penstock.spark.producing import ProduceSettings
 from penstock.spark.ranges import OffsetRange
+from penstock.spark.reading import lose
 from penstock.wire import Client, WireError
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def replay(
 
     Raises:
         SparkOptionError: what was asked for makes no sense.
+        DataLossError: offsets that were asked for, or where an earlier run stopped, are gone.
         ReplayFailed: it stopped on the way; says what was sent.
     """
     _check_limits(records_per_second, bytes_per_second)
@@ -182,9 +184,9 @@ def replay(
         is_dry_run=dry_run,
         round_s=ROUND_SECONDS,
     )
-    keeps_timestamps = _check_target(client, source, plan, create_target)
+    keeps_timestamps = _check_target(client, source, partitions, plan, create_target)
     run = _Run(spark, client, plan, records_per_second, bytes_per_second, progress)
-    return run.go(source, whole, keeps_timestamps)
+    return run.go(source, whole, keeps_timestamps, is_from_earliest=options.starting.kind == "earliest")
 
 
 # On the driver
@@ -207,11 +209,13 @@ class _Run:
         self._bytes_per_second = bytes_per_second
         self._progress = progress
 
-    def go(self, source: str, whole: list[OffsetRange], keeps_timestamps: bool) -> ReplayResult:
+    def go(
+        self, source: str, whole: list[OffsetRange], keeps_timestamps: bool, *, is_from_earliest: bool
+    ) -> ReplayResult:
         begun = time.monotonic()
         done = {
             each.partition: ReplayedPartition(each.partition, each.start, each.end, next_offset, 0, 0)
-            for each, next_offset in self._resumed(whole)
+            for each, next_offset in self._resumed(whole, is_from_earliest)
         }
 
         def result() -> ReplayResult:
@@ -267,15 +271,22 @@ class _Run:
         reports = [Report(*row) for row in rows]
         return reports, next((report.error for report in reports if report.error is not None), None)
 
-    def _resumed(self, whole: list[OffsetRange]) -> list[tuple[OffsetRange, int]]:
+    def _resumed(self, whole: list[OffsetRange], is_from_earliest: bool) -> list[tuple[OffsetRange, int]]:
         """Each range, and where an earlier run of the same name stopped in it."""
         if self._plan.is_dry_run or not whole:
             return [(each, each.start) for each in whole]
         committed = self._client.committed(self._plan.group, [each.topic_partition for each in whole])
-        return [
-            (each, min(max(each.start, committed.get(each.topic_partition, each.start)), each.end))
-            for each in whole
-        ]
+        resumed = []
+        for each in whole:
+            stopped_at = committed.get(each.topic_partition, each.start)
+            if stopped_at < each.start and is_from_earliest:
+                gone = each._replace(start=stopped_at, end=each.start)
+                lose(
+                    self._plan.reading,
+                    f"records {gone} are gone: retention or a deletion was faster than this replay",
+                )
+            resumed.append((each, min(max(each.start, stopped_at), each.end)))
+        return resumed
 
     def _commit(self, source: str, reports: list[Report]) -> None:
         if reports and not self._plan.is_dry_run:
@@ -320,7 +331,9 @@ def shared_out(
     ]
 
 
-def _check_target(client: Client, source: str, plan: Plan, create_target: bool) -> bool:
+def _check_target(
+    client: Client, source: str, partitions: Sequence[int] | None, plan: Plan, create_target: bool
+) -> bool:
     """Whether it will keep the records' timestamps. Raises SparkOptionError if it cannot take them."""
     target = plan.target
     topics = client.topics([source, target])
@@ -331,10 +344,10 @@ def _check_target(client: Client, source: str, plan: Plan, create_target: bool) 
             return True
         client.create_topic(target, len(topics[source].partitions))
         topics = client.topics([source, target])
-    needed, there = len(topics[source].partitions), len(topics[target].partitions)
+    needed, there = max(partitions or topics[source].partitions) + 1, len(topics[target].partitions)
     if plan.keep_partitions and needed > there:
         raise SparkOptionError(
-            f"{source} has {needed} partitions and {target} only {there}: add partitions to it, or say "
+            f"{source} has {needed} partitions to replay and {target} only {there}: add partitions to it, or say "
             "keep_partitions=False to send records by their keys"
         )
     return client.topic_configs([target]).get(target, {}).get("message.timestamp.type") != "LogAppendTime"

@@ -253,7 +253,9 @@ class _OpenFile:
         self.temporary = self._directory / temporary_name(name)
         self._sink = pa.OSFile(str(self.temporary), "wb")
         columns = file_schema(settings.read.headers, settings.value_schema)
-        self._writer = pq.ParquetWriter(self._sink, columns, **writer_options(columns))
+        dictionary = pa.dictionary(pa.int32(), pa.string())
+        given = columns.set(columns.get_field_index("topic"), pa.field("topic", dictionary))
+        self._writer = pq.ParquetWriter(self._sink, given, **writer_options(columns))
         # What waits for its row group.
         self._held: list[pa.RecordBatch] = []
         self.held_rows = 0
@@ -285,7 +287,7 @@ class _OpenFile:
 
     def write_row_group(self) -> None:
         if self._held:
-            table = pa.Table.from_batches(self._held)
+            table = _with_one_topic(pa.Table.from_batches(self._held), self._at.topic)
             self._writer.write_table(table, row_group_size=self.held_rows)
             self._held.clear()
             self.held_rows = self.held_bytes = 0
@@ -331,6 +333,8 @@ def date_of(day: int) -> str:
 
 # They grow steadily, so their differences are stored.
 _DIFFERENCES: Final = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
+# The same in every row of a file, mostly: compression alone makes nothing of them, and is faster.
+_CONSTANT: Final = frozenset(("partition", "timestampType"))
 # Of these neither dictionaries pay, for they rarely repeat enough, nor statistics, for nobody filters by them.
 _PLAIN: Final = frozenset(("key", "value", "headers"))
 
@@ -341,7 +345,7 @@ def statistics_of(columns: pa.Schema) -> list[str]:
 
 def writer_options(columns: pa.Schema) -> dict[str, object]:
     """Fast, and small where it costs little."""
-    repeated = [name for name in statistics_of(columns) if name not in _DIFFERENCES]
+    repeated = [name for name in statistics_of(columns) if name not in _DIFFERENCES and name not in _CONSTANT]
     if "headers" in columns.names:
         repeated.append("headers.list.element.key")
     return {
@@ -350,7 +354,16 @@ def writer_options(columns: pa.Schema) -> dict[str, object]:
         "use_dictionary": repeated,
         "column_encoding": _DIFFERENCES,
         "write_statistics": statistics_of(columns),
+        # Arrow's own notes would have readers make dictionaries of what we hand over as one.
+        "store_schema": False,
     }
+
+
+def _with_one_topic(table: pa.Table, topic: str) -> pa.Table:
+    """The topic as a dictionary of one, which Parquet takes as it is instead of looking at every row."""
+    numbers = pa.array(np.zeros(table.num_rows, np.int32))
+    column = pa.DictionaryArray.from_arrays(numbers, pa.array([topic]))
+    return table.set_column(table.schema.get_field_index("topic"), "topic", column)
 
 
 def parquet_bytes(records: pa.RecordBatch) -> int:
