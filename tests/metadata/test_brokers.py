@@ -229,6 +229,36 @@ def test_trap_7_who_lost_its_page_cache_leaves_isr_and_eligible_leaders_at_regis
     assert on.state("a") == (1, (1,), ())
 
 
+def test_trap_7_who_dies_before_it_wrote_its_new_epoch_down_has_lost_nothing() -> None:
+    on = Ensemble(brokers=3)
+    on.create("a", (1, 2, 3))
+    on.lost(3)
+    on.lost(2)
+    assert on.state("a") == (1, (1,), (2,))
+    written_down = on.broker(2).epoch
+    # Twice it dies before the answer to its registration has come.
+    for _ in range(2):
+        on.register(2, previous=written_down)
+        assert on.state("a") == (1, (1,), (2,))
+    assert on.broker(2).epoch > written_down
+    on.lost(1)
+    on.register(1, previous=-1)
+    on.join(2, previous=written_down)
+    assert on.state("a") == (2, (2,), ())
+
+
+def test_trap_7_who_was_heard_of_since_and_knows_only_an_older_epoch_may_have_lost_something() -> None:
+    on = Ensemble(brokers=3)
+    on.create("a", (1, 2, 3))
+    on.lost(3)
+    on.lost(2)
+    older = on.broker(2).epoch
+    on.register(2, previous=older)
+    on.beat(2, want_fence=True)
+    on.register(2, previous=older)
+    assert on.state("a") == (1, (1,), ())
+
+
 def test_trap_7_last_leader_comes_back_when_everybody_lost_the_page_cache() -> None:
     on = Ensemble(brokers=3)
     on.create("a", (1, 2, 3))

@@ -85,6 +85,9 @@ class Brokers:
         # partitions of which they are the only replica stay as they are: there is nobody to hand them to, and a
         # restart would otherwise cost two changes for each.
         self.to_evict: dict[BrokerId, bool] = {}
+        # Of brokers that were registered and not heard of since: the epoch they had before, if they had lost
+        # nothing. One that dies before it has written its new epoch down comes back with that one.
+        self._epochs_before: dict[BrokerId, int] = {}
         # Whether a partition without leader may have found one.
         self.has_to_elect = False
 
@@ -92,6 +95,7 @@ class Brokers:
         """Begin anew with what the log says: whoever is not fenced is taken to be there."""
         self.sessions.clear()
         self.fenced_since_ms.clear()
+        self._epochs_before.clear()
         self.joined_ms = now_ms
         for broker in self._decided.image.brokers.values():
             if broker.fenced:
@@ -188,8 +192,14 @@ class Brokers:
                 return known.epoch
             self._check_is_successor(known, request, now_ms)
         # Kafka's rule: whoever knows the epoch of its last registration has lost nothing since.
-        is_clean = known is not None and request.previous_broker_epoch == known.epoch
-        if not is_clean:
+        is_clean = known is not None and request.previous_broker_epoch in (
+            known.epoch,
+            self._epochs_before.get(id, known.epoch),
+        )
+        if is_clean:
+            self._epochs_before[id] = request.previous_broker_epoch
+        else:
+            self._epochs_before.pop(id, None)
             self.fence(id, now_ms, keep_single=True)
             if not self._give_up_on(id, keep_single=True, directories=request.log_dirs):
                 # All of it goes before the registration, so that no other controller can take what is left for
@@ -296,6 +306,7 @@ class Brokers:
         except Refusal as refusal:
             return BrokerHeartbeatResponse(error_code=refusal.error)
         id = known.id
+        self._epochs_before.pop(id, None)
         if request.offline_log_dirs:
             self._directories_failed(known, request.offline_log_dirs)
         self._heard(id, now_ms)
