@@ -133,8 +133,10 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[SmallDisk]:
     finally:
         # What a process that was just killed still holds open is let go of when it is gone.
         wait_until(
-            lambda: not subprocess.run(["umount", "--lazy", str(path)], check=False).returncode
-            or not path.is_mount(),
+            lambda: (
+                not subprocess.run(["umount", "--lazy", str(path)], check=False).returncode
+                or not path.is_mount()
+            ),
             30,
             f"{path} is unmounted",
         )

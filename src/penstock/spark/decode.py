@@ -158,10 +158,10 @@ def find(
             break
         if last_offset < start:
             # Nobody wants its records; but an abort that ends here must not take what comes behind.
-            if pending and view[position + 22] & CONTROL:
-                if _is_abort_marker(records[position : position + batch_size]):
-                    producer_id = _int64(view, position + 43)
-                    pending = [each for each in pending if each[0] != producer_id or each[1] > last_offset]
+            is_control = (view[position + 22] & CONTROL) != 0
+            if pending and is_control and _is_abort_marker(records[position : position + batch_size]):
+                producer_id = _int64(view, position + 43)
+                pending = [each for each in pending if each[0] != producer_id or each[1] > last_offset]
             position += batch_size
             continue
         if crc32c(records[position + 21 : position + batch_size]) != _uint32(view, position + 17):
