@@ -7,6 +7,7 @@ librdkafka and plain Python.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.interop.adapters.confluent import ConfluentClient
+from tests.spark.standalone import JAVA_OPTIONS
 from tests.support import BrokerProcess
 from tests.tools import ROOT
 
@@ -25,9 +27,18 @@ TIMEOUT_S = 240
 PARTITIONS = 3
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run(scratch: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """As a user would run it, but that Spark's own files go to a directory of the test."""
     command = [sys.executable, EXAMPLES / "pipeline.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    environment = {
+        **os.environ,
+        "SPARK_SUBMIT_OPTS": JAVA_OPTIONS.format(scratch),
+        "SPARK_LOCAL_DIRS": str(scratch),
+        "TMPDIR": str(scratch),
+    }
+    return subprocess.run(
+        command, cwd=scratch, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
 
 
 def values(client: ConfluentClient, topic: str) -> list[Any]:
@@ -45,11 +56,12 @@ def test_the_pipeline_prints_what_its_readme_shows(
 ) -> None:
     name = unique("shop")
 
-    done = run("--bootstrap", bootstrap, "--directory", tmp_path, "--name", name)
+    done = run(tmp_path, "--bootstrap", bootstrap, "--name", name)
 
     assert done.returncode == 0, done.stderr[-6000:]
     shown = re.search(r"It prints\n\n```\n(.*?)```", (EXAMPLES / "README.md").read_text(), re.DOTALL)
     assert shown is not None
+    assert {path.name for path in (tmp_path / "pipeline-data").iterdir()} == {"archive", "checkpoint"}
     assert done.stdout.strip() == shown[1].strip()
 
     client = ConfluentClient(bootstrap)
@@ -77,7 +89,7 @@ def test_a_second_run_on_the_same_topics_is_refused_in_one_line(tmp_path: Path) 
         client.create_topic("shop-orders", partitions=1)
         client.close()
 
-        done = run("--bootstrap", broker.bootstrap, "--directory", tmp_path)
+        done = run(tmp_path, "--bootstrap", broker.bootstrap)
 
     assert done.returncode == 1
     assert done.stdout == ""

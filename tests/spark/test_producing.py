@@ -332,7 +332,9 @@ def test_a_header_without_a_name_is_refused(settings: ProduceSettings, unique: U
         send(settings, unique("topic"), {"value": pa.array([b"a", b"b"]), "headers": headers})
 
 
-def test_a_topic_is_created_as_for_any_producer_unless_the_brokers_do_not(unique: Unique) -> None:
+def test_a_topic_is_created_as_for_any_producer_unless_the_brokers_do_not(
+    unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = unique("topic")
     with BrokerProcess({"num.partitions": "3"}) as broker:
         send(ProduceSettings(broker.bootstrap), topic, {"value": pa.array([b"a"])})
@@ -340,6 +342,7 @@ def test_a_topic_is_created_as_for_any_producer_unless_the_brokers_do_not(unique
         assert len(reader.describe_topic(topic)) == 3
         broker.restart(settings={"auto.create.topics.enable": "false"})
         other = unique("topic")
+        monkeypatch.setattr(producing, "CREATION_S", 0.3)
         with pytest.raises(UnknownTopic, match=f"topic {other} does not exist.*create it first"):
             send(ProduceSettings(broker.bootstrap), other, {"value": pa.array([b"a"])})
         assert other not in reader.topics()

@@ -19,7 +19,7 @@ from penstock.spark.errors import DataLossError
 from penstock.spark.ranges import OffsetRange
 from penstock.spark.reading import ReadSettings, read
 from penstock.spark.source import COLUMNS, HEADERS
-from penstock.wire import Fetched, OffsetOutOfRange, TopicReplaced, UnknownTopic
+from penstock.wire import Fetched, OffsetOutOfRange, TopicReplaced, UnknownTopic, operations
 from tests.spark.topics import Topics
 
 
@@ -77,6 +77,7 @@ def test_a_topic_deleted_before_the_read_is_data_loss(
 ) -> None:
     topic = unique("never-made")
     monkeypatch.setattr(reading, "GONE_AFTER_S", 0.0)
+    monkeypatch.setattr(operations, "UNKNOWN_TOPIC_MS", 200)
     with pytest.raises(DataLossError, match=f"{topic}-0 is gone: its topic was deleted"):
         list(read(ReadSettings(bootstrap, deadline_ms=20_000), OffsetRange(topic, 0, 0, 5)))
 

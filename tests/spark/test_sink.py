@@ -202,9 +202,11 @@ def test_a_stream_that_fails_and_is_started_again_loses_nothing(
 
     found = Counter(record.value for record in stored(client, target))
     assert set(found) == {b"%d" % number for number in range(60)}
-    # Only what the failed micro-batch had sent, if it came to that, is there twice.
+    # Only what the failed micro-batch had sent is there twice; a task of it may have ended after the query.
     assert {b"%d" % number for number in range(20)} <= set(after_failure)
-    assert found - Counter(set(found)) == after_failure - Counter(b"%d" % number for number in range(20))
+    twice = found - Counter(set(found))
+    assert set(twice) <= {b"%d" % number for number in range(20, 40)}
+    assert twice >= after_failure - Counter(b"%d" % number for number in range(20))
 
 
 def test_a_stream_that_counts_sends_its_whole_result_again(

@@ -27,7 +27,9 @@ from penstock.wire import (
     UnknownTopic,
     Unreachable,
     WireError,
+    admin,
     links,
+    operations,
     shared,
 )
 from tests.support import wait_until
@@ -107,7 +109,11 @@ def test_a_topic_that_cannot_be_made_says_why(client: Client, unique: Callable[[
         client.create_topic(unique("wire"), 1, 99)
 
 
-def test_an_unknown_topic_is_an_error_everywhere(client: Client, unique: Callable[[str], str]) -> None:
+def test_an_unknown_topic_is_an_error_everywhere(
+    client: Client, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (operations, admin):
+        monkeypatch.setattr(module, "UNKNOWN_TOPIC_MS", 200)
     at = TopicPartition(unique("nothing"), 0)
     with pytest.raises(UnknownTopic, match=at.topic):
         client.fetch(at, 0)

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.model import TopicPartition
 from penstock.protocol.records import batches, decode_records, encode_batch
-from penstock.wire import LATEST, Client, Producer
+from penstock.wire import LATEST, Client, Producer, links
 from tests.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.chaos
@@ -118,9 +118,10 @@ def test_the_coordinator_of_a_group_is_killed_between_two_commits(
 
 
 def test_a_leader_that_falls_silent_is_left_when_its_time_is_up(
-    cluster: Cluster, places: list[TopicPartition], unique: Callable[[str], str]
+    cluster: Cluster, places: list[TopicPartition], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = places[0]
+    monkeypatch.setattr(links, "CONNECT_TIMEOUT_MS", 1_000)
     with Client(cluster.bootstrap, request_timeout_ms=1_000) as client, Producer(client) as producer:
         for number in range(10):
             producer.send(at, batch_of(number))

@@ -346,8 +346,10 @@ class Storage:
             recovery_point=remembered.recovery_point,
             log_start_offset=remembered.log_start_offset or None,
         )
-        if log.recovery is not None and log.recovery.had_more and not home.lost_page_cache:
-            # The machine was up all the time, so whatever was written is there as it was written, or damaged.
+        if log.recovery is not None and log.recovery.had_more:
+            # If the machine was up all the time, whatever was written is there as it was written, or damaged. After
+            # a power loss it may be just what no fsync had covered; but how far they had come since the checkpoint
+            # is not written down, and a flushed replica has confirmed all of that.
             log.recovery.was_cut = True
         log.before_cut = lambda offset: self._lower(home, hosted, offset)
         self.doom(hosted, log)
