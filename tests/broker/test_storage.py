@@ -493,6 +493,33 @@ def test_a_log_that_is_cut_is_remembered_as_shorter_before_it_grows_again(node: 
     assert not found.recovery.was_cut
 
 
+@pytest.mark.parametrize("boot_id", [b"boot 1", b"boot 2"], ids=["killed", "power lost"])
+def test_more_than_a_torn_tail_is_damage(node: Node, boot_id: bytes) -> None:
+    """Nobody has written down how much was flushed since the checkpoint: a flushed replica has confirmed it."""
+    storage = node.start()
+    log = hosted().write(storage, 5)
+    offset, work = log.prepare_flush()
+    work()
+    log.flushed(offset)
+    (segment,) = Path(node.where("t-0")[0], "t-0").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    found = hosted().open(node.start(boot_id=boot_id))
+    assert found.log_end_offset == 2
+    assert found.recovery is not None and found.recovery.was_cut
+
+
+def test_a_torn_tail_is_no_damage_after_a_power_failure(node: Node) -> None:
+    storage = node.start()
+    hosted().write(storage, 5)
+    (segment,) = Path(node.where("t-0")[0], "t-0").glob("*.log")
+    segment.write_bytes(segment.read_bytes()[:-7])
+    found = hosted().open(node.start(boot_id=b"boot 2"))
+    assert found.log_end_offset == 4
+    assert found.recovery is not None and not found.recovery.was_cut
+
+
 def test_a_high_watermark_is_not_remembered_beyond_a_cut(node: Node) -> None:
     storage = node.start()
     one = hosted()

@@ -30,6 +30,8 @@ PINNED = (
     (1090, 30, 3),  # a batch that overtakes the first of its producer
     (3019, 30, 1),  # the only replica of a partition after its disk came back
     (3038, 30, 3),  # a lost page cache, forgotten by a clean stop before the registration
+    (500230, 40, 3),  # a bit that flips behind the only check
+    (500478, 40, 3),  # a damaged batch taken for a write that the power loss took
     (500444, 40, 3),  # killed before it wrote its new epoch down, and taken for one that lost something
 )
 

@@ -310,6 +310,27 @@ def test_a_flipped_bit_is_flipped_on_the_disk_too() -> None:
     machine.files.replace("/data/x", b"abc")
     content = machine.disk.find("/data/x")
     assert isinstance(content, Content)
-    content.flip(1, 0x20)
+    content.flip(1, 0x20, is_cached=False)
     assert machine.files.read("/data/x") == b"aBc"
     assert machine.lose_power().read("/data/x") == b"aBc"
+
+
+def test_a_flipped_bit_shows_when_the_page_cache_is_dropped() -> None:
+    machine = Machine()
+    machine.files.make_directory("/data")
+    machine.files.replace("/data/x", b"abc")
+    machine.files.replace("/data/y", b"abc")
+    cut, content = machine.disk.find("/data/x"), machine.disk.find("/data/y")
+    assert isinstance(cut, Content) and isinstance(content, Content)
+    for each in (cut, content):
+        each.flip(1, 0x20, is_cached=True)
+    assert machine.files.read("/data/y") == b"abc"
+    # What is written again is as it was written.
+    cut.truncate(1)
+    cut.append(b"bd")
+    machine.disk.drop_caches()
+    assert machine.files.read("/data/x") == b"abd"
+    assert machine.files.read("/data/y") == b"aBc"
+    machine.disk.drop_caches()
+    assert machine.files.read("/data/y") == b"aBc", "once"
+    assert machine.lose_power().read("/data/y") == b"aBc"

@@ -59,7 +59,8 @@ class Recovery:
     # Less is left than the disk was known to hold: this is damage and no torn tail. What is missing may have been
     # committed, so a replica that finds this must not lead before it has caught up.
     was_cut: bool = False
-    # Behind the last good batch there was more than a torn tail. If no writes were lost, this is damage too.
+    # Behind the last good batch there was more than a torn tail. This is damage too, or else writes that were
+    # lost with the page cache; from the bytes nobody can tell.
     had_more: bool = False
 
 

@@ -62,6 +62,17 @@ class Booted:
             if hosted.is_open and hosted.is_serving:
                 yield hosted
 
+    def vouches_for(self, path: str, position: int) -> bool:
+        """Whether the node has written or checked this byte of a log, and so will not check it again."""
+        for hosted in self.broker.partitions:
+            for segment in hosted.log._segments.items if hosted.is_open else ():
+                if segment.path == path:
+                    return segment.size >= 0 and (
+                        position >= segment.trusted_from
+                        or any(start <= position < end for start, end, _ in segment.checked)
+                    )
+        return False
+
     def check(self) -> None:
         """Assert what must hold between any two events."""
         broker = self.broker

@@ -143,6 +143,7 @@ class Cluster:
         machine.starts += 1
         machine.failure = ""
         machine.is_stopping = False
+        machine.disk.drop_caches()
         process = machine.process = Process(
             self.loop,
             machine.host,

@@ -28,7 +28,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 class Content:
     """What the name of a file points to (an inode)."""
 
-    __slots__ = ("_changes", "_dropped", "data", "durable", "locked_by", "modified_ms")
+    __slots__ = ("_changes", "_dropped", "_flipped", "data", "durable", "locked_by", "modified_ms")
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -37,6 +37,8 @@ class Content:
         self._changes: deque[bytes | int] = deque()
         # How many changes came before those.
         self._dropped = 0
+        # What changed on the disk by itself and is still right in memory: (position, mask).
+        self._flipped: list[tuple[int, int]] = []
         self.modified_ms = 0
         # Until that process ends.
         self.locked_by: Process | None = None
@@ -56,6 +58,7 @@ class Content:
 
     def truncate(self, size: int) -> None:
         del self.data[size:]
+        self._flipped = [flipped for flipped in self._flipped if flipped[0] < size]
         self._changes.append(size)
 
     def sync(self, version: int) -> None:
@@ -96,13 +99,21 @@ class Content:
                     self.durable += page if chance.random() < 0.7 else bytes(len(page))
         self._settle()
 
-    def flip(self, position: int, mask: int) -> None:
-        """Change one byte behind everybody's back, in memory and on the disk."""
-        self.data[position] ^= mask
-        if position < len(self.durable):
-            self.durable[position] ^= mask
+    def flip(self, position: int, mask: int, *, is_cached: bool) -> None:
+        """Change one durable byte behind everybody's back; one that is in the page cache shows later."""
+        self.durable[position] ^= mask
+        self._flipped.append((position, mask))
+        if not is_cached:
+            self.drop_cache()
+
+    def drop_cache(self) -> None:
+        """From now on the bytes that changed on the disk are read from there."""
+        for position, mask in self._flipped:
+            self.data[position] ^= mask
+        self._flipped.clear()
 
     def _settle(self) -> None:
+        self._flipped.clear()
         self._dropped += len(self._changes)
         self._changes.clear()
         self.data[:] = self.durable
@@ -185,6 +196,10 @@ class Disk:
         self.room_bytes = None
         self.root.lose_power(self.chance)
         self.boot_id = self.chance.randbytes(16).hex()
+
+    def drop_caches(self) -> None:
+        for _, content in self.files():
+            content.drop_cache()
 
     def wipe(self) -> None:
         self.root = Directory()

@@ -16,10 +16,10 @@ from contextlib import suppress
 
 from penstock.protocol.records import HEADER_SIZE, CorruptBatch, batches
 from penstock.sim.cluster import Cluster, Machine
-from penstock.sim.disk import Content
 from penstock.sim.loop import Event, Process
 
 # In the header of a batch.
+LENGTH_AT = 8
 EPOCH_AT = 12
 EPOCH_BYTES = 4
 
@@ -314,11 +314,15 @@ class Nemesis:
         """One wrong bit in a record that lies there since long.
 
         Not while the power is off: then nobody could tell it from a write that never reached the disk.
+
+        A broker that runs checks once what others wrote, and never what it wrote itself (decision 0013). A bit
+        that flips behind that is for consumers to find as long as the process lives, and no promise is broken by
+        it; so what this process has written or checked stays right in the page cache until the next one starts.
         """
         if not machine.has_power:
             return False
         segments = [
-            content
+            (path, content)
             for path, content in machine.disk.files()
             if path.endswith(".log")
             and "__cluster_metadata" not in path
@@ -328,9 +332,10 @@ class Nemesis:
         if not segments:
             return False
         machine.is_harmed = True
-        content: Content = self._chance.choice(segments)
+        path, content = self._chance.choice(segments)
         position = _noticeable(bytes(content.data), self._chance.randrange(len(content.data)))
-        content.flip(position, 1 << self._chance.randrange(8))
+        is_cached = machine.booted is not None and machine.booted.vouches_for(path, position)
+        content.flip(position, 1 << self._chance.randrange(8), is_cached=is_cached)
         return True
 
     def _wipe(self, machine: Machine) -> bool:
@@ -365,11 +370,12 @@ def _noticeable(data: bytes, position: int) -> int:
     """The position, or one near it where damage can be noticed at all.
 
     No checksum covers the leader epoch of a batch, so a wrong one that fits between its neighbours is taken for
-    true by everybody (and by Kafka).
+    true by everybody (and by Kafka). And a last batch that says it is longer looks like one that a crash cut short.
     """
     with suppress(CorruptBatch):  # damaged before
         for start, header in batches(data):
-            if start + EPOCH_AT <= position < start + EPOCH_AT + EPOCH_BYTES:
+            is_last = start + header.size == len(data)
+            if start + (LENGTH_AT if is_last else EPOCH_AT) <= position < start + EPOCH_AT + EPOCH_BYTES:
                 return start + HEADER_SIZE
             if position < start + header.size:
                 break
