@@ -102,7 +102,8 @@ def test_a_replayed_topic_is_the_same_and_says_where_it_comes_from(
     assert (result.records, result.source, result.target, result.run_id) == (90, source, target, "first")
     assert result.bytes == sum(len(record.key or b"") + len(record.value or b"") for record in expected)
     assert result.keeps_timestamps and not result.is_dry_run
-    assert result.as_table().column("next_offset").to_pylist() == [30, 30, 30]
+    columns, rows = result.as_table()
+    assert [row[columns.index("next_offset")] for row in rows] == [30, 30, 30]
     assert told[0] == (0, 90) and told[-1] == (90, 90)
 
 
@@ -448,4 +449,4 @@ def test_headers_of_a_record_come_before_ours() -> None:
 def test_a_result_is_a_table_even_when_nothing_was_there() -> None:
     empty = ReplayResult("run", "a", "b", False, True, (), 0.0)
 
-    assert empty.as_table().num_rows == 0 and empty.records == 0
+    assert empty.as_table()[1] == [] and empty.records == 0

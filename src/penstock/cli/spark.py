@@ -321,8 +321,7 @@ def replay(
     if as_json:
         show_json({"job": "replay", **asdict(result)})
         return
-    found = result.as_table()
-    _show(found.column_names, zip(*(column.to_pylist() for column in found.columns)))
+    _show(*result.as_table())
     verb = "would send" if result.is_dry_run else "sent"
     print(
         f"{verb} {count_text(result.records, 'record')}, {bytes_text(result.bytes)}, "

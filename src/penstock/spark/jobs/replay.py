@@ -21,8 +21,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from penstock.protocol.compression import Codec
 from penstock.spark.errors import SparkOptionError
 from penstock.spark.jobs.progress import Progress
@@ -73,24 +71,13 @@ class ReplayResult:
     def bytes(self) -> int:
         return sum(each.bytes for each in self.partitions)
 
-    def as_table(self) -> pa.Table:
-        """One row per partition of the source."""
-        rows = [
-            {
-                "partition": each.partition,
-                "start": each.start,
-                "end": each.end,
-                "next_offset": each.next_offset,
-                "records": each.records,
-                "bytes": each.bytes,
-            }
+    def as_table(self) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
+        """Columns, and a row for each partition of the source."""
+        columns = ("partition", "start", "end", "next_offset", "records", "bytes")
+        return columns, [
+            (each.partition, each.start, each.end, each.next_offset, each.records, each.bytes)
             for each in self.partitions
         ]
-        schema = pa.schema(
-            [("partition", pa.int32())]
-            + [(name, pa.int64()) for name in ("start", "end", "next_offset", "records", "bytes")]
-        )
-        return pa.Table.from_pylist(rows, schema=schema)
 
 
 class ReplayFailed(RuntimeError):
