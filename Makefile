@@ -85,7 +85,7 @@ sim-long: $(VENV)/.installed
 spark-long: $(VENV)/.installed
 	PENSTOCK_SPARK_RECORDS=$${PENSTOCK_SPARK_RECORDS:-10000000} \
 	PENSTOCK_SPARK_KILLS=$${PENSTOCK_SPARK_KILLS:-20} $(BIN)/python -m pytest \
-		tests/spark/test_archive_kills.py tests/spark/test_table.py -s --timeout 7200
+		tests/spark/test_archive_kills.py tests/spark/test_archive_executors.py tests/spark/test_table.py -s --timeout 7200
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks

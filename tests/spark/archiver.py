@@ -26,22 +26,28 @@ def main() -> None:
     parser.add_argument("location")
     parser.add_argument("scratch")
     parser.add_argument("--format", default="parquet")
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--log-level", default="OFF")
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--die-after", type=int)
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # says where it hangs
+    java_options = f"-XX:TieredStopAtLevel=1 -Djava.io.tmpdir={given.scratch}"
     spark = session(
         "archiver",
-        "local[2]",
+        given.master,
         **{
+            "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Djava.io.tmpdir={given.scratch}",
+            "spark.driver.extraJavaOptions": java_options,
+            "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": java_options,
             "spark.local.dir": given.scratch,
             "spark.sql.warehouse.dir": f"{given.scratch}/warehouse",
         },
     )
-    spark.sparkContext.setLogLevel("OFF")
+    spark.sparkContext.setLogLevel(given.log_level)
     if given.die_after is not None:
         die_after(given.die_after)
     archive(

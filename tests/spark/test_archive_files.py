@@ -171,6 +171,27 @@ def test_a_task_that_is_tried_again_makes_the_same_files(
     assert names(tmp_path) == [Path(first.files[0].path).name]
 
 
+def test_a_file_of_an_attempt_that_died_is_made_durable_before_it_counts(
+    settings: WriteSettings, place: ArchivedPartition, topics: Topics, tmp_path: Path
+) -> None:
+    topics.send(place.topic, [b"%d" % number for number in range(10)], timestamp_ms=MIDNIGHT_MS)
+    taken: list[tuple[str, Path]] = []
+
+    class Told(Disk):
+        def sync_directory(self, path: Path) -> None:
+            taken.append(("sync", path))
+
+        def link(self, existing: Path, name: Path) -> None:
+            taken.append(("link", name))
+            super().link(existing, name)
+
+    (file,) = archive_range(settings, Assignment(place, 0, 10)).files
+    assert archive_range(settings, Assignment(place, 0, 10), Told()).files == (file,)
+    path = tmp_path / file.path
+    # The first attempt may have been killed between the two: the name is there, and lost with the power.
+    assert taken[-2:] == [("link", path), ("sync", path.parent)]
+
+
 def test_a_task_that_dies_after_any_step_leaves_whole_files_or_hidden_ones(
     settings: WriteSettings, place: ArchivedPartition, topics: Topics, tmp_path: Path
 ) -> None:

@@ -81,8 +81,11 @@ class Archiver:
             kill(pid)
         self.process.wait()
 
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
     def tail(self) -> str:
-        return self._log.read_text(errors="replace")[-5000:]
+        return self.log()[-5000:]
 
 
 def kill(pid: int) -> bool:
@@ -210,7 +213,7 @@ def test_the_table_equals_the_topic_whoever_is_killed(
         finally:
             trial.end()
         print(f"{format}, seed {SEED}: {', '.join(kills)}; {sum(trial.feed.ends)} records")
-        _check(trial, client)
+        check(trial, client)
 
 
 def _kills(trial: Trial, seed: random.Random) -> Iterator[str]:
@@ -244,7 +247,7 @@ def _kills(trial: Trial, seed: random.Random) -> Iterator[str]:
         yield f"the {kind}"
 
 
-def _check(trial: Trial, client: Client) -> None:
+def check(trial: Trial, client: Client) -> None:
     table = open_table(trial.location, trial.format)
     state = table.load()
     assert state is not None

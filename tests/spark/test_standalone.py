@@ -95,7 +95,12 @@ def test_a_script_given_to_spark_submit_reads_writes_and_streams_on_the_cluster(
     copy, streamed = unique("copy"), unique("streamed")
     for name in (copy, streamed):
         client.create_topic(name, partitions=PARTITIONS)
-    submit = [SPARK_HOME / "bin" / "spark-submit", "--master", cluster.url, *settings(cluster)]
+    submit: list[str | Path] = [
+        SPARK_HOME / "bin" / "spark-submit",
+        "--master",
+        cluster.url,
+        *settings(cluster),
+    ]
     script = ROOT / "tests" / "spark" / "submitted.py"
 
     printed = driver(cluster, [*submit, script, bootstrap, topic, copy, streamed, tmp_path / "checkpoint"])
@@ -112,7 +117,16 @@ def test_a_script_given_to_spark_submit_reads_writes_and_streams_on_the_cluster(
 def test_the_archive_command_runs_on_the_cluster(
     cluster: StandaloneCluster, client: ConfluentClient, bootstrap: str, topic: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "penstock", "spark", "archive", topic, "--to", tmp_path / "archive"]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "spark",
+        "archive",
+        topic,
+        "--to",
+        tmp_path / "archive",
+    ]
     command += ["--bootstrap", bootstrap, "--master", cluster.url, *settings(cluster), "--json"]
 
     result = json.loads(driver(cluster, command))

@@ -305,7 +305,9 @@ class _OpenFile:
         try:
             publish(self._disk, self.temporary, final)
         except FileExistsError:
-            # Another attempt at this very assignment; its name says that it holds the same records.
+            # Another attempt at this very assignment; its name says that it holds the same records. Whether that
+            # one lived long enough to make the name durable nobody knows.
+            self._disk.sync_directory(final.parent)
             self._disk.unlink(self.temporary)
         return DataFile(
             path,
