@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.spark.jobs.tables.backlog import Extent, backlog, deal, rewound
@@ -109,6 +109,7 @@ def test_a_log_that_ends_before_its_archive_is_told_of_once() -> None:
     st.integers(1, 32),
     st.sampled_from([1, 16, 256]),
 )
+@example({0: (0, 1), 1: (0, 1)}, 0.5, 1, 1)  # weighed nothing, so one task got both and another none
 def test_tasks_take_each_offset_once_and_in_order(
     logs: dict[int, tuple[int, int]], offset_bytes: float, parallelism: int, file_mb: int
 ) -> None:

@@ -99,7 +99,7 @@ def deal(
         pieces = max(1, min(most, max(wanted, ceil(parallelism * size / total))))
         whole = OffsetRange(*place, extent.start, extent.start + offsets)
         weighed += [
-            (round(piece.size * offset_bytes[at]), Assignment(at, piece.start, piece.end))
+            (max(1, round(piece.size * offset_bytes[at])), Assignment(at, piece.start, piece.end))
             for piece in split([whole], records_max=ceil(offsets / pieces))
         ]
     return _packed(weighed, min(len(weighed), max(4 * parallelism, ceil(total / file_bytes))))
