@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.spark.session import spark as spark  # noqa: PLC0414  a fixture for every test
 from tests.support import BrokerProcess
 
 # Warnings are errors (pyproject.toml), except those that client libraries give about themselves.

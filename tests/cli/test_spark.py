@@ -18,11 +18,9 @@ from penstock.cli import spark as commands
 from penstock.cli import spark_session
 from penstock.cli.failures import Failure
 from tests.cli.conftest import Penstock
-from tests.spark.conftest import spark as spark_fixture
 from tests.spark.topics import Topics
 from tests.support import wait_until
 
-spark = spark_fixture
 RECORDS = 20
 
 

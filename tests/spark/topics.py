@@ -47,9 +47,9 @@ class Topics:
     ) -> None:
         """Write records into one partition and wait until all are acknowledged."""
         failures: list[KafkaError] = []
-        producer = Producer(
-            {"bootstrap.servers": self.bootstrap, "linger.ms": 5, "acks": "all", **(settings or {})}
-        )
+        # Idempotent: a test may kill the leader, and what librdkafka then sends again must not count twice.
+        defaults = {"bootstrap.servers": self.bootstrap, "linger.ms": 5, "enable.idempotence": True}
+        producer = Producer({**defaults, **(settings or {})})
         given = iter(keys) if keys is not None else None
         for value in values:
             key = None if given is None else next(given)
