@@ -24,8 +24,9 @@ def settings_page() -> str:
         "`penstock topics create --config name=value` or `penstock configs set`.",
         "",
         "`min.insync.replicas` is one setting of the whole cluster: when a second broker registers it becomes what",
-        "was given at start, and with the third, if nobody has said anything, 2. Settings of the cluster",
-        "(sessions, quorum, rebalancing) should be the same on every node: any may become the controller.",
+        "was given at start, and with the third, if nobody has said anything, 2. From then on it can be changed but",
+        "not removed. Settings of the cluster (sessions, quorum, rebalancing) should be the same on every node: any",
+        "may become the controller.",
         "",
         "## Of topics",
         "",
@@ -108,7 +109,8 @@ connection, except ApiVersions, which answers with the range we have.
 - **Pipelined requests are handled as they come**, in order, and their answers leave in order. Kafka takes the
   next request of a connection only after answering the one before.
 - **Transactional ids are refused** with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes for
-  final; `cleanup.policy=compact` is refused with INVALID_CONFIG.
+  final; `cleanup.policy=compact` is refused with INVALID_CONFIG. Every ConsumerGroupHeartbeat is answered with
+  UNSUPPORTED_VERSION: groups have the classic protocol (`group.protocol=classic`).
 - **Replica fetches are refused** on the listener for clients: a client cannot pass for a broker. What nodes say
   to each other is served on the internal listener only.
 - **Heartbeats every 3 s, sessions of 9 s** (Kafka: 2 and 9), quorum timeouts of 1 s and 0.5 s (2 and 1), leaders

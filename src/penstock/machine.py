@@ -445,8 +445,8 @@ class MachineNetwork:
     def connect(self, host: str, port: int, done: Callable[[Stream | None, OSError | None], None]) -> None:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-        except OSError:
-            # A name: looking it up may take its time, so a thread does.
+        except (OSError, ValueError):
+            # A name, or what cannot be one: looking it up may take its time, so a thread does.
             self._resolve(host, port, done)
             return
         self._connect(found[0], done)

@@ -24,16 +24,6 @@ from tests.support_files import FakeClock, FakeFiles
 DIRECTORY = "/data/__cluster_metadata-0"
 DISK_MS = 2
 NETWORK_MS = 1
-HANDLERS = {
-    1: "handle_fetch",
-    52: "handle_vote",
-    53: "handle_begin",
-    54: "handle_end",
-    55: "handle_describe",
-    59: "handle_fetch_snapshot",
-    80: "handle_add_voter",
-    81: "handle_remove_voter",
-}
 
 
 class Timer:
@@ -303,7 +293,7 @@ class Stage:
             if (source.id, target) in self.cuts or peer.life != life or not peer.is_up:
                 return
             message, _ = api.decode_request[version](memoryview(data), 0)
-            answered = getattr(peer.consensus, HANDLERS[request.KEY])(message, Call(back))
+            answered = peer.consensus.handle(message, Call(back))
             if answered is not WAITING:
                 back(answered)
 
@@ -319,7 +309,7 @@ class Stage:
     def ask(self, node: StagedNode, request: Message, version: int) -> Any:
         """As an operator would; the answer when it comes."""
         answers: list[Any] = []
-        answered = getattr(node.consensus, HANDLERS[request.KEY])(request, Call(answers.append))
+        answered = node.consensus.handle(request, Call(answers.append))
         if answered is not WAITING:
             return answered
         self.run_until(lambda: bool(answers))
@@ -332,7 +322,7 @@ class Stage:
         """The others lose their connections, and nobody answers when they call again."""
         for other in self.others(node):
             if other.is_up and (other.id, node.id) not in self.cuts:
-                peers = other.consensus._peers
+                peers = other.consensus._conversation._peers
                 for lost in list(peers.on_lost) if peers is not None else []:
                     other.environment.spawn.later(
                         NETWORK_MS, lambda lost=lost: None if node.is_up else lost(node.id, "quorum")

@@ -125,6 +125,16 @@ def test_a_line_cut_short_counts_for_nothing(files: FakeFiles) -> None:
         assert loaded(files).get(ONE, 0) == (60, 10, 60), cut
 
 
+def test_what_is_lowered_behind_a_line_cut_short_counts(files: FakeFiles) -> None:
+    checkpoint = loaded(files)
+    write(checkpoint, (ONE, 0, 100, 10))
+    checkpoint.lower(ONE, 0, 60)
+    checkpoint.lower(ONE, 0, 40)
+    files.open(PATH + "-lowered").truncate(files.size(PATH + "-lowered") - 9)
+    loaded(files).lower(ONE, 0, 20)
+    assert loaded(files).get(ONE, 0) == (20, 10, 20)
+
+
 def test_a_log_that_was_forgotten_begins_anew(files: FakeFiles) -> None:
     """A replica that was given to another node and comes back, before the file was written again."""
     checkpoint = loaded(files)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from penstock.protocol.messages.groups import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -50,3 +53,14 @@ def test_deleting_offsets_of_what_does_not_exist_says_so(wire: Wire, unique: Uni
         for result in response.topics
         for partition in result.partitions
     } == {(topic, 0): ErrorCode.NONE, (topic, 9): unknown, (topic, -1): unknown, (absent, 0): unknown}
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_the_consumer_group_protocol_is_refused_by_an_answer(wire: Wire, version: int) -> None:
+    """librdkafka 2.16 takes an API that is not advertised for a broker yet to be upgraded, and waits."""
+    request = ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", subscribed_topic_names=["t"])
+
+    response = wire.call(request, version)
+
+    assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
+    assert "group.protocol=classic" in response.error_message

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from penstock.broker import quorum_snapshots
+from penstock.broker.consensus import ConsensusSettings
 from penstock.broker.options import ServeError
 from penstock.metadata import changes as metadata_changes
 from penstock.protocol.errors import ErrorCode
@@ -15,13 +17,15 @@ from penstock.protocol.messages.quorum import (
     DescribeQuorumRequest,
     DescribeQuorumRequestPartition,
     DescribeQuorumRequestTopic,
+    Endpoint,
     RemoveRaftVoterRequest,
     VoteRequest,
     VoteRequestPartition,
     VoteRequestTopic,
 )
 from penstock.protocol.records import batches, decode_header, encode_batch
-from tests.broker.quorum_stage import DIRECTORY, Silent, Stage, topic
+from penstock.raft.storage import SnapshotId
+from tests.broker.quorum_stage import DIRECTORY, Silent, Stage, StagedNode, topic
 
 LOG = f"{DIRECTORY}/{0:020d}.log"
 STATE = f"{DIRECTORY}/quorum-state"
@@ -393,13 +397,14 @@ def test_a_node_stops_on_a_full_disk_and_starts_again() -> None:
     assert len(node.topics) == 3
 
 
-def test_a_node_of_another_cluster_is_refused() -> None:
+@pytest.mark.parametrize("theirs", ["other", None])
+def test_a_node_of_another_cluster_or_of_none_does_not_raise_the_epoch(theirs: str | None) -> None:
     stage = Stage()
     stage.nodes[1].start(cluster_id="one")
     stage.nodes[2].start(cluster_id="one")
     partition = VoteRequestPartition(replica_epoch=9, replica_id=3)
     request = VoteRequest(
-        cluster_id="other",
+        cluster_id=theirs,
         voter_id=1,
         topics=[VoteRequestTopic(topic_name="__cluster_metadata", partitions=[partition])],
     )
@@ -454,6 +459,28 @@ def test_a_voter_is_added_and_removed() -> None:
     assert stage.ask(leader, remove, 0).error_code == 0
     stage.agree()
     assert not removed.consensus.is_voter
+
+
+def test_where_a_voter_listens_is_not_learned_from_a_change_that_is_refused() -> None:
+    stage = Stage(observers=(7,))
+    stage.start_all()
+    leader = stage.leader()
+    stage.agree()
+    stage.run_for(600)
+    added = stage.nodes[7]
+
+    def listening_at(port: int) -> AddRaftVoterRequest:
+        return AddRaftVoterRequest(
+            voter_id=7,
+            voter_directory_id=added.directory_id,
+            timeout_ms=1000,
+            listeners=[Endpoint(name="INTERNAL", host="host7", port=port)],
+        )
+
+    assert stage.ask(leader, listening_at(9007), 1).error_code == 0
+    assert stage.ask(leader, listening_at(9999), 1).error_code == ErrorCode.DUPLICATE_VOTER
+    nodes = {node.node_id: node.listeners[0].port for node in stage.ask(leader, DESCRIBE, 2).nodes}
+    assert nodes[7] == 9007
 
 
 def test_a_refused_change_of_voters_says_why() -> None:
@@ -557,6 +584,83 @@ def test_a_follower_that_was_away_too_long_loads_a_snapshot() -> None:
     away.start()
     stage.agree()
     assert len(away.topics) == 62
+
+
+def test_a_node_that_dies_before_a_fetched_snapshot_has_replaced_its_log_goes_on_from_the_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(snapshot_records=20)
+    third = stage.nodes[3]
+    # Its log reaches back to the beginning, so that it can say where another's log parted from it.
+    third.start(settings=ConsensusSettings())
+    stage.start_all()
+    former = led_by_another(stage, third)
+    stage.commit(former, 2)
+    stage.agree()
+    stage.cut(former)
+    for _ in range(200):
+        # Never committed, and more than the others will have committed.
+        stage.propose(former)
+    stage.run_until(lambda: not former.consensus.is_active)
+    for _ in range(10):
+        stage.commit(led_by_another(stage, third), 6)
+        stage.run_for(500)
+
+    class Died(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Died
+
+    monkeypatch.setattr(former.consensus._log, "start_over", die)
+    stage.cuts.clear()
+    with pytest.raises(Died):
+        stage.run_for(5000)
+    former.crash()
+    stage.leader().consensus.resign()
+    stage.run_until(lambda: third.consensus.is_active)
+    former.start()
+    stage.agree()
+    assert len(former.topics) == 62
+
+
+def led_by_another(stage: Stage, node: StagedNode) -> StagedNode:
+    while (leader := stage.leader()) is node:
+        leader.consensus.resign()
+        stage.run_until(lambda: not node.consensus.is_active)
+    return leader
+
+
+def test_a_snapshot_that_is_written_while_a_newer_one_is_fetched_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(snapshot_records=20)
+    stage.start_all()
+    leader = stage.leader()
+    stage.commit(leader, 2)
+    stage.agree()
+    away = stage.others(leader)[0]
+    ended: list[Exception | None] = []
+    consensus = away.consensus
+    older = SnapshotId(consensus.image.offset + 1, consensus.epoch)
+    # In so many slices that the last is written when the node has long been brought up to date.
+    monkeypatch.setattr(quorum_snapshots, "SLICE_PARTITIONS", 1)
+    changes = [change for number in range(1000) for change in topic(f"old-{number}", 10_000 + number).changes]
+    image, _ = consensus.image.apply(changes)
+    consensus._snapshots.write(older, image, (), {}, ended.append)
+    stage.cut(away)
+    for _ in range(3):
+        stage.commit(leader, 15)
+        stage.run_for(300)
+    stage.cuts.clear()
+    stage.agree()
+    fetched = consensus._snapshots.ids
+    assert len(fetched) == 1 and fetched[0] > older and not ended
+    stage.run_until(lambda: bool(ended))
+    assert consensus._snapshots.ids == fetched
+    assert names(away.files.list(DIRECTORY)) == [
+        f"{fetched[0].end_offset:020d}-{fetched[0].epoch:010d}.checkpoint"
+    ]
 
 
 def test_a_newborn_node_joins_by_a_snapshot_and_votes() -> None:

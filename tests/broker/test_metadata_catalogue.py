@@ -165,7 +165,7 @@ class Theatre:
     def tell(self, image: Image, delta: Delta) -> None:
         image, _ = image.apply([])
         object.__setattr__(image, "cluster_id", "cluster")
-        self.stage.broker.consensus.image = image
+        self.stage.broker.consensus.committed.image = image
         self.stage.broker.catalogue.moved(delta)
 
     def ask(self, request: MetadataRequest, version: int) -> bytes:

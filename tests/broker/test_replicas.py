@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from penstock.broker.lanes import FETCH_PATIENCE_MS
 from penstock.broker.replicas import LOOKS_PER_TURN, IsrProposals, ReplicaFetchers
 from penstock.environment import Buffer, Environment
@@ -117,11 +119,13 @@ class FakeHosted:
         self.brokers = Brokers(1, 2, 3)
         self.core = Partition(ME, live=self.brokers.live, lag_max_ms=LAG_MAX_MS, min_isr=2)
         self.end_offset = 0
+        self.log_start_offset = 0
         self.flushed_offset = 0
         self.last_epoch = -1
         self.is_flushed = is_flushed
         self.flush_waiters: list[Callable[[], None]] = []
         self.append_error = ErrorCode.NONE
+        self.appended_before_error = 0
         self.refuses_truncation = False
         self.is_offline = False
         # Asked for, beyond those that an append causes by itself.
@@ -139,10 +143,11 @@ class FakeHosted:
             raise OSError("its disk has failed")
         return self.core
 
-    def fetch_position(self) -> tuple[int, int]:
+    def fetch_position(self) -> tuple[int, int, int]:
         if self.is_offline:
             raise OSError("its disk has failed")
-        return (self.flushed_offset if self.is_flushed else self.end_offset), self.last_epoch
+        offset = self.flushed_offset if self.is_flushed else self.end_offset
+        return offset, self.last_epoch, self.log_start_offset
 
     def append_fetched(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
         if self.append_error == ErrorCode.NONE:
@@ -150,6 +155,9 @@ class FakeHosted:
             if records:
                 self.last_epoch = self.replication.leader_epoch
             self.replication.learned(high_watermark, self.end_offset)
+            self.log_start_offset = max(self.log_start_offset, log_start_offset)
+        else:
+            self.end_offset += self.appended_before_error
         return self.append_error
 
     def truncate_for(self, diverging_epoch: int, end_offset: int) -> None:
@@ -435,6 +443,38 @@ def test_what_cannot_be_appended_is_asked_for_again_later() -> None:
     here.loop.run_for(25)
     assert offsets(here.take().request) == []
     here.fetchers.check()
+
+
+def test_a_log_that_begins_later_tells_its_leader() -> None:
+    here = Following()
+    hosted = FakeHosted(0)
+    hosted.end_offset = 9
+    here.follow(hosted)
+    sent = here.take()
+    assert sent.request.topics[0].partitions[0].log_start_offset == 0
+    here.answer(sent, data(0, high_watermark=9, log_start_offset=5))
+    sent = here.take()
+    assert sent.request.topics[0].partitions[0].log_start_offset == 5
+    # And then there is no more to say.
+    here.answer(sent, data(0, high_watermark=9, log_start_offset=5))
+    assert offsets(here.take().request) == []
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_after_an_append_that_failed_half_way_the_next_fetch_goes_on_behind_what_was_written(
+    is_flushed: bool,
+) -> None:
+    """A disk that is full at the second segment of an answer. From the old offset nothing would ever fit again."""
+    here = Following()
+    hosted = FakeHosted(0, is_flushed=is_flushed)
+    hosted.append_error = ErrorCode.KAFKA_STORAGE_ERROR
+    hosted.appended_before_error = 2
+    here.follow(hosted)
+    here.answer(here.take(), data(0, b"abc"))
+    hosted.append_error = ErrorCode.NONE
+    hosted.finish_flush()
+    here.loop.run_for(25)
+    assert offsets(here.take().request) == [(0, 2)]
 
 
 def test_in_flushed_mode_the_next_fetch_waits_for_the_flush() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.options import ServeError
-from penstock.broker.storage import METADATA_DIRECTORY, Directory, Storage
+from penstock.broker.storage import FLUSHES_MAX, METADATA_DIRECTORY, Directory, Storage
 from penstock.environment import Buffer, Environment
 from penstock.log.config import LogConfig
 from penstock.log.log import CorruptLog, Log
@@ -31,6 +31,10 @@ BOOT = "/proc/sys/kernel/random/boot_id"
 
 class FailingFile(MachineFile):
     __slots__ = ()
+
+    def read_at(self, position: int, size: int) -> bytes:
+        self.fail("read")
+        return super().read_at(position, size)
 
     def append(self, buffers: Sequence[Buffer]) -> None:
         self.fail("append")
@@ -310,6 +314,13 @@ def test_a_directory_with_logs_and_no_owner_is_refused(node: Node, place: int) -
         node.start()
 
 
+def test_a_new_directory_with_what_is_named_like_a_partition_is_refused_and_left_alone(node: Node) -> None:
+    os.makedirs(f"{node.paths[1]}/holiday-2024")
+    with pytest.raises(ServeError, match=r"holds holiday-2024.*choose an empty --data-dir"):
+        node.start()
+    assert os.path.isdir(f"{node.paths[1]}/holiday-2024")
+
+
 def test_a_directory_given_twice_is_refused(node: Node) -> None:
     node.paths.append(node.paths[0] + "/")
     with pytest.raises(ServeError, match="twice"):
@@ -538,6 +549,31 @@ def test_a_high_watermark_is_not_remembered_beyond_a_cut(node: Node) -> None:
     assert again.remembered_high_watermark(fresh) == 20  # type: ignore[arg-type]
 
 
+def test_what_recovery_has_cut_is_remembered_until_the_replica_is_mended(node: Node) -> None:
+    """Before, it tells of the damage. After, the log grows, and it would speak of other bytes."""
+    storage = node.start()
+    one = hosted()
+    log = one.write(storage, 50)
+    offset, work = log.prepare_flush()
+    work()
+    log.flushed(offset)
+    one.high_watermark = 50
+    storage.prepare_checkpoint([one])()  # type: ignore[list-item]
+    (segment,) = Path(node.where("t-0")[0], "t-0").glob("*.log")
+    segment.write_bytes(segment.read_bytes()[: segment.stat().st_size // 2 + 1])
+    for _ in range(2):
+        log = hosted().open(node.start())
+        assert log.log_end_offset == 25
+        assert log.recovery is not None and log.recovery.was_cut
+    log.truncate_to(25)
+    log.append_replicated(fetched(25, 10, epoch=2))
+    again = node.start()
+    fresh = hosted()
+    assert fresh.open(again).log_end_offset == 35
+    assert fresh.log.recovery is not None and not fresh.log.recovery.was_cut
+    assert again.remembered_high_watermark(fresh) == 25  # type: ignore[arg-type]
+
+
 def test_a_log_that_started_over_lower_keeps_what_it_then_got(node: Node) -> None:
     storage = node.start()
     one = hosted()
@@ -596,6 +632,46 @@ def test_the_broker_epoch_is_known_as_long_as_nothing_was_lost(node: Node) -> No
     killed.leave_clean_marker(42)
     # A clean stop has it all on the disk, whatever the machine does then.
     assert node.start(boot_id=b"boot 2").previous_broker_epoch == 42
+
+
+def test_a_registration_whose_answer_was_missed_is_asked_for_again(node: Node) -> None:
+    """Else a controller that is new too would take the broker for one that has lost its data."""
+    storage = node.start()
+    storage.remember_epoch(5)
+    asked = storage.incarnation_id("as this")
+    assert node.start().incarnation_id("as this") == asked
+    answered = node.start()
+    assert answered.incarnation_id("as this") == asked
+    answered.remember_epoch(8)
+    after = node.start()
+    assert after.previous_broker_epoch == 8
+    assert after.incarnation_id("as this") != asked
+
+
+@pytest.mark.parametrize(
+    "case", ["power lost", "disk replaced", "other address", "damaged", "answer not noted"]
+)
+def test_a_broker_that_is_not_as_it_was_registers_as_another(node: Node, case: str) -> None:
+    storage = node.start()
+    storage.remember_epoch(5)
+    asked = storage.incarnation_id("as this")
+    file = Path(node.paths[0], "penstock-registering")
+    if case == "disk replaced":
+        shutil.rmtree(node.paths[1])
+    elif case == "damaged":
+        file.write_bytes(file.read_bytes()[:-5])
+    elif case == "answer not noted":
+        node.files.failures = [("replace", f"{node.paths[0]}/penstock-registration", errno.ENOSPC)]
+        storage.remember_epoch(8)
+    again = node.start(boot_id=b"boot 2" if case == "power lost" else b"boot 1")
+    assert again.incarnation_id("as that" if case == "other address" else "as this") != asked
+
+
+def test_a_full_disk_does_not_keep_a_broker_from_registering(node: Node) -> None:
+    storage = node.start()
+    node.files.failures = [("replace", node.paths[0], errno.ENOSPC)]
+    assert len(storage.incarnation_id("as this")) == 16
+    assert not node.failures
 
 
 def test_the_broker_epoch_is_not_claimed_after_a_power_failure(node: Node) -> None:
@@ -752,6 +828,25 @@ def test_a_node_does_not_start_without_its_first_disk(node: Node) -> None:
     node.start()
     with pytest.raises(ServeError, match="cannot use the data directory"):
         node.start(failures=[("read", node.paths[0], errno.EIO)])
+
+
+def test_who_is_deleted_while_it_waits_for_a_flush_keeps_nobody_waiting(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = node.start()
+    ends: list[Callable[[], None]] = []
+    monkeypatch.setattr(
+        node.spawn, "in_thread", lambda _, done, *, lane: ends.append(lambda: done(None, None))
+    )
+    for _ in range(FLUSHES_MAX):
+        storage.start_flush(lambda: None, lambda error: None)
+    # The first ones are deleted meanwhile: asked to flush, they do nothing.
+    waiting = [hosted(index) for index in range(2 * FLUSHES_MAX)]
+    for one in waiting:
+        assert not storage.may_flush_now(one)  # type: ignore[arg-type]
+    for end in ends:
+        end()
+    assert [one.flushes for one in waiting] == [1] * len(waiting)
 
 
 def test_a_full_disk_does_not_keep_a_log_from_being_cut(node: Node) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
+import pytest
+
+from penstock.broker.membership import State
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.protocol.messages.groups import (
@@ -21,10 +26,12 @@ from penstock.protocol.messages.topics import (
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
+    DeleteTopicsRequest,
     MetadataRequest,
     MetadataRequestTopic,
 )
 from penstock.protocol.records import batches, decode_records, encode_batch
+from tests.support_files import FakeFile
 from tests.virtual import Client, World
 
 EARLIEST = -2
@@ -110,10 +117,10 @@ def test_an_abandoned_long_poll_leaves_nothing_behind() -> None:
     reader.send(fetch_request("events", 0, max_wait_ms=2**31 - 1), 12)
     world.run_for(10)
     hosted = world.broker.partitions.get("events", 0)
-    assert hosted is not None and len(hosted._watchers) == 1
+    assert hosted is not None and len(hosted.audience.readers) == 1
     reader.stream.close()
     world.run_for(10)
-    assert not hosted._watchers
+    assert not hosted.audience.readers
 
 
 def test_a_flushed_topic_acknowledges_after_the_disk() -> None:
@@ -287,3 +294,51 @@ def test_a_broken_disk_stops_the_broker_and_a_full_one_does_not() -> None:
     client.send(produce_request(world, "events", b"lost"), 9)
     world.run_for(5)
     assert world.failures
+
+
+def test_the_in_sync_replicas_of_a_deleted_topic_are_nobodys_business(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    client = world.client()
+    create(client, "events")
+    hosted = world.broker.partitions.get("events", 0)
+    forgotten: list[object] = []
+    monkeypatch.setattr(world.broker.proposals, "forget", forgotten.append)
+    client.call(DeleteTopicsRequest(topic_names=["events"]), 5)
+    assert forgotten == [hosted]
+
+
+def test_a_broker_that_has_to_register_again_does_not_fetch_what_it_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    create(world.client(), "events")
+    hosted = world.broker.partitions.get("events", 0)
+    assert hosted is not None and hosted.is_leader
+    let_go: list[object] = []
+    monkeypatch.setattr(world.broker.fetchers, "unfollow", let_go.append)
+    world.broker.membership.state = State.REGISTERING
+    world.broker.role_changed(hosted)
+    assert let_go == [hosted.key]
+
+
+def test_a_disk_that_cannot_be_read_stops_the_broker_so_that_others_lead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is sent is read last, and a consumer would come back for it again and again."""
+    world = World()
+    client = world.client()
+    create(client, "events")
+    client.call(produce_request(world, "events", b"a"), 9)
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "the disk failed")
+
+    monkeypatch.setattr(FakeFile, "read_now", lambda self, position, size: None)
+    monkeypatch.setattr(FakeFile, "prepare_warming", lambda self, position, size: fail)
+    client.send(fetch_request("events", 0, max_wait_ms=0), 12)
+    world.run_for(100)
+    assert client.is_closed
+    (reason,) = world.failures
+    assert reason.startswith("the disk under /data failed")

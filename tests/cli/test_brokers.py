@@ -227,6 +227,10 @@ def test_a_refusal_to_forget_a_broker_is_told_in_the_brokers_words(penstock: Pen
         ("reassign orders --to 1 --cancel", 2, "say where with --to"),
         ("reassign orders --to one", 2, "different broker ids"),
         ("reassign orders --to 1,1", 2, "different broker ids"),
+        ("reassign orders --to 1,01", 2, "different broker ids"),
+        ("reassign orders --to 99999999999", 2, "'99999999999' is no number"),
+        (f"reassign orders:{'9' * 5000} --to 1", 2, "is no number"),
+        ("reassign :0 --to 1", 2, "name must not be empty"),
         ("reassign orders:x --to 1", 2, "write TOPIC or TOPIC:PARTITION"),
         ("reassign orders:3 --to 1", 1, "topic orders has no partition 3; it has 3"),
         ("reassign nowhere --to 1", 1, "there is no topic nowhere"),
@@ -243,3 +247,12 @@ def test_what_cannot_be_done_is_refused_before_anything_is_changed(
     assert complaint in outcome.err
     assert outcome.err.count("\n") == 1
     assert all(isinstance(request, MetadataRequest | DescribeClusterRequest) for request in cluster.asked)
+
+
+@pytest.mark.parametrize("option", ["--json", "--bootstrap=elsewhere:1"])
+def test_an_option_before_the_command_is_refused_and_not_passed_over(
+    penstock: Penstock, cluster: FakeBroker, option: str
+) -> None:
+    outcome = penstock("brokers", option, "elect", "orders", "--bootstrap", cluster.bootstrap)
+    assert outcome.code == 2 and "behind `elect`" in outcome.err
+    assert not cluster.asked

@@ -100,6 +100,19 @@ def test_adding_names_the_directory_that_the_observer_reported(
     assert asked.listeners == [Endpoint(name="INTERNAL", host="127.0.0.1", port=9094)]
 
 
+def test_adding_a_node_that_had_another_disk_names_the_one_it_fetches_with(penstock: Penstock) -> None:
+    answer = described()
+    former, now = replica(4, 40), replica(4, 95)
+    now.replica_directory_id = DIRECTORIES[5]
+    former.last_fetch_timestamp, now.last_fetch_timestamp = 1_000, 2_000
+    for observers in ([former, now], [now, former]):
+        answer.topics[0].partitions[0].observers = observers
+        with FakeBroker(answer, AddRaftVoterResponse(error_message=None)) as cluster:
+            outcome = penstock("quorum", "add", "4@127.0.0.1:9094", "--bootstrap", cluster.bootstrap)
+            assert outcome.code == 0
+            assert cluster.asked[-1].voter_directory_id == DIRECTORIES[5]
+
+
 def test_adding_takes_a_directory_that_the_quorum_does_not_know(
     penstock: Penstock, cluster: FakeBroker
 ) -> None:
@@ -120,6 +133,9 @@ def test_removing_names_the_voters_directory(penstock: Penstock, cluster: FakeBr
         ("add 4", 2, "write ID@HOST:PORT"),
         ("add four@127.0.0.1:9094", 2, "write ID@HOST:PORT"),
         ("add 4@127.0.0.1", 2, "has no port"),
+        ("add 4@127.0.0.1:0", 2, "its own port, which is not 0"),
+        ("add 99999999999@127.0.0.1:9094", 2, "'99999999999' is no number"),
+        (f"add {'9' * 5000}@127.0.0.1:9094", 2, "is no number"),
         ("add 4@127.0.0.1:9094 --directory nonsense", 2, "'nonsense' is no id"),
         ("add 1@127.0.0.1:9094", 1, "node 1 is a voter already"),
         ("add 5@127.0.0.1:9094", 1, "node 5 is not running as an observer"),

@@ -58,7 +58,17 @@ def test_an_address_without_a_port_is_wrong_usage() -> None:
         RawClient("localhost")
 
 
-@pytest.mark.parametrize("answer", [b"", b"\0\0", b"\0\0\0\x06\0\0\0\x09\0\0", b"\0\0\0\x06\0\0\0\x01\0\0"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\0\0",
+        b"\0\0\0\0",
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\x06\0\0\0\x09\0\0",
+        b"\0\0\0\x06\0\0\0\x01\0\0",
+    ],
+)
 def test_something_else_that_listens_there_is_not_waited_for(answer: bytes) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 

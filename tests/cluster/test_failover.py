@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from penstock.protocol.errors import ErrorCode
 from tests.chaos.errands import read_everything
@@ -65,6 +67,29 @@ def test_metadata_changes_again_after_the_controller_was_killed(cluster: Cluster
     seconds = controller_killed_s(cluster)
     assert cluster.controller() != before or seconds > 0
     assert seconds < SLACK * CONTROLLER_S
+
+
+def test_deleted_records_stay_deleted_under_the_next_leader(
+    cluster: Cluster, unique: Callable[[str], str]
+) -> None:
+    """Nothing is written after them, so it is for the deletion alone that the followers must hear of it."""
+    topic = unique("topic")
+    create(cluster, topic, 1)
+    write(cluster, topic, 100)
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    deleted = admin.delete_records([TopicPartition(topic, 0, 60)])
+    (result,) = [future.result(60) for future in deleted.values()]
+    assert result.low_watermark == 60
+    leader = cluster.leader(topic, 0)
+    cluster.kill(leader)
+    try:
+        wait_until(lambda: cluster.leader(topic, 0) not in (leader, -1), 30, "another leader")
+        asker = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        earliest = asker.list_offsets({TopicPartition(topic, 0): OffsetSpec.earliest()})
+        (found,) = [future.result(60) for future in earliest.values()]
+        assert found.offset == 60
+    finally:
+        cluster.start(leader)
 
 
 def test_a_fresh_client_writes_after_the_leader_was_cut_off_silently(network: Network) -> None:

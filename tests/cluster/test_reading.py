@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from penstock.protocol.records import encode_batch
 from tests.cluster import wire
 from tests.cluster.cluster import Cluster
 from tests.cluster.failover import create, write
@@ -73,6 +76,24 @@ def test_a_consumer_reads_from_the_follower_of_its_rack(
         consumer.close()
 
 
+def test_who_is_behind_the_start_of_the_log_hears_that_from_the_leader(
+    cluster: Cluster, unique: Callable[[str], str]
+) -> None:
+    """From a follower a Java client does not believe it, and asks the leader again, and so on for ever."""
+    topic = unique("topic")
+    create(cluster, topic, 1)
+    write(cluster, topic, 100, partition=0)
+    leader = cluster.leader(topic, 0)
+    near = RACKS[next(node for node in RACKS if node != leader)]
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    for future in admin.delete_records([TopicPartition(topic, 0, 60)]).values():
+        future.result(60)
+    with Wire(cluster.nodes[leader].address) as asker:
+        result = wire.fetch(asker, topic, 0, 10, rack=near)
+        assert (result.error_code, result.preferred_read_replica) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
+        assert wire.fetch(asker, topic, 0, 60, rack=near).preferred_read_replica >= 0
+
+
 def fetching_from(statistics: dict[str, Any], topic: str) -> int:
     """The broker from which librdkafka reads the topic's first partition."""
     partition = statistics["topics"].get(topic, {}).get("partitions", {}).get("0", {})
@@ -113,3 +134,22 @@ def test_a_write_to_the_wrong_broker_is_told_the_right_one(
         assert answer.current_leader.leader_id == view.leader
         assert answer.current_leader.leader_epoch == view.leader_epoch
         assert endpoints[view.leader] == cluster.nodes[view.leader].address
+
+
+def test_a_partition_that_does_not_exist_is_unknown_also_behind_one_that_lies_elsewhere(
+    cluster: Cluster, unique: Callable[[str], str]
+) -> None:
+    topic = unique("topic")
+    create(cluster, topic, 1, replicas=1)
+    elsewhere = next(node for node in cluster.nodes if node != cluster.leader(topic, 0))
+    records = bytes(encode_batch([(0, None, b"x", [])]))
+    data = [PartitionProduceData(index=index, records=records) for index in (0, 7)]
+    request = ProduceRequest(
+        acks=1, timeout_ms=5000, topic_data=[TopicProduceData(name=topic, partition_data=data)]
+    )
+    with Wire(cluster.nodes[elsewhere].address) as connection:
+        answer = connection.call(request, wire.PRODUCE_VERSION)
+    assert {each.index: each.error_code for each in answer.responses[0].partition_responses} == {
+        0: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        7: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import TopicCollection
+from confluent_kafka import Consumer, KafkaError, TopicCollection
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from tests.interop.adapters.confluent import ConfluentClient
@@ -41,7 +41,29 @@ class TestRecords(Writing, Reading, AskingNewest):
 
 
 class TestGroups(Sharing, Cooperating, StayingStatic, ManagingGroups, DeletingGroups, AlteringCommits):
-    pass
+    def test_a_member_of_the_consumer_protocol_is_told_that_there_is_none(
+        self, bootstrap: str, client: ConfluentClient, unique: Unique
+    ) -> None:
+        topic = unique("topic")
+        client.create_topic(topic)
+        consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": unique("group"),
+                "group.protocol": "consumer",
+                "log_level": 0,
+            }
+        )
+        consumer.subscribe([topic])
+        try:
+            answer = consumer.poll(PATIENCE_S)
+        finally:
+            consumer.close()
+
+        assert answer is not None
+        error = answer.error()
+        assert error is not None and error.code() == KafkaError._FATAL
+        assert "ConsumerGroupHeartbeat" in error.str()
 
 
 class TestAdministration(ManagingTopics, ManagingConfigs, DeletingRecords, SeeingTheCluster):

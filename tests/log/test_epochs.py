@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.log.epochs import LeaderEpochs
-from tests.log.making import DIRECTORY, made_files
+from tests.log.making import DIRECTORY, append, made_files, opened
 from tests.support_files import FakeFiles
 
 
@@ -77,6 +77,26 @@ def test_epochs_are_read_back_from_the_file(files: FakeFiles) -> None:
 def test_an_unreadable_file_is_known_as_such(files: FakeFiles, text: bytes) -> None:
     files.replace(f"{DIRECTORY}/leader-epoch-checkpoint", text)
     assert LeaderEpochs(files, DIRECTORY).stored() is None
+
+
+@pytest.mark.parametrize("text", [None, b"0\n3\n0 0\n2 2\n", b"0\n3\n0 0\n? 2\n5 3\n"])
+def test_what_cannot_be_read_is_made_again_from_the_batches(files: FakeFiles, text: bytes | None) -> None:
+    """Without epochs a follower would go on behind records that its leader never had."""
+    log = opened(files)
+    for epoch in (0, 0, 2, 5):
+        append(log, epoch=epoch)
+    log.close()
+    path = f"{DIRECTORY}/leader-epoch-checkpoint"
+    if text is None:
+        files.remove(path)
+    else:
+        files.replace(path, text)
+    again = opened(files)
+    assert again.recovery is None
+    assert again.epochs.entries == [(0, 0), (2, 2), (5, 3)]
+    assert again.epochs.end_offset_for(3, again.log_end_offset) == (2, 3)
+    again.close()
+    assert files.read(path) == b"0\n3\n0 0\n2 2\n5 3\n"
 
 
 @pytest.mark.parametrize(("end", "left"), [(31, 3), (30, 2), (20, 1), (11, 1), (10, 0), (0, 0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from penstock.decision import Decision
 from penstock.metadata.alterations import Operation
 from penstock.metadata.controller import Controller
 from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource, Image, config_record
+from penstock.metadata.topic_settings import MIN_ISR
 from penstock.metadata.topics import CONSUMER_OFFSETS
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.configs import (
@@ -32,8 +34,9 @@ SET, DELETE, APPEND, SUBTRACT = Operation
 Change = tuple[int, str, str | None]
 
 
-def controller() -> Controller:
-    image, _ = Image().apply([broker(1), *topic("a", 1), *topic("b", 2), *topic(CONSUMER_OFFSETS, 3)])
+def controller(brokers: int = 1) -> Controller:
+    registered = [broker(id) for id in range(1, brokers + 1)]
+    image, _ = Image().apply([*registered, *topic("a", 1), *topic("b", 2), *topic(CONSUMER_OFFSETS, 3)])
     return Controller(image, random=Random(1), broker=1, static={})
 
 
@@ -181,6 +184,15 @@ def test_dynamic_settings_of_one_or_all_brokers_are_set(name: str) -> None:
     assert on.image.broker_config(1 if name else None) == {"message.max.bytes": "6"}
 
 
+def test_the_throttles_of_kafkas_reassignment_tool_are_set_and_taken_away() -> None:
+    on = controller()
+    rates = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
+    throttle = alter(on, *((SET, rate, "1000000") for rate in rates), type=BROKER_RESOURCE, name="1")
+    assert error_of(throttle) is ErrorCode.NONE
+    clear = alter(on, *((DELETE, rate, None) for rate in rates), type=BROKER_RESOURCE, name="1")
+    assert error_of(clear) is ErrorCode.NONE
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "error"),
     [
@@ -280,3 +292,22 @@ def test_settings_agree_with_a_naive_model(steps: list[tuple[str, object]]) -> N
         if not is_bad:
             model = {name: value for name, value in after.items() if value is not None}
         assert on.image.topic_config("a") == model
+
+
+def test_trap_7_a_cluster_keeps_its_one_min_insync_replicas() -> None:
+    on = controller(brokers=2)
+    everyone: Any = {"type": BROKER_RESOURCE, "name": ""}
+    alter(on, (SET, MIN_ISR, "2"), **everyone)
+    assert error_of(alter(on, (DELETE, MIN_ISR, None), **everyone)) is ErrorCode.INVALID_CONFIG
+    # AlterConfigs removes what it does not name.
+    assert error_of(replace(on, {"log.retention.ms": "1000"}, **everyone)) is ErrorCode.INVALID_CONFIG
+    kept = {"log.retention.ms": "1000", MIN_ISR: "1"}
+    assert error_of(replace(on, kept, **everyone)) is ErrorCode.NONE
+    assert on.image.broker_config(None) == kept
+
+
+def test_a_broker_alone_may_forget_its_min_insync_replicas() -> None:
+    on = controller()
+    alter(on, (SET, MIN_ISR, "2"), type=BROKER_RESOURCE, name="")
+    alter(on, (DELETE, MIN_ISR, None), type=BROKER_RESOURCE, name="")
+    assert not on.image.configs

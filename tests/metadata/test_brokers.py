@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 from penstock.metadata.broker_settings import REBUILD_DELAY_MS
 from penstock.metadata.brokers import OVERLAP_MS
+from penstock.metadata.values import LOST_DIRECTORY, RECOVERED, RECOVERING
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import (
@@ -372,7 +375,7 @@ def test_lower_min_isr_of_all_brokers_does_the_same() -> None:
     on = Ensemble(brokers=3)
     on.create("a", (1, 2))
     on.propose("a", [1])
-    set_config(on, 4, "", "min.insync.replicas", None)
+    set_config(on, 4, "", "min.insync.replicas", "1")
     assert on.state("a") == (1, (1,), ())
 
 
@@ -675,3 +678,38 @@ def test_nothing_is_ever_deleted_because_a_broker_is_gone() -> None:
     on.advance(60_000)
     assert not any(isinstance(change, RemoveTopicRecord) for change in on.log)
     assert (on.partition("a").replicas, on.partition("b").replicas) == ((1, 2), (3,))
+
+
+@pytest.mark.parametrize("damaged", list(permutations((1, 2, 3))))
+@pytest.mark.parametrize("mended", list(permutations((1, 2, 3))))
+def test_trap_12_when_every_replica_is_damaged_the_last_to_say_so_leads_again_and_recovers(
+    damaged: tuple[int, ...], mended: tuple[int, ...]
+) -> None:
+    on = Ensemble(brokers=3)
+    on.create("a", (1, 2, 3))
+    for id in damaged:
+        assert assign(on, id, {LOST_DIRECTORY: [0]}) == [0]
+    assert on.state("a") == (-1, (), ())
+    last = damaged[-1]
+    for id in mended:
+        assign(on, id, {directory(id): [0]})
+        on.settle()
+        is_back = last in mended[: mended.index(id) + 1]
+        assert on.state("a") == ((last, (last,), ()) if is_back else (-1, (), ()))
+        # What the others had behind its damage is given up, and that is written down.
+        assert on.partition("a").leader_recovery_state == (RECOVERING if is_back else RECOVERED)
+
+
+def test_a_damaged_replica_is_in_sync_again_only_when_its_leader_says_so() -> None:
+    on = Ensemble(brokers=3)
+    on.create("a", (1, 2, 3))
+    assign(on, 1, {LOST_DIRECTORY: [0]})
+    assert on.state("a") == (2, (2, 3), ())
+    assign(on, 3, {LOST_DIRECTORY: [0]})
+    # It left an ISR that is too small now, but it does not hold what is committed.
+    assert on.state("a") == (2, (2,), ())
+    assert on.propose("a", [2, 3]).error_code == ErrorCode.INELIGIBLE_REPLICA
+    assign(on, 3, {directory(3): [0]})
+    assert on.state("a") == (2, (2,), ())
+    assert on.propose("a", [2, 3]).error_code == ErrorCode.NONE
+    assert on.partition("a").leader_recovery_state == RECOVERED

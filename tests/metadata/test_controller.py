@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
 
@@ -497,6 +498,22 @@ def test_new_leaders_go_on_where_the_old_ones_ended() -> None:
     add(on, "a", 6)
     leaders = [part.leader for part in on.image.topics["a"].partitions]
     assert sorted(leaders[:3]) == sorted(leaders[3:]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("racks", [(), ("x", "x", "y", "y")])
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_topic_that_grows_little_by_little_is_spread_as_one_made_at_once(
+    racks: tuple[str, ...], step: int
+) -> None:
+    on = controller(brokers=4, racks=racks)
+    create(on, topic("a", 1, 2))
+    for count in range(1 + step, 26, step):
+        assert add(on, "a", count).error_code == ErrorCode.NONE
+    parts = on.image.topics["a"].partitions
+    leaders = Counter(part.leader for part in parts)
+    replicas = Counter(broker for part in parts for broker in part.replicas)
+    assert max(leaders.values()) - min(leaders[broker] for broker in on.image.brokers) <= 1
+    assert max(replicas.values()) - min(replicas[broker] for broker in on.image.brokers) <= 1
 
 
 @pytest.mark.parametrize("count", [2, 1, 0, -1])

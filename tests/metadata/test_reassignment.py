@@ -13,6 +13,7 @@ from penstock.protocol.messages.placement import (
     ReassignablePartition,
     ReassignableTopic,
 )
+from penstock.protocol.messages.topics import CreatePartitionsRequest, CreatePartitionsTopic
 from tests.metadata.ensemble import Ensemble, directory
 
 PREFERRED, UNCLEAN = 0, 1
@@ -53,6 +54,14 @@ def test_leader_that_is_removed_hands_over_to_the_first_of_the_new_replicas() ->
     assert on.propose("a", [1, 2, 3, 4, 5]).error_code == ErrorCode.NEW_LEADER_ELECTED
     assert on.state("a")[0] == 4
     assert set(on.state("a")[1]) == {4, 5, 2}
+
+
+def test_a_topic_that_grows_while_it_is_moved_keeps_its_replication_factor() -> None:
+    on = ensemble()
+    on.reassign("a", [1, 4, 5])
+    grown = CreatePartitionsTopic(name="a", count=2, assignments=None)
+    assert on.handle(CreatePartitionsRequest(topics=[grown]), 3).results[0].error_code == ErrorCode.NONE
+    assert len(on.partition("a", 1).replicas) == 3
 
 
 def test_replicas_are_not_removed_before_enough_are_in_sync_without_them() -> None:

@@ -23,7 +23,8 @@ from penstock.raft.events import (
     VotersChange,
 )
 from penstock.raft.quorum import Voter, voters_of
-from penstock.raft.raft import Raft, RaftSettings
+from penstock.raft.raft import Raft
+from penstock.raft.settings import RaftSettings
 from penstock.raft.storage import StoredState
 from penstock.sim.cores.raft_log import Entry, SimLog
 

@@ -122,6 +122,13 @@ def test_a_voter_stays_while_those_left_could_not_go_on() -> None:
     assert answer.error == ErrorCode.INVALID_REQUEST
 
 
+def test_the_only_voter_stays_also_on_a_clock_that_has_just_begun() -> None:
+    player = Player(log_of(1, 1, voters=(voter(1),)), controllers=())
+    player.flush()
+    answer = replies(player.ask(ChangeVoterRequest(voter(1), True)))[0]
+    assert answer.error == ErrorCode.INVALID_REQUEST and player.now_ms < 1000
+
+
 def test_a_leader_that_is_removed_leads_until_that_is_committed() -> None:
     player = established()
     player.ask(ChangeVoterRequest(voter(1), True))
@@ -151,6 +158,21 @@ def test_a_wiped_voter_is_replaced_by_removing_it_first() -> None:
     player.fetched_by(voter(2), 4)
     did = player.fetched_by(wiped, 4)
     assert appended_voters(did) == [voters_of((voter(1), voter(2), wiped))]
+
+
+def test_a_disk_that_was_replaced_is_soon_forgotten() -> None:
+    player = with_a_voter_silent()
+    wiped = voter(3, life=1)
+    player.fetched_by(wiped, 3)
+    player.flush()
+    player.fetched_by(voter(2), 4)
+    player.fetched_by(wiped, 4)
+    player.flush()
+    player.fetched_by(voter(2), 5)
+    player.fetched_by(wiped, 5)
+    assert player.raft.voters == voters_of((voter(1), voter(2), wiped))
+    player.wait(1000)
+    assert [replica for replica, _, _ in player.raft.progress()] == [voter(2), wiped]
 
 
 def test_a_wiped_voter_far_away_is_replaced_though_changes_never_pause() -> None:

@@ -146,9 +146,10 @@ def test_election_timeouts_are_drawn_at_random() -> None:
     deadlines = []
     for seed in range(20):
         player = Player(log_of(1, 1))
-        player.raft._random.seed(seed)
-        player.raft._become_unattached(2, 0)
-        deadlines.append(player.raft.role.election_at_ms)  # type: ignore[union-attr]
+        node = player.raft._node
+        node.random.seed(seed)
+        node.become_unattached(2, 0)
+        deadlines.append(node.role.election_at_ms)  # type: ignore[union-attr]
     assert len(set(deadlines)) > 10
     assert all(500 <= deadline < 1000 for deadline in deadlines)
 

@@ -257,6 +257,16 @@ def test_an_offset_out_of_range_for_any_other_reason_drops_nothing() -> None:
     assert talk.round(data(0, error=error, log_start_offset=3)) == [Backoff(key(0), error)]
 
 
+def test_an_empty_log_that_begins_behind_the_end_of_the_leaders_starts_over() -> None:
+    """After an unclean election. Waiting there would leave a hole below, once the leader's log has grown."""
+    talk = Conversation(0)
+    talk.fetcher.moved(key(0), 100, -1, 100)
+    error = ErrorCode.OFFSET_OUT_OF_RANGE
+    assert talk.round(data(0, error=error, log_start_offset=3)) == [StartOver(key(0), 3)]
+    talk.fetcher.moved(key(0), 3, -1, 3)
+    assert talk.round(data(0, b"abc", log_start_offset=3)) == [Append(key(0), b"abc", 0, 3)]
+
+
 @pytest.mark.parametrize(
     "error",
     [

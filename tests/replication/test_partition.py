@@ -95,6 +95,15 @@ def test_in_flushed_mode_a_new_leader_counts_only_what_is_on_its_disk() -> None:
 # Fetches
 
 
+def test_a_reader_may_go_on_at_a_follower_within_the_followers_log() -> None:
+    leading = Leading(end_offset=9)
+    assert not leading.partition.has(2, 0)
+    leading.partition.fetched_by(2, 102, 7, 9, 0, log_start_offset=4)
+    assert [offset for offset in range(10) if leading.partition.has(2, offset)] == [4, 5, 6, 7]
+    assert not leading.partition.has(3, 5)
+    assert not leading.partition.has(1, 5)
+
+
 def test_a_fetch_of_somebody_who_is_no_replica_is_refused() -> None:
     leading = Leading()
     assert leading.fetch(4, 0) == ErrorCode.UNKNOWN_LEADER_EPOCH
@@ -277,6 +286,28 @@ def test_the_image_of_the_same_partition_epoch_may_bring_other_replicas() -> Non
     assert leading.partition.replicas == (1, 3)
 
 
+@pytest.mark.parametrize("error", [ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST, None])
+def test_a_replica_that_the_image_takes_away_is_not_waited_for_though_it_was_proposed(
+    error: ErrorCode | None,
+) -> None:
+    """The answer that completes a reassignment names no replicas: until the image comes, the old one may rejoin."""
+    leading = Leading((1, 2), replicas=(1, 2, 3, 4))
+    leading.fetch(4, 0)
+    proposal = leading.propose()
+    assert proposal is not None
+    leading.commit(proposal)
+    leading.fetch(3, 0)
+    late = leading.propose()
+    assert late is not None
+    leading.append()
+    leading.assign(replicas=(1, 2, 4))
+    leading.fetch(2, 1)
+    leading.fetch(4, 1)
+    assert leading.high_watermark == 1
+    leading.refuse(late, error)
+    assert leading.partition.maximal_isr == (1, 2, 4)
+
+
 def test_an_image_that_is_newer_cancels_what_is_in_flight() -> None:
     leading = Leading((1, 2))
     leading.fetch(3, 0)
@@ -392,6 +423,31 @@ def test_after_an_unclean_election_committed_records_may_go() -> None:
     partition.truncated(4)
     assert partition.high_watermark == 4
     assert partition.may_truncate(4) is Truncation.FINE
+
+
+@pytest.mark.parametrize("was_leader", [False, True])
+def test_an_election_that_was_not_seen_may_have_been_unclean(was_leader: bool) -> None:
+    """Who was cut off or asleep hears of the election and of what came after it as one change."""
+    if was_leader:
+        leading = Leading(end_offset=9)
+        leading.fetch(2, 9)
+        leading.fetch(3, 9)
+        partition = leading.partition
+    else:
+        partition = following(end_offset=9)
+        partition.learned(9, 9)
+    assert partition.high_watermark == 9
+    partition.assign(Assignment(3, 2, 3, (1, 2, 3), (3, 2)), end_offset=9, now_ms=0)
+    assert partition.may_truncate(4) is Truncation.UNCLEAN
+    partition.learned(9, 9)
+    assert partition.may_truncate(4) is Truncation.REFUSED
+
+
+def test_an_election_that_was_seen_and_is_clean_takes_nothing_committed() -> None:
+    partition = following(end_offset=9)
+    partition.learned(7, 9)
+    partition.assign(Assignment(3, 2, 2, (1, 2, 3), (3, 2)), end_offset=9, now_ms=0)
+    assert partition.may_truncate(4) is Truncation.REFUSED
 
 
 def test_once_our_log_agrees_with_a_clean_leaders_nothing_committed_may_go_again() -> None:

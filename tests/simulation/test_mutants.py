@@ -15,9 +15,10 @@ import pytest
 from penstock.broker.consensus import Consensus
 from penstock.broker.coordinators import GroupPartition
 from penstock.broker.data_directory import Directory
+from penstock.broker.flushing import Flushing
 from penstock.broker.partitions import HostedPartition
 from penstock.broker.quorum_log import QUORUM_STATE
-from penstock.log import log as log_module
+from penstock.log import reading as reading_module
 from penstock.log.producers import ProducerStates
 from penstock.protocol.errors import ErrorCode
 from penstock.replication.partition import Partition
@@ -109,7 +110,7 @@ def does_not_wait_for_the_disk(patch: Patch) -> None:
     """In flushed mode what was merely written counts."""
     account = HostedPartition._appended
 
-    def at_once(self: HostedPartition, offset: int, callback: Callable[[ErrorCode], None]) -> None:
+    def at_once(self: Flushing, offset: int, callback: Callable[[ErrorCode], None]) -> None:
         callback(ErrorCode.NONE)
 
     def appended(self: HostedPartition, log: Any) -> int:
@@ -119,7 +120,7 @@ def does_not_wait_for_the_disk(patch: Patch) -> None:
         self._advance()
         return 0
 
-    patch.setattr(HostedPartition, "when_flushed_to", at_once)
+    patch.setattr(Flushing, "when_flushed", at_once)
     patch.setattr(HostedPartition, "_appended", appended)
 
 
@@ -155,7 +156,7 @@ def forgets_groups(patch: Patch) -> None:
 
 def serves_damaged_bytes(patch: Patch) -> None:
     """What another process left on the disk is sent unseen."""
-    patch.setattr(log_module, "checked_end", lambda segment, position, end, following: (end, -1))
+    patch.setattr(reading_module, "checked_end", lambda segment, position, end, following: (end, -1))
 
 
 def forgets_its_vote(patch: Patch) -> None:

@@ -54,11 +54,11 @@ def test_a_seed_that_failed_once_passes(seed: int) -> None:
 
 def test_a_disk_wiped_last_is_filled_again_though_answers_were_small() -> None:
     simulation = Simulation(1, Raft)
-    swarm = simulation.swarm
+    swarm = simulation.world.swarm
     swarm.fetched_max = 1
     swarm.latency_ms, swarm.sync_ms, swarm.propose_every_ms = 40, 50, 200
     swarm.fault_every_ms = 10**6
-    simulation.later(49_000, simulation.wipe, simulation.nodes[3])
+    simulation.world.later(49_000, simulation.faults.wipe, simulation.nodes[3])
     report = simulation.run()
     assert report.wipes == 1
     assert report.commits > 300

@@ -18,11 +18,12 @@ from penstock.broker.consensus import Consensus, ConsensusSettings
 from penstock.broker.controlling import ActiveController, refusal
 from penstock.broker.coordinators import Coordinators
 from penstock.broker.directories import DirectoryReports
+from penstock.broker.hosting import Partitions
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.logs import Logger
 from penstock.broker.membership import Membership
 from penstock.broker.options import ServeOptions
-from penstock.broker.partitions import HostedPartition, Partitions
+from penstock.broker.partitions import HostedPartition
 from penstock.broker.peers import Peers
 from penstock.broker.replicas import IsrProposals, ReplicaFetchers
 from penstock.broker.sessions import FetchSessions
@@ -37,7 +38,7 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from penstock.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from penstock.protocol.schema import Message
-from penstock.raft.raft import RaftSettings
+from penstock.raft.settings import RaftSettings
 from penstock.replication.follower import FetchLimits
 
 # Of what a reassignment copies to this broker.
@@ -397,7 +398,7 @@ class Broker:
         self.proposals.appended(hosted)
 
     def role_changed(self, hosted: HostedPartition) -> None:
-        if not hosted.is_leader:
+        if not hosted.is_leader or hosted.is_deleted:
             self.proposals.forget(hosted)
         self._follow(hosted)
         if hosted.topic == CONSUMER_OFFSETS:
@@ -408,9 +409,13 @@ class Broker:
             self.coordinators.role_changed(hosted)
 
     def nearest_replica(self, hosted: HostedPartition, rack: str, offset: int) -> int:
-        """A replica in the consumer's rack that has what it asks for; -1 when none is better than this one."""
+        """A replica in the consumer's rack that has what it asks for; -1 when none is better than this one.
+
+        Who asks for what is not there must hear that from the leader. A follower's word for it is not believed,
+        and the consumer would be sent to and fro for ever.
+        """
         brokers = self.image.brokers
-        if self._rack == rack:
+        if self._rack == rack or offset < hosted.log.log_start_offset:
             return -1
         for replica in hosted.image.isr:
             known = brokers.get(replica)
@@ -419,7 +424,7 @@ class Broker:
                 and known.rack == rack
                 and known.is_active
                 and replica != self.node_id
-                and hosted.replication.end_offset_of(replica) >= offset
+                and hosted.replication.has(replica, offset)
             ):
                 return replica
         return -1
@@ -430,9 +435,9 @@ class Broker:
 
     def _follow(self, hosted: HostedPartition) -> None:
         """Fetch from the partition's leader, if another broker is it."""
-        if not self.membership.are_logs_ready:
-            return
-        if hosted.is_leader or hosted.is_deleted or hosted.is_offline or hosted.leader < 0:
+        is_ready = self.membership.are_logs_ready
+        if not is_ready or hosted.is_leader or hosted.is_deleted or hosted.is_offline or hosted.leader < 0:
+            # A broker that has to register again may still fetch what it now leads.
             self.fetchers.unfollow(hosted.key)
             return
         try:

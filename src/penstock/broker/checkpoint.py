@@ -47,6 +47,8 @@ class Checkpoint:
         self._lowered = 0
         self._lowered_in_file = 0
         self._lowered_file: File | None = None
+        # How much of the second file is whole lines; a crash may have left half of one behind them.
+        self._lowered_bytes = 0
         # How many times all was written, or is about to be, and how many of these are done.
         self._writes = 0
         self._writes_done = 0
@@ -71,6 +73,7 @@ class Checkpoint:
             crc, _, rest = line.partition(" ")
             if crc != f"{crc32(rest.encode()):08x}":
                 return  # the last one, which a crash cut short: the log was not touched yet
+            self._lowered_bytes += len(line)
             count, _, remembered = rest.rstrip("\n").partition(" ")
             if int(count) > self._lowered:
                 self._lowered = int(count)
@@ -107,15 +110,19 @@ class Checkpoint:
         file = self._lowered_file
         if file is None:
             file = self._files.open(self._path + LOWERED)
-        if file.size and self._lowered_in_file == self._lowered:
-            file.truncate(0)
-        file.append((f"{crc32(rest.encode()):08x} {rest}".encode(),))
+        if self._lowered_in_file == self._lowered:
+            self._lowered_bytes = 0
+        if file.size > self._lowered_bytes:
+            file.truncate(self._lowered_bytes)
+        line = f"{crc32(rest.encode()):08x} {rest}".encode()
+        file.append((line,))
         file.prepare_sync()()
         if self._lowered_file is None:
             self._files.sync_directory(self._path.rpartition("/")[0])
             self._lowered_file = file
         self._logs[key] = lowered
         self._lowered += 1
+        self._lowered_bytes += len(line)
 
     def forget(self, topic_id: TopicId, partition: int) -> None:
         if self._logs.pop((topic_id, partition), None) is not None:

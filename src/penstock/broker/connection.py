@@ -431,6 +431,7 @@ class Connection:
             self._is_warming = False
             self._warmed = part
             if error is not None:
+                self._server.broker.storage.read_failed(part.file.path, error)
                 self.refuse(f"cannot read: {error}")
             else:
                 self.advance()

@@ -101,9 +101,16 @@ class Directory:
         """Whose directory this is; None when nobody has said. Raises ServeError when it cannot be told."""
         path = os.path.join(self.path, META_PROPERTIES)
         if not self._files.exists(path):
-            if self.has_metadata or any(self.topic_id_of(*name) for name in self.partitions()):
+            found = list(self.partitions())
+            if self.has_metadata or any(self.topic_id_of(*name) for name in found):
                 raise ServeError(
                     f"{path} is missing beside existing data; restore it or choose another --data-dir"
+                )
+            if found:
+                # Somebody's own, in a directory that was not meant for us: it would be renamed as a stray log.
+                raise ServeError(
+                    f"{self.path} holds {found[0]}, which is named like a partition and is none; "
+                    "choose an empty --data-dir"
                 )
             return None
         lines = self._files.read(path).decode("utf-8", "replace").splitlines()

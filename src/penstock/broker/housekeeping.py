@@ -10,8 +10,9 @@ from collections.abc import Callable
 from itertools import islice
 
 from penstock.broker.config import BrokerConfig
+from penstock.broker.hosting import Partitions
 from penstock.broker.logs import Logger
-from penstock.broker.partitions import HostedPartition, Partitions
+from penstock.broker.partitions import HostedPartition
 from penstock.broker.storage import Storage
 from penstock.environment import Environment
 
@@ -80,7 +81,7 @@ class Housekeeping:
     def _flush_by_time(self) -> None:
         now_ms = self._environment.clock.now_ms()
         for hosted in list(self._storage.unflushed):
-            if now_ms - hosted.unflushed_since_ms >= hosted.config.flush_ms:
+            if now_ms - hosted.flushing.unflushed_since_ms >= hosted.config.flush_ms:
                 hosted.flush()
 
     def _visit(self, chore: Callable[[HostedPartition], None]) -> None:

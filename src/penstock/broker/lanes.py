@@ -52,8 +52,8 @@ class Hosted(Protocol):
     @property
     def replication(self) -> Partition: ...
 
-    def fetch_position(self) -> tuple[int, int]:
-        """(where to fetch on, the epoch of the last record before it); what is flushed, in flushed mode."""
+    def fetch_position(self) -> tuple[int, int, int]:
+        """(where to fetch on, the epoch of the last record before it, where the log begins)."""
         ...
 
     def append_fetched(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
@@ -173,7 +173,7 @@ class _Line:
     def follow(self, hosted: Hosted, is_throttled: bool) -> None:
         key = hosted.key
         core = hosted.replication
-        offset, last_epoch = hosted.fetch_position()
+        offset, last_epoch, log_start_offset = hosted.fetch_position()
         self.hosted[key] = hosted
         self._throttled[key] = is_throttled
         self.core.assign(
@@ -181,6 +181,7 @@ class _Line:
             core.leader_epoch,
             offset,
             last_epoch,
+            log_start_offset,
             is_in_sync=core.me in core.isr,
             is_throttled=is_throttled,
         )
@@ -281,9 +282,11 @@ class _Line:
         match effect:
             case Append():
                 error = hosted.append_fetched(effect.records, effect.high_watermark, effect.leader_log_start)
+                if effect.records or hosted.fetch_position() != before:
+                    # Also after an error: some of it may be written, and is not fetched again. And a log that
+                    # begins later now says so: whoever deleted what lay before is waiting to hear it.
+                    self._await_flush(hosted)
                 if error == ErrorCode.NONE:
-                    if effect.records:
-                        self._await_flush(hosted)
                     return True
                 self._means.logger.warning(
                     "cannot append what was fetched",
@@ -324,9 +327,10 @@ class _Line:
                 self._schedule()
 
     def _moved(self, hosted: Hosted) -> None:
-        offset, last_epoch = hosted.fetch_position()
-        if self.core.position(hosted.key) != (offset, last_epoch):
-            self.core.moved(hosted.key, offset, last_epoch)
+        offset, last_epoch, log_start_offset = hosted.fetch_position()
+        key, core = hosted.key, self.core
+        if core.position(key) != (offset, last_epoch) or core.log_start_offset(key) != log_start_offset:
+            core.moved(key, offset, last_epoch, log_start_offset)
 
     def check(self) -> None:
         self.core.check()

@@ -5,6 +5,7 @@ structlog is loaded with the first line, not at start: a broker that has nothing
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -15,17 +16,22 @@ class Logger:
         self._log: Any = None
 
     def info(self, event: str, **values: Any) -> None:
-        self._loaded().info(event, **values)
+        self._say("info", event, values)
 
     def warning(self, event: str, **values: Any) -> None:
-        self._loaded().warning(event, **values)
+        self._say("warning", event, values)
 
     def error(self, event: str, **values: Any) -> None:
-        self._loaded().error(event, **values)
+        self._say("error", event, values)
 
     def exception(self, event: str, **values: Any) -> None:
         """With the traceback of the exception being handled: for our own mistakes, never for a peer's."""
-        self._loaded().exception(event, **values)
+        self._say("exception", event, values)
+
+    def _say(self, level: str, event: str, values: dict[str, Any]) -> None:
+        # The reader may have gone, or the disk of a log file be full: a line is lost then, and not the broker.
+        with contextlib.suppress(OSError):
+            getattr(self._loaded(), level)(event, **values)
 
     def _loaded(self) -> Any:
         if self._log is None:

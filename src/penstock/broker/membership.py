@@ -67,7 +67,8 @@ class Membership:
         self.state = State.REGISTERING
         # Of this registration.
         self.epoch = -1
-        self._incarnation_id = b""
+        # Of this attempt to register, as often as it has to be made.
+        self._incarnation_id: bytes | None = None
         self._lease_ms = broker.config.broker_session_timeout_ms * 2 // 3
         self._interval_ms = broker.config.broker_heartbeat_interval_ms
         # Exclusive, monotonic.
@@ -96,7 +97,6 @@ class Membership:
 
     def start(self, endpoints: list[Endpoint]) -> None:
         self._endpoints = endpoints
-        self._incarnation_id = self._environment.random.randbytes(16)
         self._register()
 
     def image_moved(self) -> None:
@@ -135,6 +135,10 @@ class Membership:
             self._again_in(RETRY_MS)
             return
         storage = self._broker.storage
+        if self._incarnation_id is None:
+            self._incarnation_id = storage.incarnation_id(
+                repr((self._endpoints, self._rack, [id.hex() for id in storage.directory_ids]))
+            )
         request = BrokerRegistrationRequest(
             broker_id=self._broker.node_id,
             cluster_id=cluster_id,
@@ -246,7 +250,7 @@ class Membership:
                 self._left()
                 return
             self.state = State.REGISTERING
-            self._incarnation_id = self._environment.random.randbytes(16)
+            self._incarnation_id = None
         if self.state is State.STOPPING and self._has_waited_enough():
             self._left()
         if self.state is State.STOPPED:

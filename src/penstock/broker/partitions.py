@@ -1,4 +1,4 @@
-"""The partitions this broker hosts: each one's log, its part in the replication, and who waits for it.
+"""A partition that this broker hosts: its log, its part in the replication, and who waits for it.
 
 A hosted partition opens its log at the first use, so a restart with ten thousand partitions costs only those
 that are touched. Newcomers: nothing here waits. An append answers at once with the offset after its batch;
@@ -12,15 +12,16 @@ are on its disk: the core is told of the flushed offset, and a follower asks for
 from __future__ import annotations
 
 import errno
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from penstock.broker.audience import Audience
 from penstock.broker.config import TopicConfig
+from penstock.broker.flushing import Flushing
 from penstock.environment import Buffer, FileRange
 from penstock.log.log import CorruptLog, Log
 from penstock.log.producers import Duplicate
-from penstock.metadata.image import TOPIC_RESOURCE, Delta, Image, PartitionImage, TopicImage
+from penstock.metadata.image import PartitionImage, TopicImage
 from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import (
@@ -50,16 +51,6 @@ class Appended(NamedTuple):
     end_offset: int = 0
     # What must be on this disk before any acknowledgement; 0 when nothing must.
     flush_offset: int = 0
-
-
-class Watcher(Protocol):
-    def changed(self, partition: HostedPartition) -> None:
-        """Readers can see more of the partition, or it begins later, or it is led by another, or gone."""
-        ...
-
-    def noted(self, partition: HostedPartition) -> None:
-        """There is something to say of the partition, when something is said anyway."""
-        ...
 
 
 class Surroundings(Protocol):
@@ -104,19 +95,15 @@ class Surroundings(Protocol):
 class HostedPartition:
     __slots__ = (
         "_core",
-        "_flush_waiters",
-        "_flush_wanted",
         "_has_directory",
         "_image",
         "_is_established",
-        "_is_flushing",
         "_log",
-        "_replica_watchers",
         "_storage",
         "_surroundings",
         "_topic_config",
-        "_watchers",
-        "_watermark_waiters",
+        "audience",
+        "flushing",
         "high_watermark",
         "index",
         "is_deleted",
@@ -126,7 +113,6 @@ class HostedPartition:
         "leader_epoch",
         "topic",
         "topic_id",
-        "unflushed_since_ms",
     )
 
     def __init__(
@@ -157,17 +143,8 @@ class HostedPartition:
         self.is_offline = False
         # Exclusive. Never above the log's end; valid once the log is open.
         self.high_watermark = 0
-        self._watchers: dict[Watcher, None] = {}
-        # Followers, who see more than readers do.
-        self._replica_watchers: dict[Watcher, None] = {}
-        # (offset, callback), in the order of the offsets.
-        self._watermark_waiters: deque[tuple[int, Callable[[ErrorCode], None]]] = deque()
-        self._flush_waiters: deque[tuple[int, Callable[[ErrorCode], None]]] = deque()
-        # Flushing: one at a time, the next one for everything appended meanwhile.
-        self._is_flushing = False
-        self._flush_wanted = False
-        # When the oldest append that no flush has covered was made; -1 when there is none.
-        self.unflushed_since_ms = -1
+        self.audience = Audience(self)
+        self.flushing = Flushing(self, storage)
 
     def __repr__(self) -> str:
         return f"<partition {self.topic}-{self.index}>"
@@ -187,6 +164,9 @@ class HostedPartition:
         if self._log is None:
             if self.is_offline:
                 raise OSError(errno.EIO, "its disk has failed", repr(self))
+            if self.is_deleted:
+                # What lies under its name may be another topic's.
+                raise OSError(errno.ENOENT, "it was deleted", repr(self))
             place = self._image.directory(self._surroundings.me)
             if (
                 len(self._image.replicas) == 1
@@ -213,7 +193,9 @@ class HostedPartition:
 
     @property
     def replication(self) -> Partition:
-        """Raises OSError when the log cannot be opened."""
+        """Raises OSError when the log cannot be opened, or is gone."""
+        if self.is_deleted:
+            raise OSError(errno.ENOENT, "it was deleted", repr(self))
         if self._core is None:
             _ = self.log
         assert self._core is not None
@@ -254,11 +236,10 @@ class HostedPartition:
         if self._core is not None:
             self._assign_core()
         if was_leader and not self.is_leader:
-            self._fail_waiters(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            self._disappoint(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if epoch != self.leader_epoch or was_leader != self.is_leader:
             self._is_established = False
-            self._notify(self._watchers)
-            self._notify(self._replica_watchers)
+            self.audience.changed()
             self._surroundings.role_changed(self)
         if self._core is not None:
             self._advance()
@@ -309,25 +290,28 @@ class HostedPartition:
         assert core is not None
         if core.high_watermark != self.high_watermark:
             self.high_watermark = core.high_watermark
-            waiters = self._watermark_waiters
-            while waiters and waiters[0][0] <= self.high_watermark:
-                waiters.popleft()[1](ErrorCode.NONE)
-            if self._watchers:
-                self._notify(self._watchers)
-            # Followers hear of it with the next answer they get; none is sent for this alone.
-            for watcher in self._replica_watchers:
-                watcher.noted(self)
+            self.audience.committed(self.high_watermark)
+        if self.audience.deleters:
+            # Who is no longer in sync is not waited for.
+            self.audience.deleted(core.have_deleted_before)
         if self.is_leader and not self._is_established and core.has_established:
             self._is_established = True
             self._surroundings.established(self)
 
-    def fetched_by(self, replica: int, broker_epoch: int, offset: int) -> ErrorCode:
-        """A follower asks for what is at the offset, so it has all before it. Raises OSError."""
+    def fetched_by(self, replica: int, broker_epoch: int, offset: int, log_start_offset: int) -> ErrorCode:
+        """A follower asks for what is at the offset, so it has all before it, down to its start. Raises OSError."""
         core = self.replication
         error = core.fetched_by(
-            replica, broker_epoch, offset, end_offset=self.log.log_end_offset, now_ms=self._now_ms()
+            replica,
+            broker_epoch,
+            offset,
+            end_offset=self.log.log_end_offset,
+            now_ms=self._now_ms(),
+            log_start_offset=log_start_offset,
         )
         if not error:
+            if self.audience.deleters:
+                self.audience.deleted(core.have_deleted_before)
             if core.high_watermark != self.high_watermark:
                 self._advance()
             if core.wants_proposal:
@@ -338,10 +322,10 @@ class HostedPartition:
         """The core was told what became of a proposal."""
         self._advance()
 
-    def fetch_position(self) -> tuple[int, int]:
-        """(where to go on, the epoch of what lies before it). Raises OSError."""
+    def fetch_position(self) -> tuple[int, int, int]:
+        """(where to go on, the epoch of what lies before it, where the log begins). Raises OSError."""
         log = self.log
-        return log.log_end_offset, log.epochs.latest
+        return log.log_end_offset, log.epochs.latest, log.log_start_offset
 
     def append_fetched(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
         """Append what the leader sent, and learn what it says is committed."""
@@ -350,8 +334,13 @@ class HostedPartition:
             if len(records):
                 if not self._has_directory and not self._make_directory():
                     return ErrorCode.KAFKA_STORAGE_ERROR
-                log.append_replicated(records)
-                self._account_for_append(log)
+                end_offset = log.log_end_offset
+                try:
+                    log.append_replicated(records)
+                finally:
+                    # Also when it ends in the middle, at a damaged batch or on a full disk.
+                    if log.log_end_offset != end_offset:
+                        self.flushing.appended(log, self._topic_config.flush_messages)
             core = self.replication
             core.learned(high_watermark, log.log_end_offset)
             if core.high_watermark != self.high_watermark:
@@ -382,19 +371,30 @@ class HostedPartition:
 
     def _truncate_to(self, offset: int) -> None:
         log, core = self.log, self.replication
-        if offset < log.log_end_offset and core.may_truncate(offset) is Truncation.REFUSED:
-            # A clean leader has everything below the high watermark: somebody has erred, and cutting on
-            # would make the error last.
-            raise AssertionError(f"{self!r} is asked to give up committed records from {offset} on")
+        self._give_up_from(offset)
         # Also at the very end: an epoch of ours that wrote nothing is forgotten.
         log.truncate_to(max(offset, log.log_start_offset))
         self._storage.doom(self, log)
         core.truncated(log.log_end_offset)
         self._advance()
 
+    def _give_up_from(self, offset: int) -> None:
+        """The leader does not have what we have from here on."""
+        core = self.replication
+        if offset >= core.high_watermark:
+            return
+        if core.may_truncate(offset) is Truncation.REFUSED:
+            # A clean leader has everything below the high watermark: somebody has erred, and cutting on
+            # would make the error last.
+            raise AssertionError(f"{self!r} is asked to give up committed records from {offset} on")
+        # There was an unclean election, perhaps while we were away, or power was lost where nothing was flushed.
+        # A remembered high watermark is no reason to stay apart from what the cluster goes on with.
+        self._storage.giving_up(self, offset, core.high_watermark)
+
     def start_over_at(self, offset: int) -> None:
-        """What we have is of no use any more: the leader's log begins behind it."""
+        """What we have is of no use any more: the leader's log begins behind it, or ends before it."""
         try:
+            self._give_up_from(offset)
             if not self._has_directory and not self._make_directory():
                 return
             self.log.start_over_at(offset)
@@ -499,29 +499,20 @@ class HostedPartition:
             core.appended(log.log_end_offset)
             if core.high_watermark != self.high_watermark:
                 self._advance()
-        if self._replica_watchers:
-            self._notify(self._replica_watchers)
+        audience = self.audience
+        if audience.followers:
+            audience.appended()
         if len(self._image.replicas) > 1:
             self._surroundings.appended(self)
-        return self._account_for_append(log)
-
-    def _account_for_append(self, log: Log) -> int:
-        end_offset = log.log_end_offset
-        if self.unflushed_since_ms < 0:
-            self.unflushed_since_ms = self._now_ms()
-            self._storage.unflushed[self] = None
-        # As in Kafka, the append that reaches flush.messages is acknowledged after the flush it causes.
-        if end_offset - log.recovery_point >= self._topic_config.flush_messages:
-            self.flush()
-            return end_offset
-        if log.has_rolled:
-            self.flush()
-        return 0
+        return self.flushing.appended(log, self._topic_config.flush_messages)
 
     def when_acknowledged(
         self, appended: Appended, callback: Callable[[ErrorCode], None], *, by_all: bool
     ) -> None:
         """Call back once an append is as safe as was asked for, or will never be."""
+        if by_all and not appended.flush_offset:
+            self.when_committed(appended.end_offset, callback)
+            return
 
         def flushed(error: ErrorCode) -> None:
             if error or not by_all:
@@ -529,7 +520,7 @@ class HostedPartition:
             else:
                 self.when_committed(appended.end_offset, callback)
 
-        self.when_flushed_to(appended.flush_offset, flushed)
+        self.flushing.when_flushed(appended.flush_offset, flushed)
 
     def is_acknowledged(self, appended: Appended, *, by_all: bool) -> bool:
         return not appended.flush_offset and (not by_all or appended.end_offset <= self.high_watermark)
@@ -543,30 +534,18 @@ class HostedPartition:
         elif not self.is_leader:
             callback(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         else:
-            self._watermark_waiters.append((offset, callback))
+            self.audience.wait_for(offset, callback)
 
     def when_flushed(self, callback: Callable[[], None]) -> None:
         """Call back when all that was appended counts, which is at once unless it has to be on the disk."""
         if self._log is None or not self._topic_config.is_flushed:
             callback()
         else:
-            self.when_flushed_to(self._log.log_end_offset, lambda _: callback())
+            self.flushing.when_flushed(self._log.log_end_offset, lambda _: callback())
 
-    def when_flushed_to(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
-        """Call back once everything below the offset is on this disk, or will never be."""
-        if self.is_deleted:
-            callback(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        elif self._log is None or offset <= self._log.recovery_point:
-            callback(ErrorCode.NONE)
-        else:
-            self._flush_waiters.append((offset, callback))
-
-    def _fail_waiters(self, error: ErrorCode) -> None:
-        waiters = [*self._watermark_waiters, *self._flush_waiters]
-        self._watermark_waiters.clear()
-        self._flush_waiters.clear()
-        for _, callback in waiters:
-            callback(error)
+    def _disappoint(self, error: ErrorCode) -> None:
+        self.audience.disappoint(error)
+        self.flushing.disappoint(error)
 
     # Reading
 
@@ -575,100 +554,72 @@ class HostedPartition:
     ) -> FileRange | None:
         """Up to the high watermark unless told otherwise. Raises OffsetOutOfRange, or OSError."""
         ceiling = self.high_watermark if ceiling is None else ceiling
+        log = self.log
         try:
-            return self.log.read(offset, bytes_max, ceiling, at_least_one=at_least_one)
+            return log.read(offset, bytes_max, ceiling, at_least_one=at_least_one)
         except CorruptLog as error:
             self._surroundings.damaged(self, error.offset)
             raise
-
-    def watch(self, watcher: Watcher, *, is_replica: bool = False) -> None:
-        (self._replica_watchers if is_replica else self._watchers)[watcher] = None
-
-    def unwatch(self, watcher: Watcher) -> None:
-        self._watchers.pop(watcher, None)
-        self._replica_watchers.pop(watcher, None)
-
-    def _notify(self, watchers: dict[Watcher, None]) -> None:
-        for watcher in tuple(watchers):
-            watcher.changed(self)
+        except OSError as error:
+            self._storage.read_failed(log.directory, error)
+            raise
 
     # Upkeep
 
     def flush(self) -> None:
         """Make everything appended so far durable, in a thread."""
-        log = self._log
-        if log is None or self.is_deleted or self.is_offline:
-            return
-        if self._is_flushing or not self._storage.may_flush_now(self):
-            self._flush_wanted = True
-            return
-        try:
-            offset, work = log.prepare_flush()
-        except OSError as error:
-            # Too many open files, most likely. Nothing was tried, so nothing is lost: again in a moment.
-            self._storage.flush_delayed(self, error)
-            return
-        self._is_flushing = True
-        self._flush_wanted = False
-        self.unflushed_since_ms = -1
-        self._storage.unflushed.pop(self, None)
+        self.flushing.flush()
 
-        def done(error: Exception | None) -> None:
-            self._is_flushing = False
-            if self.is_deleted or self.is_offline:
-                return
-            if error is not None:
-                self._storage.flush_failed(self, error)
-                return
-            self._flushed(offset)
-
-        self._storage.start_flush(work, done)
-
-    def _flushed(self, offset: int) -> None:
-        log, core = self._log, self._core
-        assert log is not None and core is not None
-        # The log may have been cut meanwhile: it knows how much of this still counts.
-        log.flushed(offset)
+    def flushed(self, log: Log) -> None:
+        """More of the log is on the disk."""
         if self.is_leader and self._topic_config.is_flushed:
-            core.appended(log.recovery_point)
+            assert self._core is not None
+            self._core.appended(log.recovery_point)
             self._advance()
-        waiters = self._flush_waiters
-        while waiters and waiters[0][0] <= log.recovery_point:
-            waiters.popleft()[1](ErrorCode.NONE)
-        if self._flush_wanted or waiters:
-            self.flush()
 
     def delete_before(self, offset: int) -> int:
         """Raise the log's start, at the most to the high watermark; where it starts now."""
         self.log.delete_before(offset)
         self._storage.doom(self, self.log)
-        self._notify(self._watchers)
+        self.audience.moved()
         return self.log.log_start_offset
+
+    def when_deleted(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
+        """Call back once every replica in sync has deleted what lies before the offset, or we cannot know any more.
+
+        Before that, it would be back with the next leader.
+        """
+        if not self.is_serving:
+            callback(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        elif self.replication.have_deleted_before(offset):
+            callback(ErrorCode.NONE)
+        else:
+            self.audience.wait_for_deletion(offset, callback)
 
     def expire(self, wall_ms: int) -> int:
         """Apply retention; how many segments went."""
         count = self.log.expire(wall_ms, self.high_watermark)
         if count:
             self._storage.doom(self, self.log)
-            self._notify(self._watchers)
+            self.audience.moved()
         return count
 
     def take_offline(self) -> None:
         """Its disk cannot be trusted any more: serve nothing, write nothing."""
         self.is_offline = True
-        self._storage.unflushed.pop(self, None)
+        self.flushing.stop_counting()
         log, self._log, self._core = self._log, None, None
         if log is not None:
             log.abandon()
-        self._notify(self._watchers)
-        self._notify(self._replica_watchers)
-        self._fail_waiters(ErrorCode.KAFKA_STORAGE_ERROR)
+        self.audience.changed()
+        self._disappoint(ErrorCode.KAFKA_STORAGE_ERROR)
 
     def mend(self, offset: int) -> None:
         """Cut off what is damaged, now that nobody counts on it; the leader has it all. Raises OSError."""
         if self._log is None:
-            # It could not even be opened.
+            # It could not even be opened, or its disk has failed since.
             self._storage.forget(self)
+            self._has_directory = False
             self.is_offline = False
             _ = self.log
             return
@@ -682,77 +633,6 @@ class HostedPartition:
     def deleted(self) -> None:
         """The topic is gone, or this replica of it: tell everyone who waits."""
         self.is_deleted = True
-        self._storage.unflushed.pop(self, None)
-        self._notify(self._watchers)
-        self._notify(self._replica_watchers)
-        self._fail_waiters(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-
-
-class Partitions:
-    """Every hosted partition, by name; follows the image."""
-
-    def __init__(
-        self,
-        storage: Storage,
-        surroundings: Surroundings,
-        topic_config: Callable[[Image, str], TopicConfig],
-    ) -> None:
-        self._storage = storage
-        self._surroundings = surroundings
-        self._topic_config = topic_config
-        self._topics: dict[str, dict[int, HostedPartition]] = {}
-
-    def get(self, topic: str, index: int) -> HostedPartition | None:
-        """None when there is no such partition, or no replica of it is here."""
-        hosted = self._topics.get(topic)
-        return None if hosted is None else hosted.get(index)
-
-    def of_topic(self, topic: str) -> list[HostedPartition]:
-        return list(self._topics.get(topic, {}).values())
-
-    def __iter__(self) -> Iterator[HostedPartition]:
-        for hosted in self._topics.values():
-            yield from hosted.values()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._topics.values()))
-
-    def apply(self, image: Image, delta: Delta) -> None:
-        for topic in delta.deleted:
-            for hosted in self._topics.pop(topic.name, {}).values():
-                self._let_go(hosted)
-        for name in (*delta.created, *delta.changed):
-            self._host(image, image.topics[name])
-        for resource in delta.configs_changed:
-            # A broker's setting may be the default of any topic's.
-            names = [resource.name] if resource.type == TOPIC_RESOURCE else list(self._topics)
-            for name in names:
-                config = self._topic_config(image, name)
-                for hosted in self.of_topic(name):
-                    if hosted.config is not config:
-                        hosted.config = config
-
-    def _host(self, image: Image, topic: TopicImage) -> None:
-        me = self._surroundings.me
-        config = self._topic_config(image, topic.name)
-        here = self._topics.get(topic.name, {})
-        for partition in topic.partitions:
-            hosted = here.get(partition.index)
-            if hosted is not None:
-                if me in partition.replicas:
-                    if hosted.image is not partition:
-                        hosted.assign(partition)
-                else:
-                    del here[partition.index]
-                    self._let_go(hosted)
-            elif me in partition.replicas:
-                here = self._topics.setdefault(topic.name, here)
-                hosted = here[partition.index] = HostedPartition(
-                    self._storage, self._surroundings, topic, partition, config
-                )
-                self._surroundings.role_changed(hosted)
-
-    def _let_go(self, hosted: HostedPartition) -> None:
-        hosted.deleted()
-        self._storage.delete_log(hosted)
-        self._surroundings.role_changed(hosted)
+        self.flushing.stop_counting()
+        self.audience.changed()
+        self._disappoint(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -56,6 +56,8 @@ from penstock.raft.storage import EpochEnd, SnapshotId, StoredState
 QUORUM_STATE = "quorum-state"
 READ_BYTES = 1024 * 1024
 KRAFT_VERSION_MAX = 1
+# What a snapshot made unnecessary may still be on its way to a follower.
+REMOVAL_DELAY_MS = 60_000
 # Small segments, of which those before the snapshots go, so that little has to be looked at when a node starts.
 METADATA_LOG_CONFIG = LogConfig(
     segment_bytes=32 * 1024 * 1024, segment_ms=7 * 24 * 3600 * 1000, retention_ms=-1, retention_bytes=-1
@@ -81,7 +83,7 @@ class Batch(NamedTuple):
 
 class MetadataLog:
     def __init__(self, environment: Environment, log: Log, me: Voter) -> None:
-        self._clock = environment.clock
+        self._environment = environment
         self._me = me
         self.log = log
         # The newest snapshot, and the epoch of the record before the log's start: the oldest one's.
@@ -139,8 +141,10 @@ class MetadataLog:
                 )
             return
         oldest, newest = snapshots[0], snapshots[-1]
-        if self.end_offset < newest.end_offset:
-            # The snapshot is durable; the log, which lies behind it now, was lost or is yet to come.
+        behind = self.end_offset - newest.end_offset
+        if behind < 0 or (behind > 0 and self.last_epoch < newest.epoch):
+            # The snapshot is durable. The log behind it was lost or is yet to come; or it is still the one that
+            # the snapshot was fetched to replace, and what it has more was never committed.
             self.log.start_over_at(newest.end_offset, newest.epoch)
             oldest = newest
         self.start_epoch = oldest.epoch
@@ -167,7 +171,7 @@ class MetadataLog:
     # Writing. All raise OSError as Log.append does.
 
     def append_changes(self, changes: list[Message], epoch: int) -> None:
-        wall_ms = self._clock.wall_ms()
+        wall_ms = self._environment.clock.wall_ms()
         batch = encode_batch(
             [(wall_ms, None, metadata_changes.encode(change), []) for change in changes], leader_epoch=epoch
         )
@@ -177,7 +181,7 @@ class MetadataLog:
     def append_control(
         self, records: Iterable[ControlRecord], epoch: int, addresses: dict[int, tuple[str, int]]
     ) -> None:
-        wall_ms = self._clock.wall_ms()
+        wall_ms = self._environment.clock.wall_ms()
         batch = control_batch([control_message(record, addresses) for record in records], wall_ms, epoch)
         offset = self.log.append(batch, decode_header(batch), epoch)
         self._take(bytes(batch), offset)
@@ -214,6 +218,19 @@ class MetadataLog:
         older = [entry for entry in self.voters if entry[0] < snapshots[-1].end_offset]
         # One more than counts: who was a voter before tells a wiped one from one that was removed.
         self.voters = older[-2:] + self.voters[len(older) :]
+
+    def remove_doomed(self) -> None:
+        """Remove files of the log that nobody needs any more, once nobody reads them either."""
+        files = self._environment.files
+        doomed, self.log.doomed = self.log.doomed, []
+
+        def remove() -> None:
+            for path in doomed:
+                files.forget(path)
+                files.remove(path)
+
+        if doomed:
+            self._environment.spawn.later(REMOVAL_DELAY_MS, remove)
 
     def _take(self, data: Buffer, offset: int) -> int:
         """Remember what batches that are in the log now say; the offset behind them."""

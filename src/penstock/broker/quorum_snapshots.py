@@ -40,8 +40,8 @@ from penstock.protocol.messages.quorum import (
 )
 from penstock.protocol.records import CorruptBatch, batches, crc_matches, encode_batch
 from penstock.protocol.schema import Message
+from penstock.raft.events import KRAFT_VERSION
 from penstock.raft.quorum import Voters
-from penstock.raft.raft import KRAFT_VERSION
 from penstock.raft.storage import SnapshotId
 
 CHECKPOINT = ".checkpoint"
@@ -225,6 +225,10 @@ class Snapshots:
         self.drop_download()
 
     def _keep_newest(self, snapshot_id: SnapshotId) -> None:
+        if self.ids and snapshot_id < self.ids[-1]:
+            # A newer one was fetched meanwhile, and the log that would go on from this one is gone.
+            self._files.remove(self.path_of(snapshot_id))
+            return
         self.ids = sorted({*self.ids, snapshot_id})
         for old in self.ids[:-KEPT]:
             if self._served is not None and self._served[0] == old:

@@ -171,66 +171,90 @@ def _fetch(request: FetchRequest, cluster_id: str | None) -> fetching.FetchReque
     )
 
 
-# Requests, inward; None when the letter is missing
+# Requests, inward
 
 
-def read_vote(message: messages.VoteRequest) -> VoteRequest | None:
-    partition = _only(message.topics)
-    if partition is None:
+def read(message: Any) -> Request | None:
+    """What another node or an operator asks for; None when the letter is missing."""
+    match message:
+        case messages.DescribeQuorumRequest():
+            return DescribeRequest()
+        case messages.AddRaftVoterRequest():
+            return ChangeVoterRequest(Voter(message.voter_id, message.voter_directory_id), False)
+        case messages.RemoveRaftVoterRequest():
+            return ChangeVoterRequest(Voter(message.voter_id, message.voter_directory_id), True)
+    letter = _only(message.topics)
+    if letter is None:
         return None
-    return VoteRequest(
-        partition.replica_epoch,
-        Voter(partition.replica_id, partition.replica_directory_id),
-        Voter(message.voter_id, partition.voter_directory_id),
-        partition.last_offset_epoch,
-        partition.last_offset,
-        partition.pre_vote,
-    )
+    match message:
+        case fetching.FetchRequest():
+            return _read_fetch(message, letter)
+        case messages.VoteRequest():
+            return VoteRequest(
+                letter.replica_epoch,
+                Voter(letter.replica_id, letter.replica_directory_id),
+                Voter(message.voter_id, letter.voter_directory_id),
+                letter.last_offset_epoch,
+                letter.last_offset,
+                letter.pre_vote,
+            )
+        case messages.BeginQuorumEpochRequest():
+            voter = Voter(message.voter_id, letter.voter_directory_id)
+            return BeginEpochRequest(letter.leader_epoch, letter.leader_id, voter)
+        case messages.EndQuorumEpochRequest():
+            preferred = tuple(
+                Voter(candidate.candidate_id, candidate.candidate_directory_id)
+                for candidate in letter.preferred_candidates
+            )
+            return EndEpochRequest(letter.leader_epoch, letter.leader_id, preferred)
+        case messages.FetchSnapshotRequest():
+            return _read_snapshot(message, letter)
+        case _:
+            raise AssertionError(f"{type(message).__name__} is not for the quorum")
 
 
-def read_begin_epoch(message: messages.BeginQuorumEpochRequest) -> BeginEpochRequest | None:
-    partition = _only(message.topics)
-    if partition is None:
-        return None
-    voter = Voter(message.voter_id, partition.voter_directory_id)
-    return BeginEpochRequest(partition.leader_epoch, partition.leader_id, voter)
-
-
-def read_end_epoch(message: messages.EndQuorumEpochRequest) -> EndEpochRequest | None:
-    partition = _only(message.topics)
-    if partition is None:
-        return None
-    preferred = tuple(
-        Voter(candidate.candidate_id, candidate.candidate_directory_id)
-        for candidate in partition.preferred_candidates
-    )
-    return EndEpochRequest(partition.leader_epoch, partition.leader_id, preferred)
-
-
-def read_fetch(message: fetching.FetchRequest) -> FetchRequest | None:
-    partition = _only(message.topics)
-    if partition is None or message.replica_state is None:
+def _read_fetch(message: fetching.FetchRequest, letter: fetching.FetchPartition) -> FetchRequest | None:
+    if message.replica_state is None:
         return None
     return FetchRequest(
-        partition.current_leader_epoch,
-        Voter(message.replica_state.replica_id, partition.replica_directory_id),
-        partition.fetch_offset,
-        partition.last_fetched_epoch,
-        partition.high_watermark,
+        letter.current_leader_epoch,
+        Voter(message.replica_state.replica_id, letter.replica_directory_id),
+        letter.fetch_offset,
+        letter.last_fetched_epoch,
+        letter.high_watermark,
         message.max_wait_ms,
     )
 
 
-def read_snapshot(message: messages.FetchSnapshotRequest) -> SnapshotRequest | None:
-    partition = _only(message.topics)
-    if partition is None or partition.position < 0:
+def _read_snapshot(
+    message: messages.FetchSnapshotRequest, letter: messages.FetchSnapshotRequestPartition
+) -> SnapshotRequest | None:
+    if letter.position < 0:
         return None
     return SnapshotRequest(
-        partition.current_leader_epoch,
-        Voter(message.replica_id, partition.replica_directory_id),
-        SnapshotId(partition.snapshot_id.end_offset, partition.snapshot_id.epoch),
-        partition.position,
+        letter.current_leader_epoch,
+        Voter(message.replica_id, letter.replica_directory_id),
+        SnapshotId(letter.snapshot_id.end_offset, letter.snapshot_id.epoch),
+        letter.position,
     )
+
+
+# What a request is answered with when the core is not even asked.
+_RESPONSES: dict[type[Message], Any] = {
+    fetching.FetchRequest: fetching.FetchResponse,
+    messages.VoteRequest: messages.VoteResponse,
+    messages.BeginQuorumEpochRequest: messages.BeginQuorumEpochResponse,
+    messages.EndQuorumEpochRequest: messages.EndQuorumEpochResponse,
+    messages.FetchSnapshotRequest: messages.FetchSnapshotResponse,
+    messages.DescribeQuorumRequest: messages.DescribeQuorumResponse,
+    messages.AddRaftVoterRequest: messages.AddRaftVoterResponse,
+    messages.RemoveRaftVoterRequest: messages.RemoveRaftVoterResponse,
+}
+
+
+def refusal(message: Message, error: ErrorCode) -> Message:
+    response: Message = _RESPONSES[type(message)](error_code=error)
+    return response
 
 
 # Answers, outward

@@ -50,6 +50,7 @@ HANDLERS = {
     63: ("brokers", "broker_heartbeat"),
     64: ("brokers", "unregister_broker"),
     67: ("brokers", "allocate_producer_ids"),
+    68: ("groups", "consumer_group_heartbeat"),
     73: ("brokers", "assign_replicas_to_dirs"),
     75: ("topics", "describe_topic_partitions"),
     80: ("quorum", "add_raft_voter"),

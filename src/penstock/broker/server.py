@@ -30,6 +30,8 @@ FRAME_BYTES_PER_MS_MIN = 64
 STALLED_MS = 5_000
 # Connections that wait for a node to be ready.
 HELD_MAX = 1_000
+# A node that has not found its cluster by then says what it is waiting for.
+FOUND_WITHIN_S = 5.0
 # Refusals are logged, but a peer that is refused all the time may not fill the disk with it.
 REFUSALS_LOGGED_PER_SWEEP = 20
 
@@ -276,6 +278,7 @@ def run(options: ServeOptions) -> int:
 
     environment = machine_environment(loop)
     failure: list[str] = []
+    is_ready = False
 
     def fail(reason: str) -> None:
         failure.append(reason)
@@ -290,10 +293,21 @@ def run(options: ServeOptions) -> int:
         logger.error("stopping after an error of our own", error=repr(error), message=context.get("message"))
 
     def ready(address: tuple[str, int] | None) -> None:
+        nonlocal is_ready
+        is_ready = True
         host, port = address or ("", 0)
         shown = f"[{host}]" if ":" in host else host
         serving = f"kafka={shown}:{port}" if address is not None else "kafka=off"
         print(f"penstock node {options.node_id} ready {serving} http=off", flush=True)  # noqa: T201
+
+    def remark_on_waiting() -> None:
+        if is_ready or stopping or node.broker.consensus.leader_id is not None:
+            return
+        if options.controllers:
+            why = "waiting for the cluster: the first time all controllers must be there, later a majority"
+        else:
+            why = "waiting for the cluster that this data directory belongs to: give --controllers and --internal"
+        logger.warning(why, controllers=list(options.controllers))
 
     loop.set_exception_handler(crash)
     try:
@@ -327,6 +341,7 @@ def run(options: ServeOptions) -> int:
         except ServeError as error:
             failure.append(str(error))
             loop.stop()
+        loop.call_later(FOUND_WITHIN_S, remark_on_waiting)
 
     loop.call_soon(start)
     loop.run_forever()

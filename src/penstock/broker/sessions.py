@@ -52,6 +52,7 @@ class FetchPartition:
         "index",
         "is_counted",
         "last_fetched_epoch",
+        "log_start_offset",
         "sent_high_watermark",
         "sent_log_start_offset",
         "topic",
@@ -70,6 +71,7 @@ class FetchPartition:
         bytes_max: int,
         current_leader_epoch: int,
         last_fetched_epoch: int,
+        log_start_offset: int = -1,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
@@ -81,6 +83,8 @@ class FetchPartition:
         self.bytes_max = bytes_max
         self.current_leader_epoch = current_leader_epoch
         self.last_fetched_epoch = last_fetched_epoch
+        # A follower's: where its own log begins.
+        self.log_start_offset = log_start_offset
         self.sent_high_watermark = -1
         self.sent_log_start_offset = -1
         # Up to where the asker may read: below it there is more to send.
@@ -143,7 +147,7 @@ class FetchSession:
             self._dirty[partition] = None
             if partition.hosted is not None:
                 self._hosted[partition.hosted] = partition
-                partition.hosted.watch(self, is_replica=self.is_replica)
+                partition.hosted.audience.watch(self, is_replica=self.is_replica)
         for key in forgotten:
             if key in self._partitions:
                 self._remove(self._partitions[key])
@@ -153,7 +157,7 @@ class FetchSession:
         self._sessions.partition_count -= 1
         self._dirty.pop(partition, None)
         if partition.hosted is not None:
-            partition.hosted.unwatch(self)
+            partition.hosted.audience.unwatch(self)
             self._hosted.pop(partition.hosted, None)
 
     def resolve(self, find: Callable[[FetchPartition], HostedPartition | None]) -> None:
@@ -171,7 +175,7 @@ class FetchSession:
                 if found is not None:
                     partition.topic = found.topic
                     self._hosted[found] = partition
-                    found.watch(self, is_replica=self.is_replica)
+                    found.audience.watch(self, is_replica=self.is_replica)
 
     def candidates(self) -> list[FetchPartition]:
         return list(self._dirty)

@@ -42,6 +42,8 @@ __all__ = ["METADATA_DIRECTORY", "UNASSIGNED", "Directory", "Storage"]
 
 # In the first directory: the broker epoch of the last registration, and the directories there were.
 REGISTRATION = "penstock-registration"
+# Also there: under which incarnation id this broker has asked to be registered, and as what.
+REGISTERING = "penstock-registering"
 
 FLUSHES_MAX = 16
 FLUSH_RETRY_MS = 100
@@ -51,7 +53,7 @@ UNASSIGNED = NO_ID
 
 # To a write: the disk is full, or we are at some limit. Nothing on the disk is less trustworthy for it.
 _HARMLESS = (errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EMFILE, errno.ENFILE)
-# To an open: the disk itself. Whatever else is wrong, is wrong with one log.
+# To an open or a read: the disk itself. Whatever else is wrong, is wrong with one log.
 _BROKEN = (errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE)
 
 
@@ -145,6 +147,32 @@ class Storage:
         if all(id in ids for id in known):
             self.previous_broker_epoch = epoch
 
+    def incarnation_id(self, described: str) -> bytes:
+        """The id to register under; ``described`` is all else that the registration will say.
+
+        If the process before this one has asked and died before it was answered, nobody here knows whether it was
+        registered. Under another id, a controller that has the registration, and no longer knows of which epoch
+        it was the successor, would have to take this one for a broker that has lost its data. So it is the same
+        id again, as long as nothing was lost and all else is the same, and the answer is the one that was missed.
+        """
+        path = os.path.join(self.path, REGISTERING)
+        files = self.environment.files
+        asked = {"version": 0, "after": self.previous_broker_epoch, "as": described}
+        if self.previous_broker_epoch != NO_EPOCH and files.exists(path):
+            with suppress(ValueError, KeyError, TypeError):
+                before = json.loads(files.read(path))
+                id = bytes.fromhex(before.pop("id"))
+                if before == asked:
+                    return id
+        id = self.environment.random.randbytes(16)
+        try:
+            # For the next process, and of no use after a power loss.
+            files.replace(path, json.dumps({**asked, "id": id.hex()}).encode(), durable=False)
+        except OSError as error:
+            self._logger.error("cannot remember the registration", error=str(error))
+            self._check_disk(self.directories[0], error)
+        return id
+
     def remember_epoch(self, epoch: int) -> None:
         """This broker is registered: what it writes from now on belongs to this epoch."""
         # Should it have to register again, it has lost nothing in between.
@@ -164,6 +192,8 @@ class Storage:
         except OSError as error:
             # On a full disk the next start will find an older epoch, and be taken for one that lost data.
             self._logger.error("cannot remember the broker epoch", error=str(error))
+            with suppress(OSError):
+                self.environment.files.remove(os.path.join(self.path, REGISTERING))
             self._check_disk(self.directories[0], error)
 
     # The directories
@@ -409,7 +439,8 @@ class Storage:
         def ended(_: None, error: Exception | None) -> None:
             self._flushes_running -= 1
             done(error)
-            if self._flushes_waiting and self._flushes_running < FLUSHES_MAX:
+            # More than one, if need be: who was deleted meanwhile flushes nothing, and ends nothing.
+            while self._flushes_waiting and self._flushes_running < FLUSHES_MAX:
                 following = next(iter(self._flushes_waiting))
                 del self._flushes_waiting[following]
                 following.flush()
@@ -427,6 +458,22 @@ class Storage:
         """The log is as it was, the client is told. A disk that fails goes offline, a full one does not."""
         self._logger.error("cannot write", partition=f"{hosted.topic}-{hosted.index}", error=str(error))
         self._check_disk(self._known_home(hosted), error)
+
+    def read_failed(self, path: str, error: Exception) -> None:
+        """What lies there cannot be read: a disk that fails goes offline, so that others lead what is on it."""
+        if isinstance(error, OSError) and error.errno in _BROKEN:
+            for directory in self.directories:
+                if path.startswith(f"{directory.path}/"):
+                    self._check_disk(directory, error)
+
+    def giving_up(self, hosted: HostedPartition, start: int, end: int) -> None:
+        """Records that were committed, as far as was known here, are about to be cut off."""
+        self._logger.error(
+            "giving up committed records that the leader does not have",
+            partition=repr(hosted),
+            start=start,
+            end=end,
+        )
 
     def flush_failed(self, hosted: HostedPartition, error: Exception) -> None:
         # After a failed fsync the page cache no longer tells what is on the disk.

@@ -14,7 +14,8 @@ import typer
 
 from penstock.cli.addresses import format_address
 from penstock.cli.failures import Failure, WrongUsage
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes
+from penstock.cli.numbers import parse_numbers
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes, check_topic
 from penstock.cli.output import confirm, count_text, show_json, show_table
 from penstock.cli.raw import RawClient, reason, refuse
 from penstock.protocol.errors import ErrorCode
@@ -48,6 +49,7 @@ Places = Annotated[
 def list_brokers(context: typer.Context, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
     """List the brokers: where they are, whether they serve, and what they carry."""
     if context.invoked_subcommand is not None:
+        _refuse_options_in_front(context)
         return
     with RawClient(bootstrap) as client:
         brokers = _brokers(client)
@@ -218,6 +220,14 @@ def unregister(
         print(f"unregistered broker {broker}")
 
 
+def _refuse_options_in_front(context: typer.Context) -> None:
+    """Each command has its own; what stands before it would be for the list, and be passed over."""
+    for name, option in (("bootstrap", "--bootstrap"), ("as_json", "--json")):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise WrongUsage(f"write {option} behind `{context.invoked_subcommand}`, not before it")
+
+
 def _brokers(client: RawClient) -> list[DescribeClusterBroker]:
     described = client.ask(DescribeClusterRequest(include_fenced_brokers=True))
     refuse(described.error_code, described.error_message, "the cluster could not be described")
@@ -255,13 +265,15 @@ def _chosen(client: RawClient, places: list[str]) -> dict[str, list[int]]:
     chosen: dict[str, list[int]] = {}
     for text in places:
         topic, colon, listed = text.partition(":")
+        try:
+            numbers = sorted(set(parse_numbers(listed))) if colon else None
+        except ValueError as error:
+            raise WrongUsage(f"write TOPIC or TOPIC:PARTITION,..., such as orders:0,2; {error}") from None
+        check_topic(topic)
         existing = _partitions(client, topic)
-        if not colon:
+        if numbers is None:
             chosen[topic] = existing
             continue
-        if not all(number.isdecimal() for number in listed.split(",")):
-            raise WrongUsage(f"write TOPIC or TOPIC:PARTITION,..., such as orders:0,2; got {text!r}")
-        numbers = sorted({int(number) for number in listed.split(",")})
         if missing := [number for number in numbers if number not in existing]:
             raise Failure(f"topic {topic} has no partition {missing[0]}; it has {len(existing)}")
         chosen[topic] = sorted({*chosen.get(topic, ()), *numbers})
@@ -278,10 +290,13 @@ def _partitions(client: RawClient, topic: str) -> list[int]:
 
 
 def _broker_ids(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
+    try:
+        ids = parse_numbers(text)
+    except ValueError as error:
+        raise WrongUsage(f"--to takes different broker ids, such as 1,2,3; {error}") from None
+    if len(set(ids)) < len(ids):
         raise WrongUsage(f"--to takes different broker ids, such as 1,2,3; got {text!r}")
-    return [int(word) for word in words]
+    return ids
 
 
 def _turned(brokers: list[int], turn: int) -> list[int]:

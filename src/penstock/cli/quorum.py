@@ -13,6 +13,7 @@ import typer
 
 from penstock.cli.addresses import format_address, parse_address
 from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.numbers import parse_number
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes
 from penstock.cli.output import confirm, show_json, show_table
 from penstock.cli.raw import RawClient, refuse
@@ -87,14 +88,7 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Make a node a voter. It must be running, so that it has the metadata already."""
-    text, at, where = node.partition("@")
-    if not at or not text.isdecimal():
-        raise WrongUsage(f"write ID@HOST:PORT, such as 4@127.0.0.1:9094; got {node!r}")
-    try:
-        host, port = parse_address(where)
-    except ValueError as error:
-        raise WrongUsage(str(error)) from None
-    node_id = int(text)
+    node_id, host, port = _node(node)
     given = _directory(directory)
     with RawClient(bootstrap) as client:
         partition, _ = _described(client)
@@ -137,6 +131,21 @@ def remove(
         )
     refuse(answer.error_code, answer.error_message, f"voter {node_id} was not removed")
     _report("removed", node_id, as_json)
+
+
+def _node(text: str) -> tuple[int, str, int]:
+    """ID@HOST:PORT."""
+    id, at, where = text.partition("@")
+    try:
+        if not at:
+            raise ValueError(f"{text!r} names no address")
+        node_id = parse_number(id)
+        host, port = parse_address(where)
+    except ValueError as error:
+        raise WrongUsage(f"write ID@HOST:PORT, such as 4@127.0.0.1:9094: {error}") from None
+    if port == 0:
+        raise WrongUsage(f"the other nodes must reach it at its own port, which is not 0; got {text!r}")
+    return node_id, host, port
 
 
 def _described(client: RawClient) -> tuple[DescribeQuorumResponsePartition, dict[int, str]]:
@@ -187,10 +196,12 @@ def _behind_text(caught_up_ms: int | None, now_ms: float) -> str | None:
 
 
 def _known_directory(replicas: list[Any], node_id: int, what: str) -> bytes:
-    for each in replicas:
-        if each.replica_id == node_id:
-            return bytes(each.replica_directory_id)
-    raise Failure(f"node {node_id} is not {what}; `penstock quorum show` lists the nodes")
+    found = [each for each in replicas if each.replica_id == node_id]
+    if not found:
+        raise Failure(f"node {node_id} is not {what}; `penstock quorum show` lists the nodes")
+    # A node whose disk was replaced may be listed with both for a moment.
+    newest = max(found, key=lambda each: each.last_fetch_timestamp)
+    return bytes(newest.replica_directory_id)
 
 
 def _directory(text: str | None) -> bytes | None:

@@ -89,6 +89,8 @@ class RawClient:
 
     def _receive(self, api: Api, version: int) -> Any:
         (size,) = struct.unpack(">i", self._exactly(4))
+        if size < 4:
+            raise DecodeError(f"an answer of {size} bytes is none of Kafka's")
         content = self._exactly(size)
         (correlation_id,) = struct.unpack_from(">i", content)
         if correlation_id != self._correlation_id:

@@ -1,9 +1,10 @@
 """Where each leader epoch began in this log: what replicas and consumers ask to find out where they diverge.
 
 The entries are (epoch, start offset), both strictly ascending. They are kept in ``leader-epoch-checkpoint``,
-in Kafka's text form, and read from there only when first asked. The file is not made durable here but by the
-log's next flush: what a crash may lose is in the batches above the recovery point, and is found there again.
-A full disk keeps an epoch from beginning, but never one from being forgotten: that is what makes room.
+in Kafka's text form, and read from there only when first asked; where that cannot be read, the batches tell.
+The file is not made durable here but by the log's next flush: what a crash may lose is in the batches above
+the recovery point, and is found there again. A full disk keeps an epoch from beginning, but never one from
+being forgotten: that is what makes room.
 
 What a newcomer gets wrong: the last entry may begin at the log's end. It is of a leader that was elected and
 has written nothing yet (``begin``), and a truncation to that very place forgets it.
@@ -12,6 +13,7 @@ has written nothing yet (``begin``), and a truncation to that very place forgets
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 
@@ -25,10 +27,23 @@ _VERSION = "0"
 
 
 class LeaderEpochs:
-    __slots__ = ("_entries", "_files", "before_start", "has_directory", "is_stale", "path", "writes")
+    __slots__ = (
+        "_entries",
+        "_files",
+        "_from_batches",
+        "before_start",
+        "has_directory",
+        "is_stale",
+        "path",
+        "writes",
+    )
 
-    def __init__(self, files: Files, directory: str) -> None:
+    def __init__(
+        self, files: Files, directory: str, from_batches: Callable[[], list[tuple[int, int]]] = list
+    ) -> None:
+        """``from_batches`` reads the whole log for what the file should have said."""
         self._files = files
+        self._from_batches = from_batches
         self.path = f"{directory}/{EPOCHS}"
         # None until first asked for.
         self._entries: list[tuple[int, int]] | None = None
@@ -44,7 +59,12 @@ class LeaderEpochs:
     @property
     def entries(self) -> list[tuple[int, int]]:
         if self._entries is None:
-            self._entries = self.stored() or []
+            entries = self.stored()
+            if entries is None:
+                # None at all would mean to a leader that we have nothing which could differ from its own.
+                entries = self._from_batches() if self.has_directory else []
+                self.is_stale = True
+            self._entries = entries
         return self._entries
 
     @property

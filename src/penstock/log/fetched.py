@@ -34,3 +34,14 @@ def good_from(data: Buffer, next_offset: int) -> tuple[list[BatchHeader], Corrup
         except CorruptBatch as error:
             return headers, error
     return headers, None
+
+
+def first_holding(data: Buffer, offset: int) -> int | None:
+    """Where the first batch begins, if the offset lies inside it."""
+    try:
+        header = next((header for _, header in batches(memoryview(data))), None)
+    except CorruptBatch:
+        return None
+    if header is None or not header.base_offset < offset <= header.last_offset:
+        return None
+    return header.base_offset

@@ -14,29 +14,23 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-from penstock.environment import Buffer, Clock, Environment, File, FileRange, Files
+from penstock.environment import Buffer, Clock, Environment, FileRange, Files
 from penstock.log.config import LogConfig
-from penstock.log.durability import Durability
+from penstock.log.durability import Durability, sync_once
 from penstock.log.epochs import NO_EPOCH, LeaderEpochs
-from penstock.log.fetched import good_from
+from penstock.log.fetched import first_holding, good_from
 from penstock.log.lookup import TimestampedOffset, first_from, newest
 from penstock.log.names import DELETED, LOG, SNAPSHOT, offset_of
 from penstock.log.producers import ProducerStates
+from penstock.log.reading import Reader
 from penstock.log.recovery import Recovery, epochs_of, recover
 from penstock.log.retention import count_expired
 from penstock.log.segment import Segment, WrongIndex
 from penstock.log.segments import CorruptLog, Segments, damaged
 from penstock.log.snapshots import Snapshots, producers_at
-from penstock.log.verification import checked_end
-from penstock.protocol.records import BatchHeader, CorruptBatch, batches, patch
+from penstock.protocol.records import BatchHeader, CorruptBatch, patch
 
 __all__ = ["CorruptLog", "Log", "LogConfig", "OffsetOutOfRange"]
-
-# Places where reads ended, so that the consumers that read on need no search.
-_PLACES_REMEMBERED = 32
-_SMALL_READ_BYTES = 4096
-# Of bytes that must be checked first, no more at a time: the loop waits for it.
-_CHECKED_BYTES_MAX = 1 << 20
 
 
 class OffsetOutOfRange(Exception):
@@ -49,11 +43,9 @@ class Log:
         "_config",
         "_durability",
         "_epoch",
-        "_epoch_writes",
         "_files",
-        "_is_parent_durable",
-        "_places",
         "_producers",
+        "_reader",
         "_segments",
         "_snapshots",
         "before_cut",
@@ -78,20 +70,16 @@ class Log:
         self.log_start_offset = 0
         # None until the first append.
         self._segments = Segments(files, clock, directory, config)
-        # Offset -> position of the batch that holds it, or will.
-        self._places: dict[int, int] = {}
+        self._reader = Reader(self._segments)
 
-        self.epochs = LeaderEpochs(files, directory)
+        self.epochs = LeaderEpochs(files, directory, self._epochs_from_batches)
         # Of the last batch, when known: what ``epochs`` would say, without asking.
         self._epoch = NO_EPOCH
         self._snapshots = Snapshots(files, directory)
         # None until first asked for.
         self._producers: ProducerStates | None = None
 
-        self._durability = Durability()
-        # Of ``epochs``, when last counted as a change.
-        self._epoch_writes = 0
-        self._is_parent_durable = True
+        self._durability = Durability(files, directory, self._segments, self.epochs)
         # A segment was completed since the last flush. The shell flushes it soon, as Kafka does on roll.
         self.has_rolled = False
         # Paths that are no longer part of the log, for the shell to take, and to remove after a delay.
@@ -181,7 +169,7 @@ class Log:
         self._producers.log_was_empty = self.log_end_offset == 0
         self._epoch = self.epochs.latest
         # The names may be as new as the bytes above the recovery point.
-        self._is_parent_durable = False
+        self._durability.made_directory()
         self._durability.recovery_point = recovery_point
         self._durability.truncated(self.log_end_offset)
 
@@ -222,7 +210,7 @@ class Log:
         items = self._segments.items
         if items and not items[-1].has_durable_indexes:
             for file in items[-1].index_files():
-                _sync_once(file)()
+                sync_once(file)()
         self.flushed(offset)
         self._segments.close()
 
@@ -259,7 +247,7 @@ class Log:
         """
         start = self.log_end_offset
         if start and self.log_start_offset == start:
-            base_offset = _first_holding(data, start)
+            base_offset = first_holding(data, start)
             if base_offset is not None:
                 # The leader's log begins inside a batch, and batches are copied whole.
                 self.start_over_at(base_offset)
@@ -356,17 +344,22 @@ class Log:
             return leader_epoch >= self.epochs.latest
         return True
 
+    def _epochs_from_batches(self) -> list[tuple[int, int]]:
+        try:
+            return epochs_of(self._segments, self._segments.items)
+        except CorruptLog:
+            # Whoever reads there will say so, and the replica is made good again. Here somebody merely asks.
+            return []
+
     def _add_segment(self) -> None:
         """Begin a segment at the end of the log."""
         if not self._segments.items:
-            # Whoever made the directory, its own name is durable only with its parent.
             self._files.make_directory(self.directory)
-            self._is_parent_durable = False
+            self._durability.made_directory()
             self.epochs.found_directory()
         self._segments.add(self.log_end_offset)
         self._durability.changed()
-        # A consumer waiting at the end of the segment before will read on in this one.
-        self._places.pop(self.log_end_offset, None)
+        self._reader.rolled(self.log_end_offset)
 
     def _roll(self) -> None:
         completed = self._segments.items[-1]
@@ -399,43 +392,14 @@ class Log:
         Call ``flushed`` with the offset when the work is done. When it raises, the directory must not be used
         any more: what the kernel failed to write is no longer known (fsync tells only once).
         """
-        durability = self._durability
         offset = self.log_end_offset
-        work: list[Callable[[], None]] = []
-        if self.epochs.writes != self._epoch_writes:
-            self._epoch_writes = self.epochs.writes
-            durability.changed()
-        items = self._segments.items
-        if items and (offset > durability.recovery_point or durability.has_changes):
-            # As in ``recover``: also the segment that ends at the recovery point, which may have been cut.
-            for segment in items[max(0, self._segments.place_of(durability.recovery_point - 1)) :]:
-                work.append(segment.file.prepare_sync())
-                if segment is not items[-1]:
-                    # Recovery does not look at a completed segment again, so its indexes must hold.
-                    work += [_sync_once(file) for file in segment.index_files()]
-        if items and durability.has_changes:
-            if self._files.exists(self.epochs.path):
-                work.append(_sync_once(self._files.open(self.epochs.path)))
-            work.append(self._directory_sync(self.directory))
-            if not self._is_parent_durable:
-                work.append(self._directory_sync(self.directory.rpartition("/")[0] or "/"))
-        durability.prepared(offset)
+        work = self._durability.prepare(offset)
         self.has_rolled = False
-
-        def run() -> None:
-            for step in work:
-                step()
-
-        return offset, run
+        return offset, work
 
     def flushed(self, offset: int) -> None:
         """The work of the ``prepare_flush`` that returned this offset is done."""
         self._durability.flushed(offset)
-        if not self._durability.has_changes:
-            self._is_parent_durable = True
-
-    def _directory_sync(self, path: str) -> Callable[[], None]:
-        return lambda: self._files.sync_directory(path)
 
     # Reading
 
@@ -456,70 +420,12 @@ class Log:
         if offset >= ceiling:
             return None
         try:
-            return self._read(offset, bytes_max, ceiling, at_least_one)
+            return self._reader.find(offset, bytes_max, ceiling, self.log_end_offset, at_least_one)
         except WrongIndex as wrong:
             self._segments.reindex(wrong.segment)
             return self.read(offset, bytes_max, ceiling, at_least_one=at_least_one)
         except CorruptBatch as error:
             raise damaged(self._segments.items[self._segments.place_of(offset)], str(error)) from error
-
-    def _read(self, offset: int, bytes_max: int, ceiling: int, at_least_one: bool) -> FileRange | None:
-        segments = self._segments
-        items = segments.items
-        places = self._places
-        place = len(items) - 1
-        if offset < items[place].base_offset:
-            place = segments.place_of(offset)
-        segment = items[place]
-        if not segment.is_loaded:
-            segments.load(segment)
-        position = places.get(offset, -1)
-        if position < 0:
-            position = segment.locate(offset)
-            if position == segment.size:
-                raise damaged(segment, f"offset {offset} is missing")
-
-        if bytes_max > _CHECKED_BYTES_MAX and position < segment.trusted_from:
-            at_least_one = at_least_one or segment.header_at(position).size <= bytes_max
-            bytes_max = _CHECKED_BYTES_MAX
-        is_active = place == len(items) - 1
-        end_offset = self.log_end_offset if is_active else items[place + 1].base_offset
-        if ceiling >= end_offset:
-            end, next_offset = segment.size, end_offset
-        else:
-            end, next_offset = places.get(ceiling, -1), ceiling
-            if end < 0:
-                end = segment.locate(ceiling)
-        if end - position > bytes_max:
-            # A small limit is often smaller than the first batch, which is quickly seen.
-            first = segment.header_at(position) if bytes_max < _SMALL_READ_BYTES else None
-            if first is None or first.size <= bytes_max:
-                end, next_offset = segment.whole_batches(position, bytes_max, end)
-            else:
-                end = position
-            if end == position:
-                if not at_least_one:
-                    return None
-                first = first or segment.header_at(position)
-                end, next_offset = position + first.size, first.next_offset
-        elif end <= position:
-            if next_offset == end_offset:
-                raise damaged(segment, f"offset {offset} is missing")
-            return None
-        if position < segment.trusted_from:
-            # Another process wrote this: it is looked at once, before anybody gets it.
-            unknown_end = min(end, segment.trusted_from)
-            following = None if is_active else items[place + 1]
-            good_end, good_offset = checked_end(segment, position, unknown_end, following)
-            if good_end <= position:
-                raise CorruptLog(f"the batch at offset {good_offset} is damaged", segment.path, good_offset)
-            if good_end < unknown_end:
-                end, next_offset = good_end, good_offset
-        if is_active or next_offset < end_offset:
-            if len(places) >= _PLACES_REMEMBERED and next_offset not in places:
-                del places[next(iter(places))]
-            places[next_offset] = end
-        return FileRange(segment.file, position, end - position)
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampedOffset | None:
         """The first record with this timestamp or a later one."""
@@ -538,9 +444,11 @@ class Log:
         never parts of it behind what was appended since: that is of a later epoch, and recovery will not have
         an earlier one behind it. (Or it is what was removed: a damaged log that was fetched again.)
         """
-        self._places.clear()
+        self._reader.forget()
         if offset >= self.log_end_offset:
-            # Nothing to remove, but an epoch may have begun here that the leader does not know.
+            # Nothing to remove, but an epoch may have begun here that the leader does not know; and what recovery
+            # has cut was remembered until now, because it tells of the damage.
+            self._warn_of_cut(self.log_end_offset)
             self.epochs.truncate_from_end(self.log_end_offset)
             self._epoch = NO_EPOCH
             return
@@ -576,7 +484,7 @@ class Log:
         first, because nothing in the new log could contradict them, and nothing new is made before the removal
         of the old is durable.
         """
-        self._places.clear()
+        self._reader.forget()
         if not self._segments.items and offset == self.log_end_offset == 0:
             self.epochs.start_over(offset, NO_EPOCH)
             return
@@ -671,28 +579,7 @@ class Log:
         assert 0 <= self.recovery_point <= self.log_end_offset, (self.recovery_point, self.log_end_offset)
         segments = self._segments
         segments.check(self.log_start_offset, self.log_end_offset)
-        for offset, position in self._places.items():
-            if offset >= self.log_start_offset:
-                found = segments.look(segments.items[segments.place_of(offset)], Segment.locate, offset)
-                assert found == position, (offset, position, found)
+        self._reader.check(self.log_start_offset)
         self.epochs.check(self.log_start_offset, self.log_end_offset)
         self.producers.check_invariants(self.log_end_offset)
         assert self._snapshots.newest <= self.log_end_offset, self._snapshots.offsets
-
-
-def _first_holding(data: Buffer, offset: int) -> int | None:
-    """Where the first batch begins, if the offset lies inside it."""
-    try:
-        header = next((header for _, header in batches(memoryview(data))), None)
-    except CorruptBatch:
-        return None
-    if header is None or not header.base_offset < offset <= header.last_offset:
-        return None
-    return header.base_offset
-
-
-def _sync_once(file: File) -> Callable[[], None]:
-    """The work of making durable a file that was opened for nothing else."""
-    sync = file.prepare_sync()
-    file.close()
-    return sync

@@ -17,7 +17,7 @@ from penstock.metadata import broker_settings
 from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource, Image, config_record
 from penstock.metadata.refusal import Refusal
 from penstock.metadata.settings import TEXT_MAX, InvalidSetting, Kind, Setting, check, parse, split_list
-from penstock.metadata.topic_settings import CREATED, TOPIC
+from penstock.metadata.topic_settings import CREATED, MIN_ISR, TOPIC
 from penstock.metadata.topics import is_internal, name_error
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.configs import (
@@ -109,6 +109,7 @@ def _altered(
             before = image.configs.get(resource, {})
             after = wanted(asked, before)
             _check_settings(resource, before, after)
+            _check_min_isr_stays(resource, before, after, image)
             changes += difference(resource, before, after)
         except Refusal as refusal:
             response.error_code = refusal.error
@@ -182,10 +183,30 @@ def _check_settings(resource: ConfigResource, before: Mapping[str, str], after: 
         setting = _setting(resource.type, name)
         if not setting.is_dynamic:
             raise Refusal(ErrorCode.INVALID_REQUEST, f"{name} can only be set when the broker is started.")
-        if name == "min.insync.replicas" and resource.name:
+        if name == MIN_ISR and resource.name:
             # What the controller takes for safe rests on it, so brokers must not differ (as in Kafka with KIP-966).
             raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} is set for a topic or for all brokers.")
         _check(setting, text)
+
+
+def _check_min_isr_stays(
+    resource: ConfigResource, before: Mapping[str, str], after: Mapping[str, str], image: Image
+) -> None:
+    """Let a cluster of several brokers keep one min.insync.replicas (as Kafka does with KIP-966).
+
+    Without it each broker would go by its own file. The controller would go by its own too, and take for eligible
+    leaders whom a leader with a smaller number has committed without.
+    """
+    if (
+        resource == ConfigResource(BROKER_RESOURCE, "")
+        and MIN_ISR in before
+        and MIN_ISR not in after
+        and len(image.brokers) > 1
+    ):
+        raise Refusal(
+            ErrorCode.INVALID_CONFIG,
+            f"{MIN_ISR} of all brokers can be set to another value, but not removed.",
+        )
 
 
 def _check(setting: Setting, text: str, *, internal: bool = False) -> None:

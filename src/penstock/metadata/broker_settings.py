@@ -255,6 +255,18 @@ BROKER: dict[str, Setting] = table(
             1,
         )
     ),
+    # Kafka's tool for reassignments sets both to the same number.
+    *without_meaning(
+        "who copies is throttled (follower.replication.throttled.rate), not who is copied from",
+        *dynamic(
+            long(
+                "leader.replication.throttled.rate",
+                LONG_MAX,
+                "Bytes a second that leaders may send to throttled replicas.",
+                1,
+            )
+        ),
+    ),
     boolean("auto.leader.rebalance.enable", True, "Whether leaderships go back to the first replica."),
     # Every 300 s in Kafka, which is a long time to have one broker do the work of two.
     long("leader.imbalance.check.interval.seconds", 30, "How often leaderships go back.", 1),

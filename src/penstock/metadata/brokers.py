@@ -21,10 +21,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from penstock.metadata.census import Key
-from penstock.metadata.decided import CHANGES_MAX, MIN_ISR, Decided
+from penstock.metadata.decided import CHANGES_MAX, Decided
 from penstock.metadata.elections import Election
 from penstock.metadata.isr import placed_in
 from penstock.metadata.refusal import Refusal
+from penstock.metadata.topic_settings import MIN_ISR
 from penstock.metadata.values import (
     BROKER_RESOURCE,
     NO_LEADER,

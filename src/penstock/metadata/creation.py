@@ -21,7 +21,7 @@ from penstock.metadata.image import (
     config_record,
     partition_record,
 )
-from penstock.metadata.placement import Candidate, TooFewBrokers, place
+from penstock.metadata.placement import Candidate, TooFewBrokers, place, turn_order
 from penstock.metadata.refusal import Refusal
 from penstock.metadata.topic_settings import CREATED
 from penstock.metadata.topics import (
@@ -115,9 +115,11 @@ class Creation:
                 f"Topic '{topic.name}' has {count} partitions; {asked.count} would not be more.",
             )
         added = asked.count - count
-        replication_factor = len(topic.partitions[0].replicas)
+        first = topic.partitions[0]
+        # While it is moved it has the old replicas and the new ones.
+        replication_factor = len(first.replicas) - len(first.removing_replicas)
         if asked.assignments is None:
-            replicas = self._placed(added, replication_factor, self._start_after(topic))
+            replicas = self._placed(added, replication_factor, self._start_of(topic), count)
         else:
             if len(asked.assignments) != added:
                 raise Refusal(
@@ -251,25 +253,31 @@ class Creation:
             raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Partition {index} is assigned {reason}.")
         return brokers
 
-    def _placed(self, partitions: int, replication_factor: int, start: int) -> list[tuple[BrokerId, ...]]:
+    def _placed(
+        self, partitions: int, replication_factor: int, start: int, first: int = 0
+    ) -> list[tuple[BrokerId, ...]]:
         self._check_limits(partitions)
-        candidates = [
-            Candidate(broker.id, broker.rack, broker.is_active) for broker in self._image.brokers.values()
-        ]
         try:
-            return place(candidates, partitions, replication_factor, start)
+            return place(self._candidates(), partitions, replication_factor, start, first)
         except TooFewBrokers as error:
             raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, f"{error}.") from None
+
+    def _candidates(self) -> list[Candidate]:
+        return [
+            Candidate(broker.id, broker.rack, broker.is_active) for broker in self._image.brokers.values()
+        ]
 
     def _random_start(self) -> int:
         # Up to the square, because the second turn places followers differently from the first.
         return self._random.randrange(max(1, len(self._image.brokers) ** 2))
 
-    def _start_after(self, topic: TopicImage) -> int:
-        """Where the turn goes on that placed the last partition of a topic."""
-        active = sorted(broker.id for broker in self._image.brokers.values() if broker.is_active)
-        last = topic.partitions[-1].replicas[0]
-        return active.index(last) + 1 if last in active else self._random_start()
+    def _start_of(self, topic: TopicImage) -> int:
+        """Where the turn must have begun that placed the last partition of a topic."""
+        order = turn_order(candidate for candidate in self._candidates() if candidate.is_active)
+        last = topic.partitions[-1]
+        if last.replicas[0] not in order:
+            return self._random_start()
+        return (order.index(last.replicas[0]) - last.index) % len(order)
 
     # Making.
 

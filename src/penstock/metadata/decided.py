@@ -15,6 +15,7 @@ from penstock.metadata.census import Census, Key
 from penstock.metadata.configs import Layers, broker_value, layers_of, topic_value
 from penstock.metadata.elections import Election, Revision, Standing
 from penstock.metadata.image import BROKER_RESOURCE, Image, PartitionImage, TopicImage
+from penstock.metadata.topic_settings import MIN_ISR
 from penstock.metadata.topics import collision_key
 from penstock.metadata.values import UNASSIGNED_DIRECTORY
 from penstock.model import BrokerId
@@ -24,7 +25,6 @@ from penstock.protocol.schema import Message
 # as a whole, and everything else waits for it.
 CHANGES_MAX = 10_000
 
-MIN_ISR = "min.insync.replicas"
 FLUSH_MESSAGES = "flush.messages"
 UNCLEAN = "unclean.leader.election.enable"
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.metadata.decided import MIN_ISR, Decided
+from penstock.metadata.decided import Decided
 from penstock.metadata.image import Image, PartitionImage, TopicImage
 from penstock.metadata.refusal import Refusal
+from penstock.metadata.topic_settings import MIN_ISR
 from penstock.metadata.values import (
     BROKER_RESOURCE,
     LOST_DIRECTORY,

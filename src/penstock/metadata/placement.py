@@ -31,9 +31,12 @@ class TooFewBrokers(Exception):
 
 
 def place(
-    candidates: Sequence[Candidate], partitions: int, replication_factor: int, start: int
+    candidates: Sequence[Candidate], partitions: int, replication_factor: int, start: int, first: int = 0
 ) -> list[tuple[BrokerId, ...]]:
-    """The replicas of each new partition, its leader first. Raises TooFewBrokers."""
+    """The replicas of each new partition, its leader first. Raises TooFewBrokers.
+
+    ``first`` is the number of the first of them, in a topic that has others: the turn goes on.
+    """
     assert replication_factor > 0 and partitions >= 0
     if replication_factor > len(candidates):
         raise TooFewBrokers(
@@ -42,8 +45,8 @@ def place(
     active = [candidate for candidate in candidates if candidate.is_active]
     if not active:
         raise TooFewBrokers("no broker is active")
-    leaders = _alternating(active)
-    spare = _alternating(candidate for candidate in candidates if not candidate.is_active)
+    leaders = turn_order(active)
+    spare = turn_order(candidate for candidate in candidates if not candidate.is_active)
     # All the active brokers come first, whatever their racks.
     spares_needed = max(0, replication_factor - len(leaders))
     followers_active = replication_factor - 1 - spares_needed
@@ -53,7 +56,7 @@ def place(
         racks = {}
     shared: dict[tuple[BrokerId, ...], tuple[BrokerId, ...]] = {}
     placed = []
-    for partition in range(partitions):
+    for partition in range(first, first + partitions):
         position = (start + partition) % len(leaders)
         # Counted from the first partition, so that the followers of each full turn are one of every broker.
         turn = start // len(leaders) + partition // len(leaders)
@@ -90,8 +93,8 @@ def _turned(brokers: list[BrokerId], by: int) -> list[BrokerId]:
     return brokers[by:] + brokers[:by]
 
 
-def _alternating(candidates: Iterable[Candidate]) -> list[BrokerId]:
-    """The brokers in an order that goes from rack to rack."""
+def turn_order(candidates: Iterable[Candidate]) -> list[BrokerId]:
+    """The brokers in the order in which they take turns, which goes from rack to rack."""
     racks: dict[str, list[BrokerId]] = {}
     for broker, rack, _ in sorted(candidates, key=lambda candidate: candidate.broker):
         racks.setdefault(rack or "", []).append(broker)

@@ -36,6 +36,9 @@ FLUSHED = "flushed"
 # client can read settings; it cannot be set.
 CREATED = "penstock.created.ms"
 
+# What the controller takes for safe rests on this one.
+MIN_ISR = "min.insync.replicas"
+
 NO_COMPACTION = "compaction does not work yet, and a topic must not quietly keep everything"
 NO_TIERS = "segments do not move to remote storage yet"
 AS_PRODUCED = "batches are stored as the producer compressed them"
@@ -58,7 +61,7 @@ TOPIC: dict[str, Setting] = table(
     ),
     long("message.timestamp.after.max.ms", 3_600_000, "How far a producer's clock may be ahead.", 0),
     long("message.timestamp.before.max.ms", LONG_MAX, "How far a producer's clock may be behind.", 0),
-    integer("min.insync.replicas", 1, "In-sync replicas without which acks=all is refused.", 1),
+    integer(MIN_ISR, 1, "In-sync replicas without which acks=all is refused.", 1),
     boolean(
         "unclean.leader.election.enable",
         False,
@@ -184,7 +187,7 @@ SYNONYMS: dict[str, tuple[Synonym, ...]] = {
     "message.timestamp.type": (Synonym("log.message.timestamp.type"),),
     "min.cleanable.dirty.ratio": (Synonym("log.cleaner.min.cleanable.ratio"),),
     "min.compaction.lag.ms": (Synonym("log.cleaner.min.compaction.lag.ms"),),
-    "min.insync.replicas": (Synonym("min.insync.replicas"),),
+    MIN_ISR: (Synonym(MIN_ISR),),
     "preallocate": (Synonym("log.preallocate"),),
     "retention.bytes": (Synonym("log.retention.bytes"),),
     "retention.ms": (

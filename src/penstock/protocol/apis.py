@@ -146,6 +146,8 @@ APIS: dict[int, Api] = {
         Api(63, "BrokerHeartbeat", "brokers", 0, 2, flexible_from=0, listeners=NODES),
         Api(64, "UnregisterBroker", "brokers", 0, 0, flexible_from=0),
         Api(67, "AllocateProducerIds", "brokers", 0, 0, flexible_from=0, listeners=NODES),
+        # Refused, but served: librdkafka would wait for ever for a broker that offers it.
+        Api(68, "ConsumerGroupHeartbeat", "consumer_groups", 0, 1, flexible_from=0),
         Api(73, "AssignReplicasToDirs", "brokers", 0, 0, flexible_from=0, listeners=NODES),
         Api(75, "DescribeTopicPartitions", "topics", 0, 0, flexible_from=0),
         Api(80, "AddRaftVoter", "quorum", 0, 1, flexible_from=0),

@@ -144,6 +144,9 @@ Answer: TypeAlias = VoteAnswer | EpochAnswer | FetchAnswer | SnapshotAnswer | De
 
 # Control records, which the quorum writes for itself.
 
+# Voters with directories, and changes of them (KIP-853).
+KRAFT_VERSION = 1
+
 
 class LeaderChange(NamedTuple):
     leader_id: int

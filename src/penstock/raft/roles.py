@@ -13,8 +13,8 @@
     any         -> Follower, Unattached   heard of a higher epoch
 
 A role is replaced as a whole, so nothing of an old one can leak into the next: an answer to what an old role
-asked finds nobody who remembers asking. What outlives roles (epoch, vote, high watermark) is in ``raft.Raft``,
-and so are the rules; these classes keep counts and moments.
+asked finds nobody who remembers asking. What outlives roles (epoch, vote, high watermark) is in
+``participant.py``, and the rules are in the parts of the core; these classes keep counts and moments.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from penstock.raft.quorum import Voter, Voters, reached_by_majority
 from penstock.raft.storage import SnapshotId
 
 NEVER_MS = 2**62
+# Of what was never heard: before any moment of a clock, which may begin at 0.
+LONG_AGO_MS = -NEVER_MS
 
 
 class Unattached:
@@ -214,13 +216,13 @@ class Leader:
         return 0 if progress is None else progress.offset
 
     def heard_from_majority_ms(self, voters: Voters, me: Voter, now_ms: int) -> int:
-        """Since when a majority, this node included if it has a vote, has been heard."""
-        return reached_by_majority(
-            [
-                now_ms if voter == me else self.progress[voter].fetched_ms if voter in self.progress else -1
-                for voter in voters
-            ]
-        )
+        """Since when a majority, this node included if it has a vote, has been heard. Nobody is no majority."""
+        heard_ms = [now_ms if voter == me else self._heard_ms(voter) for voter in voters]
+        return reached_by_majority(heard_ms) if heard_ms else LONG_AGO_MS
+
+    def _heard_ms(self, replica: Voter) -> int:
+        progress = self.progress.get(replica)
+        return LONG_AGO_MS if progress is None else progress.fetched_ms
 
 
 Role: TypeAlias = Unattached | Follower | Prospective | Candidate | Leader

@@ -59,7 +59,7 @@ class Truncate(NamedTuple):
 
 
 class StartOver(NamedTuple):
-    """The leader's log begins behind our end: drop everything and go on there."""
+    """The leader's log begins behind our end, or ends before our beginning: drop everything and go on there."""
 
     key: PartitionKey
     at: int

@@ -255,6 +255,11 @@ class Fetcher:
         followed = self._partitions.get(key)
         return None if followed is None else (followed.offset, followed.last_epoch)
 
+    def log_start_offset(self, key: PartitionKey) -> int:
+        """Where our log begins, as the leader is told; -1 when it is not followed."""
+        followed = self._partitions.get(key)
+        return UNKNOWN_OFFSET if followed is None else followed.log_start_offset
+
     def leader_epoch(self, key: PartitionKey) -> int:
         """In which epoch a partition is followed here; -1 when it is not."""
         followed = self._partitions.get(key)
@@ -419,6 +424,10 @@ class Fetcher:
             error in (ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE)
             and data.log_start_offset > followed.offset
         ):
+            return StartOver(key, data.log_start_offset)
+        if error == ErrorCode.OFFSET_OUT_OF_RANGE and followed.last_epoch == NO_EPOCH:
+            # We have nothing, and begin behind the leader's end: it was elected uncleanly. When its log has grown
+            # to where we are, we would lack what is below.
             return StartOver(key, data.log_start_offset)
         if error == ErrorCode.FENCED_LEADER_EPOCH:
             self.remove(key)

@@ -49,7 +49,8 @@ class Truncation(Enum):
     """Whether a follower may give up its records from an offset on."""
 
     FINE = "fine"
-    # Below the high watermark, after an unclean election: committed records are lost, as was asked for.
+    # Below the high watermark, after what may have been an unclean election: committed records are lost, as was
+    # asked for.
     UNCLEAN = "unclean"
     # Below the high watermark without one. A clean leader has everything below it: somebody has erred.
     REFUSED = "refused"
@@ -67,6 +68,7 @@ class _Follower:
         "is_at_end",
         "is_in_isr",
         "leader_end",
+        "log_start_offset",
     )
 
     def __init__(self, broker: int, is_in_isr: bool, now_ms: int) -> None:
@@ -75,6 +77,8 @@ class _Follower:
         self.broker_epoch = UNKNOWN_BROKER_EPOCH
         # It has everything below.
         self.end_offset = UNKNOWN_OFFSET
+        # Where its log begins: what lies before, it has deleted.
+        self.log_start_offset = UNKNOWN_OFFSET
         # When it last had all there was.
         self.caught_up_ms = now_ms
         # It had all there was at its last fetch, so it fell behind, if it did, at some later time.
@@ -143,7 +147,7 @@ class Partition:
         self.isr: tuple[int, ...] = ()
         self.elr: tuple[int, ...] = ()
         self.is_recovering = False
-        # And we have not yet made our log agree with that of such a leader.
+        # Such a leader there was, or may have been, and we have not yet made our log agree with its own.
         self._was_recovering = False
 
         # Of a leader, while it is one.
@@ -212,6 +216,15 @@ class Partition:
         follower = self._followers.get(replica)
         return UNKNOWN_OFFSET if follower is None else follower.end_offset
 
+    def has(self, replica: int, offset: int) -> bool:
+        """Whether a leader knows that a reader at this offset can go on at a follower."""
+        follower = self._followers.get(replica)
+        return follower is not None and 0 <= follower.log_start_offset <= offset <= follower.end_offset
+
+    def have_deleted_before(self, offset: int) -> bool:
+        """Whether a leader knows that none of the others in sync has anything left before an offset."""
+        return all(follower.log_start_offset >= offset for follower in self._counting)
+
     def broker_epoch_of(self, broker: int) -> int:
         """Which life of a replica a leader's knowledge of it is from; -1 when there is none."""
         if broker != self.me:
@@ -241,6 +254,10 @@ class Partition:
         if not is_new_epoch and assignment.partition_epoch < self.partition_epoch:
             return False
         if is_new_epoch:
+            # Changes that came together are seen as one. Among those that we have not seen may be an unclean
+            # election, and the end of its recovery.
+            has_missed_some = NO_EPOCH < self.partition_epoch < assignment.partition_epoch - 1
+            self._was_recovering = self._was_recovering or has_missed_some
             self._change_role(assignment, end_offset, counted_end, now_ms)
         assert assignment.leader == self.leader, "two leaders in one epoch"
         is_newer = assignment.partition_epoch > self.partition_epoch
@@ -313,7 +330,14 @@ class Partition:
         self._advance()
 
     def fetched_by(
-        self, replica: int, broker_epoch: int, offset: int, end_offset: int, now_ms: int
+        self,
+        replica: int,
+        broker_epoch: int,
+        offset: int,
+        end_offset: int,
+        now_ms: int,
+        *,
+        log_start_offset: int = UNKNOWN_OFFSET,
     ) -> ErrorCode:
         """A follower fetches from ``offset``, so it has everything below; our own log ends at ``end_offset``.
 
@@ -348,6 +372,7 @@ class Partition:
         follower.fetched_ms = now_ms
         follower.leader_end = end_offset
         follower.end_offset = offset
+        follower.log_start_offset = log_start_offset
         if not follower.is_in_isr and self._may_join(follower):
             self.wants_proposal = True
         self._advance()
@@ -394,7 +419,7 @@ class Partition:
                     self._count()
                 return
         for broker, _ in proposal.isr:
-            if broker not in self.isr:
+            if broker not in self.isr and broker in self._followers:
                 self._unresolved[broker] = None
                 if error == ErrorCode.INELIGIBLE_REPLICA:
                     # It may try again, when it fetches again.
@@ -453,8 +478,13 @@ class Partition:
             for broker, _ in self._in_flight.isr:
                 members[broker] = None
         members.update(self._unresolved)
+        followers = self._followers
+        if not members.keys() <= {self.me, *followers}:
+            # The answer to the proposal before did not say that a reassignment is complete. Whom it has taken away
+            # the controller will not let in.
+            members = {broker: None for broker in members if broker == self.me or broker in followers}
         self.maximal_isr = tuple(members)
-        self._counting = [self._followers[broker] for broker in members if broker != self.me]
+        self._counting = [followers[broker] for broker in members if broker != self.me]
         self._has_enough = len(self.isr) >= self.min_isr
         self._advance()
 
@@ -488,8 +518,8 @@ class Partition:
             assert self._in_flight.partition_epoch == self.partition_epoch
             members = [broker for broker, _ in self._in_flight.isr]
             assert self.me in members
-            assert all(broker in self.maximal_isr for broker in members)
-        assert all(broker in self.maximal_isr for broker in self._unresolved)
+            assert all(broker in self.maximal_isr for broker in members if broker in self._followers)
+        assert all(broker in self.maximal_isr for broker in self._unresolved if broker in self._followers)
         assert [follower.broker for follower in self._counting] == [
             broker for broker in self.maximal_isr if broker != self.me
         ]

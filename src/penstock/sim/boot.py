@@ -7,7 +7,6 @@ through ``Booted``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from penstock.broker.broker import Broker
 from penstock.broker.config import BrokerConfig
@@ -105,8 +104,7 @@ def boot(
         on_ready()
 
     node = booted.node = Node(environment, options, config, logger, on_ready=ready, on_failure=on_failure)
-    consensus = node.broker.consensus
     # Snapshots are rare for ever in runs as short as these, unless they are made often.
-    consensus._settings = replace(consensus._settings, snapshot_records=snapshot_records)
+    node.broker.consensus.committed.snapshot_records = snapshot_records
     node.start()
     return booted

@@ -56,7 +56,7 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
                 return CLOSE
             return FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         if any(topic.topic_id == CLUSTER_METADATA_ID for topic in request.topics):
-            return broker.consensus.handle_fetch(request, call)
+            return broker.consensus.handle(request, call)
     asked = _asked_partitions(broker, request, version)
     session: FetchSession | None = None
     if version >= SESSIONS_SINCE_VERSION:
@@ -161,7 +161,7 @@ class PendingFetch:
         else:
             for partition in self._partitions:
                 if partition.hosted is not None:
-                    partition.hosted.watch(self, is_replica=self._replica >= 0)
+                    partition.hosted.audience.watch(self, is_replica=self._replica >= 0)
 
     def changed(self, hosted: HostedPartition) -> None:
         """Try again at the end of this turn, when everything that arrived with it is there."""
@@ -199,7 +199,7 @@ class PendingFetch:
         else:
             for partition in self._partitions:
                 if partition.hosted is not None:
-                    partition.hosted.unwatch(self)
+                    partition.hosted.audience.unwatch(self)
 
     def _collect(
         self, partition: FetchPartition, bytes_left: int, at_least_one: bool, may_serve: bool
@@ -292,7 +292,9 @@ class PendingFetch:
         if not hosted.log.log_start_offset <= partition.fetch_offset <= end_offset:
             raise OffsetOutOfRange(partition.fetch_offset)
         partition.is_counted = True
-        return hosted.fetched_by(self._replica, self._replica_epoch, partition.fetch_offset)
+        return hosted.fetched_by(
+            self._replica, self._replica_epoch, partition.fetch_offset, partition.log_start_offset
+        )
 
     def _name_leader(self, partition: FetchPartition, data: PartitionData) -> None:
         """Say who leads the partition, unless it is us and we may not (KIP-951)."""
@@ -345,6 +347,7 @@ def _asked_partitions(broker: Broker, request: FetchRequest, version: int) -> li
                     wanted.partition_max_bytes,
                     wanted.current_leader_epoch,
                     wanted.last_fetched_epoch,
+                    wanted.log_start_offset,
                 )
             )
     return asked

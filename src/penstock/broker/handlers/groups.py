@@ -1,10 +1,11 @@
 """The group APIs: FindCoordinator (0-6), JoinGroup (0-9), SyncGroup (0-5), Heartbeat (0-4), LeaveGroup (0-5),
-OffsetCommit (2-10), OffsetFetch (1-10), ListGroups (0-5), DescribeGroups (0-6), DeleteGroups (0-2) and
-OffsetDelete (0).
+OffsetCommit (2-10), OffsetFetch (1-10), ListGroups (0-5), DescribeGroups (0-6), DeleteGroups (0-2),
+OffsetDelete (0) and ConsumerGroupHeartbeat (0-1).
 
 The rules of groups are in ``penstock.groups``; here requests find their coordinator, topic ids become names
 and names ids again, and commits to topics that do not exist are sorted out. The first FindCoordinator
-creates the offsets topic and waits for it. Transactional ids have no coordinator yet and are told so.
+creates the offsets topic and waits for it. Transactional ids have no coordinator yet and are told so, and so
+is whoever asks for the consumer protocol of KIP-848: by an answer, as Kafka does where it is switched off.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from penstock.groups.settings import CLIENT_ID_LENGTH_MAX
 from penstock.metadata.image import BrokerImage
 from penstock.metadata.topics import CONSUMER_OFFSETS
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.consumer_groups import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
 from penstock.protocol.messages.groups import (
     Coordinator,
     DeletableGroupResult,
@@ -63,6 +68,7 @@ TOPIC_EXISTS = ErrorCode.TOPIC_ALREADY_EXISTS
 # What a member may say about itself, all its protocols together. It is kept in memory while the member is in
 # the group, and written with every generation. (In Kafka the offsets topic's max.message.bytes ends it.)
 SUBSCRIPTION_BYTES_MAX = 1024 * 1024
+NO_CONSUMER_PROTOCOL = "the consumer group protocol is not supported yet; use group.protocol=classic"
 NO_TRANSACTIONS = "transactional ids are not supported yet; use an idempotent producer without one"
 
 
@@ -148,6 +154,14 @@ def heartbeat(broker: Broker, request: HeartbeatRequest, call: Call) -> Any:
         call,
         request,
         lambda partition, now_ms, _: partition.coordinator.heartbeat(request, now_ms=now_ms),
+    )
+
+
+def consumer_group_heartbeat(
+    broker: Broker, request: ConsumerGroupHeartbeatRequest, call: Call
+) -> ConsumerGroupHeartbeatResponse:
+    return ConsumerGroupHeartbeatResponse(
+        error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=NO_CONSUMER_PROTOCOL
     )
 
 

@@ -144,7 +144,7 @@ def offset_for_leader_epoch(
 
 def delete_records(broker: Broker, request: DeleteRecordsRequest, call: Call) -> Any:
     topics = []
-    is_changed = False
+    deleted: list[tuple[HostedPartition, DeleteRecordsPartitionResult]] = []
     for topic in request.topics:
         results = []
         for wanted in topic.partitions:
@@ -164,18 +164,71 @@ def delete_records(broker: Broker, request: DeleteRecordsRequest, call: Call) ->
                         result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
                     else:
                         result.low_watermark = hosted.delete_before(offset)
-                        is_changed = True
+                        deleted.append((hosted, result))
                 except OffsetOutOfRange:
                     result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
                 except OSError:
                     result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
     response = DeleteRecordsResponse(topics=topics)
-    if not is_changed:
+    if not deleted:
         return response
-    # What a client was told is gone stays gone: the start of a log is remembered in the checkpoint only.
-    broker.housekeeping.checkpoint(lambda: call.answer(response))
+    _PendingDeletion(broker, call, response, deleted, request.timeout_ms)
     return WAITING
+
+
+class _PendingDeletion:
+    """An answer that waits until what a client is told is gone stays gone.
+
+    The start of a log is remembered in the checkpoint only, so that has to be written; and the followers in sync
+    have to begin there too, as one of them may lead next.
+    """
+
+    __slots__ = ("_call", "_response", "_timer", "_unfinished")
+
+    def __init__(
+        self,
+        broker: Broker,
+        call: Call,
+        response: DeleteRecordsResponse,
+        deleted: list[tuple[HostedPartition, DeleteRecordsPartitionResult]],
+        timeout_ms: int,
+    ) -> None:
+        self._call = call
+        self._response = response
+        # None is the checkpoint.
+        self._unfinished: dict[int, DeleteRecordsPartitionResult | None] = {0: None}
+        self._unfinished.update((id(result), result) for _, result in deleted)
+        self._timer = broker.environment.spawn.later(max(0, timeout_ms), self._timed_out)
+        broker.housekeeping.checkpoint(lambda: self._done(0))
+        for hosted, result in deleted:
+            hosted.when_deleted(
+                result.low_watermark,
+                lambda error, result=result: self._done(id(result), error),  # type: ignore[misc]
+            )
+
+    def _done(self, key: int, error: ErrorCode = ErrorCode.NONE) -> None:
+        if key not in self._unfinished:
+            return
+        result = self._unfinished.pop(key)
+        if error and result is not None:
+            _fail(result, error)
+        if not self._unfinished:
+            self._timer.cancel()
+            self._call.answer(self._response)
+
+    def _timed_out(self) -> None:
+        if self._unfinished:
+            for result in self._unfinished.values():
+                if result is not None:
+                    _fail(result, ErrorCode.REQUEST_TIMED_OUT)
+            self._unfinished.clear()
+            self._call.answer(self._response)
+
+
+def _fail(result: DeleteRecordsPartitionResult, error: ErrorCode) -> None:
+    result.error_code = error
+    result.low_watermark = -1
 
 
 def _leadership(

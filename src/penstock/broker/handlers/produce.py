@@ -69,9 +69,8 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
             results.append(result)
             hosted = broker.partitions.get(name, data.index)
             if refusal or hosted is None:
-                if not refusal and broker.exists(name, data.index):
-                    unknown = ErrorCode.NOT_LEADER_OR_FOLLOWER
-                result.error_code = refusal or unknown
+                elsewhere = not refusal and broker.exists(name, data.index)
+                result.error_code = refusal or (ErrorCode.NOT_LEADER_OR_FOLLOWER if elsewhere else unknown)
                 failed = True
             elif is_internal(name):
                 result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION

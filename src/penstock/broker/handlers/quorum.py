@@ -11,7 +11,6 @@ does not lead, because newborn nodes find each other by it; AddRaftVoter is answ
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.connection import WAITING, Call
@@ -33,36 +32,36 @@ LEADER_TIMEOUT_MS = 10_000
 
 
 def vote(broker: Broker, request: VoteRequest, call: Call) -> Any:
-    return broker.consensus.handle_vote(request, call)
+    return broker.consensus.handle(request, call)
 
 
 def begin_quorum_epoch(broker: Broker, request: BeginQuorumEpochRequest, call: Call) -> Any:
-    return broker.consensus.handle_begin(request, call)
+    return broker.consensus.handle(request, call)
 
 
 def end_quorum_epoch(broker: Broker, request: EndQuorumEpochRequest, call: Call) -> Any:
-    return broker.consensus.handle_end(request, call)
+    return broker.consensus.handle(request, call)
 
 
 def fetch_snapshot(broker: Broker, request: FetchSnapshotRequest, call: Call) -> Any:
-    return broker.consensus.handle_fetch_snapshot(request, call)
+    return broker.consensus.handle(request, call)
 
 
 def describe_quorum(broker: Broker, request: DescribeQuorumRequest, call: Call) -> Any:
-    return _of_the_leader(broker, request, call, broker.consensus.handle_describe)
+    return _of_the_leader(broker, request, call)
 
 
 def add_raft_voter(broker: Broker, request: AddRaftVoterRequest, call: Call) -> Any:
-    return _of_the_leader(broker, request, call, broker.consensus.handle_add_voter)
+    return _of_the_leader(broker, request, call)
 
 
 def remove_raft_voter(broker: Broker, request: RemoveRaftVoterRequest, call: Call) -> Any:
-    return _of_the_leader(broker, request, call, broker.consensus.handle_remove_voter)
+    return _of_the_leader(broker, request, call)
 
 
-def _of_the_leader(broker: Broker, request: Any, call: Call, handle: Callable[[Any, Call], Any]) -> Any:
+def _of_the_leader(broker: Broker, request: Any, call: Call) -> Any:
     """Pass an operator's question on to the node that leads the quorum; other nodes ask whom they mean to."""
-    leader = broker.consensus.leader_id
+    leader, handle = broker.consensus.leader_id, broker.consensus.handle
     if call.is_internal or leader is None or leader == broker.node_id:
         return handle(request, call)
 

@@ -21,11 +21,11 @@ from penstock.raft.events import (
     VotersChange,
 )
 from penstock.raft.quorum import Voter, Voters, majority
-from penstock.raft.raft import RaftSettings
+from penstock.raft.settings import RaftSettings
 
 if TYPE_CHECKING:
-    from penstock.sim.cores.raft import Node
     from penstock.sim.cores.raft_log import Entry, SimLog
+    from penstock.sim.cores.raft_node import Node
 
 
 class Violation(AssertionError):

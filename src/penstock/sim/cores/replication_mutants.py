@@ -7,6 +7,8 @@ itself has no switch for being wrong.
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import EpochEndOffset, FetchRequest, FetchResponse, PartitionData
 from penstock.replication.events import NO_EPOCH, Assignment, Effect, IsrProposal, PartitionKey
@@ -132,13 +134,11 @@ class UncleanShutdownStaysEligible(World):
 
 
 class _IgnoresBrokerEpochs(Partition):
-    def fetched_by(
-        self, replica: int, broker_epoch: int, offset: int, end_offset: int, now_ms: int
-    ) -> ErrorCode:
+    def fetched_by(self, replica: int, broker_epoch: int, *where: Any, **more: Any) -> ErrorCode:
         follower = self._followers.get(replica)
         if follower is not None:
             follower.broker_epoch = broker_epoch
-        return super().fetched_by(replica, broker_epoch, offset, end_offset, now_ms)
+        return super().fetched_by(replica, broker_epoch, *where, **more)
 
     def _may_join(self, follower: _Follower) -> bool:
         live = self._live(follower.broker)

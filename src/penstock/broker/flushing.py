@@ -1,0 +1,112 @@
+"""Making what was appended to a partition durable: one flush at a time, and who waits for it.
+
+A flush covers everything that was appended before it began. What is appended meanwhile shares the next one, so
+however many producers wait for their disk, a partition costs it one fsync after another and not one for each
+batch. The fsync itself runs in a thread (``Storage.start_flush``), and only some of all partitions' at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.log.log import Log
+from penstock.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.partitions import HostedPartition
+    from penstock.broker.storage import Storage
+
+NEVER = -1
+
+
+class Flushing:
+    __slots__ = ("_hosted", "_is_running", "_is_wanted", "_storage", "_waiters", "unflushed_since_ms")
+
+    def __init__(self, hosted: HostedPartition, storage: Storage) -> None:
+        self._hosted = hosted
+        self._storage = storage
+        self._is_running = False
+        # Asked for while one was running, or while others had to come first.
+        self._is_wanted = False
+        # (offset, callback), in the order of the offsets.
+        self._waiters: deque[tuple[int, Callable[[ErrorCode], None]]] = deque()
+        # When the oldest append that no flush has covered was made; NEVER when there is none.
+        self.unflushed_since_ms = NEVER
+
+    def appended(self, log: Log, flush_messages: int) -> int:
+        """Account for an append; the offset that must be flushed before it is acknowledged, or 0."""
+        end_offset = log.log_end_offset
+        if self.unflushed_since_ms < 0:
+            self.unflushed_since_ms = self._storage.environment.clock.now_ms()
+            self._storage.unflushed[self._hosted] = None
+        # As in Kafka, the append that reaches flush.messages is acknowledged after the flush it causes.
+        if end_offset - log.recovery_point >= flush_messages:
+            self.flush()
+            return end_offset
+        if log.has_rolled:
+            self.flush()
+        return 0
+
+    def when_flushed(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
+        """Call back once everything below the offset is on this disk, or will never be."""
+        hosted = self._hosted
+        if hosted.is_deleted:
+            callback(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        elif not hosted.is_open or offset <= hosted.log.recovery_point:
+            callback(ErrorCode.NONE)
+        else:
+            self._waiters.append((offset, callback))
+
+    def flush(self) -> None:
+        """Make everything appended so far durable, in a thread."""
+        hosted = self._hosted
+        if not hosted.is_open or hosted.is_deleted or hosted.is_offline:
+            return
+        if self._is_running or not self._storage.may_flush_now(hosted):
+            self._is_wanted = True
+            return
+        log = hosted.log
+        try:
+            offset, work = log.prepare_flush()
+        except OSError as error:
+            # Too many open files, most likely. Nothing was tried, so nothing is lost: again in a moment.
+            self._storage.flush_delayed(hosted, error)
+            return
+        self._is_running = True
+        self._is_wanted = False
+        self.stop_counting()
+
+        def done(error: Exception | None) -> None:
+            self._is_running = False
+            if hosted.is_deleted or hosted.is_offline or not hosted.is_open or hosted.log is not log:
+                return
+            if error is not None:
+                self._storage.flush_failed(hosted, error)
+                return
+            # The log may have been cut meanwhile: it knows how much of this still counts.
+            log.flushed(offset)
+            hosted.flushed(log)
+            self._go_on(log)
+
+        self._storage.start_flush(work, done)
+
+    def _go_on(self, log: Log) -> None:
+        waiters = self._waiters
+        while waiters and waiters[0][0] <= log.recovery_point:
+            waiters.popleft()[1](ErrorCode.NONE)
+        if self._is_wanted or waiters:
+            self.flush()
+
+    def stop_counting(self) -> None:
+        """There is nothing more to flush: it is being done, or the log is gone."""
+        self.unflushed_since_ms = NEVER
+        self._storage.unflushed.pop(self._hosted, None)
+
+    def disappoint(self, error: ErrorCode) -> None:
+        """What somebody waits for will not happen here."""
+        waiters = list(self._waiters)
+        self._waiters.clear()
+        for _, callback in waiters:
+            callback(error)

@@ -1,0 +1,182 @@
+"""What the metadata quorum has agreed on, as far as this node knows: the committed image, and who waits for
+more.
+
+``commit`` applies what the core says is committed. The active controller's proposals wait here until they
+are, or until this node leads no more. And since an image is all that is needed of the log before it, this
+is also where snapshots are made, and where one of the leader's takes the place of what was known.
+
+What a newcomer gets wrong: all that is committed at once is applied at once. An image per batch would copy
+every topic for each.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from penstock.broker.logs import Logger
+from penstock.broker.quorum_addresses import AddressBook
+from penstock.broker.quorum_log import MetadataLog
+from penstock.broker.quorum_snapshots import Loaded, Snapshots, difference
+from penstock.metadata.image import Delta, Image
+from penstock.protocol.errors import DecodeError
+from penstock.protocol.records import CorruptBatch
+from penstock.protocol.schema import Message
+from penstock.raft.events import WriteSnapshot
+from penstock.raft.storage import SnapshotId
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class _Waiting(NamedTuple):
+    """Whoever made a proposal."""
+
+    # Exclusive: answered when all below is committed.
+    offset: int
+    answer: Callable[[], None]
+    lost: Callable[[], None]
+
+
+class Committed:
+    def __init__(
+        self,
+        image: Image,
+        log: MetadataLog,
+        snapshots: Snapshots,
+        addresses: AddressBook,
+        logger: Logger,
+        *,
+        on_committed: Callable[[Image, Delta], None],
+        on_active: Callable[[bool], None],
+        snapshot_bytes: int,
+        snapshot_records: int,
+    ) -> None:
+        # What is committed, and so what clients may be told.
+        self.image = image
+        # Leads, and has committed and applied a record of its epoch: only then may there be a controller.
+        self.is_active = False
+        self._waiting: deque[_Waiting] = deque()
+        self._log = log
+        self._snapshots = snapshots
+        self._logger = logger
+        self._addresses = addresses
+        self._on_committed = on_committed
+        self._on_active = on_active
+        # When so much was committed since the last one, another is due.
+        self._snapshot_bytes = snapshot_bytes
+        self.snapshot_records = snapshot_records
+        self._bytes_since_snapshot = 0
+        self._records_since_snapshot = 0
+
+    def decided_image(self) -> Image:
+        """All that was appended, be it committed or not."""
+        changes = [change for batch in self._log.unapplied for change in batch.changes]
+        return self.image.apply(changes)[0] if changes else self.image
+
+    # Proposals
+
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self._waiting)
+
+    def wait(self, answer: Callable[[], None], lost: Callable[[], None]) -> None:
+        """``answer()`` when all that is in the log is committed, or ``lost()`` when leadership was lost before."""
+        self._waiting.append(_Waiting(self._log.end_offset, answer, lost))
+
+    # What became of them
+
+    def commit(self, offset: int, epoch: int, is_established: bool) -> None:
+        """Apply all batches below this offset. ``is_established`` says that this node leads that epoch, and has
+        committed something of it.
+        """
+        unapplied = self._log.unapplied
+        changes: list[Message] = []
+        end_offset, last_epoch = self.image.offset + 1, self.image.epoch
+        while unapplied and unapplied[0].end_offset <= offset:
+            batch = unapplied.popleft()
+            changes += batch.changes
+            self._records_since_snapshot += batch.end_offset - end_offset
+            self._bytes_since_snapshot += batch.size_bytes
+            end_offset, last_epoch = batch.end_offset, batch.epoch
+        if end_offset > self.image.offset + 1:
+            self.image, delta = self.image.apply(changes, offset=end_offset - 1, epoch=last_epoch)
+            self._on_committed(self.image, delta)
+        if is_established and not self.is_active:
+            self.is_active = True
+            self._logger.info("this node is the active controller", epoch=epoch)
+            self._on_active(True)
+        while self._waiting and self._waiting[0].offset <= offset:
+            self._waiting.popleft().answer()
+        self._make_snapshot_when_due()
+
+    def lead_no_more(self, epoch: int) -> None:
+        if self.is_active:
+            self.is_active = False
+            self._logger.info("this node is no longer the active controller", epoch=epoch)
+            self._on_active(False)
+        waiting, self._waiting = self._waiting, deque()
+        for proposal in waiting:
+            proposal.lost()
+
+    # Snapshots
+
+    def write_piece(self, effect: WriteSnapshot) -> None:
+        """Raises OSError when the disk fails. On a full one the download comes to nothing."""
+        try:
+            self._snapshots.write_piece(effect.snapshot_id, effect.position, effect.data)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._logger.error("the disk is full: a snapshot of the metadata cannot be fetched")
+
+    def load(self, snapshot_id: SnapshotId) -> Loaded | None:
+        """Let the log continue a snapshot of the leader's, whose log begins behind ours; None when it is of no
+        use. Raises OSError when the disk fails.
+        """
+        try:
+            loaded = self._snapshots.finish_download(snapshot_id)
+            self._log.start_over(snapshot_id, loaded.voters)
+        except (CorruptBatch, DecodeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in NO_ROOM:
+                raise
+            self._logger.error("a snapshot of the metadata could not be used", error=str(error))
+            return None
+        self._log.remove_doomed()
+        return loaded
+
+    def adopt(self, loaded: Loaded) -> None:
+        """What the snapshot says is what is committed."""
+        self._log.addresses.update(loaded.addresses)
+        self._addresses.announce()
+        self._bytes_since_snapshot = self._records_since_snapshot = 0
+        delta = difference(self.image, loaded.image)
+        self.image = loaded.image
+        self._on_committed(self.image, delta)
+
+    def _make_snapshot_when_due(self) -> None:
+        if self._snapshots.is_writing or (
+            self._bytes_since_snapshot < self._snapshot_bytes
+            and self._records_since_snapshot < self.snapshot_records
+        ):
+            return
+        end_offset = self.image.offset + 1
+        voters = next((voters for at, voters in reversed(self._log.voters) if at < end_offset), ())
+        self._bytes_since_snapshot = self._records_since_snapshot = 0
+        self._snapshots.write(
+            SnapshotId(end_offset, self._log.epoch_before(end_offset)),
+            self.image,
+            voters,
+            self._addresses.all(),
+            self._snapshot_ended,
+        )
+
+    def _snapshot_ended(self, error: Exception | None) -> None:
+        if error is not None:
+            self._logger.error("a snapshot of the metadata could not be written", error=str(error))
+            return
+        self._log.snapshot_made(self._snapshots.ids)
+        self._log.remove_doomed()
+        # So much may have come meanwhile that the next one is due.
+        self._make_snapshot_when_due()

@@ -1,0 +1,110 @@
+"""Finding the bytes that a fetch gets: whole batches of one segment, up to a limit, as a range of its file.
+
+Nothing is copied here. The range goes to the connection, which has the kernel send it.
+
+What a newcomer gets wrong: most reads search nothing. A consumer that reads on, and a follower always does,
+begins where some read before it has ended, and the last of these places are remembered.
+"""
+
+from __future__ import annotations
+
+from penstock.environment import FileRange
+from penstock.log.segment import Segment
+from penstock.log.segments import CorruptLog, Segments, damaged
+from penstock.log.verification import checked_end
+
+# Places where reads ended, so that the consumers that read on need no search.
+_PLACES_REMEMBERED = 32
+_SMALL_READ_BYTES = 4096
+# Of bytes that must be checked first, no more at a time: the loop waits for it.
+_CHECKED_BYTES_MAX = 1 << 20
+
+
+class Reader:
+    __slots__ = ("_places", "_segments")
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        # Offset -> position of the batch that holds it, or will.
+        self._places: dict[int, int] = {}
+
+    def find(
+        self, offset: int, bytes_max: int, ceiling: int, log_end_offset: int, at_least_one: bool
+    ) -> FileRange | None:
+        """The batches from the one that holds ``offset`` on; see ``Log.read``. The offset is one of the log's.
+
+        Raises:
+            CorruptLog: bytes that another process left are not what it wrote.
+            WrongIndex, CorruptBatch: the segment of ``offset`` needs a closer look.
+        """
+        segments = self._segments
+        items = segments.items
+        places = self._places
+        place = len(items) - 1
+        if offset < items[place].base_offset:
+            place = segments.place_of(offset)
+        segment = items[place]
+        if not segment.is_loaded:
+            segments.load(segment)
+        position = places.get(offset, -1)
+        if position < 0:
+            position = segment.locate(offset)
+            if position == segment.size:
+                raise damaged(segment, f"offset {offset} is missing")
+
+        if bytes_max > _CHECKED_BYTES_MAX and position < segment.trusted_from:
+            at_least_one = at_least_one or segment.header_at(position).size <= bytes_max
+            bytes_max = _CHECKED_BYTES_MAX
+        is_active = place == len(items) - 1
+        end_offset = log_end_offset if is_active else items[place + 1].base_offset
+        if ceiling >= end_offset:
+            end, next_offset = segment.size, end_offset
+        else:
+            end, next_offset = places.get(ceiling, -1), ceiling
+            if end < 0:
+                end = segment.locate(ceiling)
+        if end - position > bytes_max:
+            # A small limit is often smaller than the first batch, which is quickly seen.
+            first = segment.header_at(position) if bytes_max < _SMALL_READ_BYTES else None
+            if first is None or first.size <= bytes_max:
+                end, next_offset = segment.whole_batches(position, bytes_max, end)
+            else:
+                end = position
+            if end == position:
+                if not at_least_one:
+                    return None
+                first = first or segment.header_at(position)
+                end, next_offset = position + first.size, first.next_offset
+        elif end <= position:
+            if next_offset == end_offset:
+                raise damaged(segment, f"offset {offset} is missing")
+            return None
+        if position < segment.trusted_from:
+            # Another process wrote this: it is looked at once, before anybody gets it.
+            unknown_end = min(end, segment.trusted_from)
+            following = None if is_active else items[place + 1]
+            good_end, good_offset = checked_end(segment, position, unknown_end, following)
+            if good_end <= position:
+                raise CorruptLog(f"the batch at offset {good_offset} is damaged", segment.path, good_offset)
+            if good_end < unknown_end:
+                end, next_offset = good_end, good_offset
+        if is_active or next_offset < end_offset:
+            if len(places) >= _PLACES_REMEMBERED and next_offset not in places:
+                del places[next(iter(places))]
+            places[next_offset] = end
+        return FileRange(segment.file, position, end - position)
+
+    def forget(self) -> None:
+        """The log was cut: what was remembered may be of bytes that are gone."""
+        self._places.clear()
+
+    def rolled(self, log_end_offset: int) -> None:
+        """A consumer waiting at the end of the segment before will read on in the new one."""
+        self._places.pop(log_end_offset, None)
+
+    def check(self, log_start_offset: int) -> None:
+        segments = self._segments
+        for offset, position in self._places.items():
+            if offset >= log_start_offset:
+                found = segments.look(segments.items[segments.place_of(offset)], Segment.locate, offset)
+                assert found == position, (offset, position, found)

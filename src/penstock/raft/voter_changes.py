@@ -1,0 +1,113 @@
+"""Changing who votes, one voter at a time (KIP-853): what the leader allows, and what it does by itself.
+
+A set of voters counts from the moment its record is in the log, committed or not. So the next change waits
+until the one before is committed, and something of the leader's own epoch with it: two sets that differ by
+one voter have majorities that overlap, and two that differ by more need not.
+
+A voter whose disk was wiped is another voter to the quorum. It comes back as an observer, and when it has
+caught up the leader removes the one it was and admits the one it is. What a newcomer gets wrong: one that
+an operator removed comes back as an observer too, and must not be admitted for that. It fetches with the
+directory it had.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.protocol.errors import ErrorCode
+from penstock.raft.events import Append, ChangeVoterRequest, EpochAnswer, Reply, VotersChange
+from penstock.raft.participant import Participant
+from penstock.raft.quorum import Voter, differ_by_one, voter_with, voters_of
+from penstock.raft.roles import Leader
+
+
+class VoterChanges:
+    def __init__(self, node: Participant) -> None:
+        self._node = node
+
+    def change(self, request: ChangeVoterRequest, token: Any, now_ms: int) -> None:
+        node = self._node
+        error = self._objection(request, now_ms)
+        if error:
+            node.emit(Reply(token, request, EpochAnswer(error, node.epoch, node.role.leader_id)))
+            return
+        assert isinstance(node.role, Leader)
+        node.role.change = (token, request)
+        self._append_voters(request.voter, request.is_removal)
+
+    def end_change(self, role: Leader, error: ErrorCode) -> None:
+        """Answer whoever waits for a change of the voters."""
+        if role.change is not None:
+            token, request = role.change
+            role.change = None
+            node = self._node
+            node.emit(Reply(token, request, EpochAnswer(error, node.epoch, node.role.leader_id)))
+
+    def replace_wiped(self, role: Leader, replica: Voter, now_ms: int) -> None:
+        """Give a voter whose disk was wiped its vote back: remove the old one, and when that is committed
+        admit the new one.
+
+        It has everything we had when it asked before. To ask for all that is committed by now would be too
+        much: while changes never pause, a replica far away is always a round trip behind.
+        """
+        node = self._node
+        voters = node.voters
+        if (
+            node.role is not role
+            or replica in voters
+            or not node.settings.replaces_wiped_voters
+            or not self.may_change()
+        ):
+            return
+        former = voter_with(voters, replica.id)
+        if former is not None:
+            progress = role.progress.get(former)
+            if progress is None or now_ms - progress.fetched_ms > node.settings.check_quorum_ms:
+                self._append_voters(former, True)
+        elif any(
+            voter.id == replica.id and voter != replica
+            for _, earlier in node.log.voters[-2:-1]
+            for voter in earlier
+        ):
+            self._append_voters(replica, False)
+
+    def may_change(self) -> bool:
+        """Whether the change before is committed, and something of this leader's epoch (Raft's known hole)."""
+        node = self._node
+        return node.is_established and node.log.voters[-1][0] < node.high_watermark
+
+    def _objection(self, request: ChangeVoterRequest, now_ms: int) -> ErrorCode:
+        node = self._node
+        role = node.role
+        voter = request.voter
+        check_quorum_ms = node.settings.check_quorum_ms
+        if not isinstance(role, Leader):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if not self.may_change():
+            # The one before is not committed yet, or nothing of this epoch is.
+            return ErrorCode.REQUEST_TIMED_OUT
+        if request.is_removal:
+            if voter not in node.voters:
+                return ErrorCode.VOTER_NOT_FOUND
+            rest = tuple(other for other in node.voters if other != voter)
+            heard_ms = role.heard_from_majority_ms(rest, node.me, now_ms)
+            # Those who stay must be able to go on alone.
+            return ErrorCode.NONE if now_ms - heard_ms <= check_quorum_ms else ErrorCode.INVALID_REQUEST
+        if voter_with(node.voters, voter.id) is not None:
+            return ErrorCode.DUPLICATE_VOTER
+        progress = role.progress.get(voter)
+        if (
+            progress is None
+            or progress.offset < role.epoch_start_offset
+            or now_ms - progress.fetched_ms > check_quorum_ms
+        ):
+            # A voter that has to catch up first would be a voter that is down.
+            return ErrorCode.REQUEST_TIMED_OUT
+        return ErrorCode.NONE
+
+    def _append_voters(self, voter: Voter, is_removal: bool) -> None:
+        node = self._node
+        others = tuple(other for other in node.voters if other != voter)
+        made = others if is_removal else voters_of((*others, voter))
+        assert differ_by_one(node.voters, made)
+        node.emit(Append((VotersChange(made),), node.epoch))

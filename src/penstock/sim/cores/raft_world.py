@@ -1,0 +1,114 @@
+"""What everything in one run of the quorum's simulator shares: virtual time, chance, and what is reported.
+
+All randomness of a run comes from its seed, in streams of their own: a change in one place does not shift
+what all the others draw.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any
+
+# How often it is asked whether a run is done.
+LOOK_MS = 200
+
+
+@dataclass(slots=True)
+class Report:
+    seed: int
+    nodes: int = 0
+    events: int = 0
+    crashes: int = 0
+    wipes: int = 0
+    pauses: int = 0
+    cuts: int = 0
+    losses: int = 0
+    elections: int = 0
+    commits: int = 0
+    truncations: int = 0
+    snapshots: int = 0
+    voter_changes: int = 0
+    virtual_ms: int = 0
+    trace_hash: int = 0
+
+
+# Entries in an answer, when nothing is wrong.
+FETCHED_MAX = 20
+
+
+class Swarm:
+    """What kind of bad luck this seed has; without it, every run would be the same mixture of everything."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.voters = 3 if draw.random() < 0.7 else 5
+        self.spares = 1 if draw.random() < 0.4 else 0
+        self.latency_ms = draw.choice((2, 10, 40))
+        self.lag_ms = draw.choice((0, 0, 300))
+        self.loss = draw.choice((0.0, 0.0, 0.02, 0.1))
+        self.doubling = draw.choice((0.0, 0.02, 0.1))
+        # A small one lets a log cross an epoch in two steps, which is where the paper's figure 8 lies.
+        self.fetched_max = draw.choice((1, 3, FETCHED_MAX))
+        self.sync_ms = draw.choice((2, 10, 50))
+        self.fault_every_ms = draw.choice((700, 1500, 4000))
+        self.propose_every_ms = draw.choice((200, 600))
+        # The moment between a promise and its storing is short, and faults at random miss it.
+        self.crash_while_storing = draw.choice((0.0, 0.05))
+        self.sees_refusals = draw.random() < 0.6
+        self.is_born_badly = draw.random() < 0.3
+        names = (
+            "crash",
+            "crash",
+            "storm",
+            "cut",
+            "cut_one_way",
+            "pause",
+            "wipe",
+            "change",
+            "compact",
+            "resign",
+        )
+        self.faults = [name for name in names if draw.random() < 0.7] or ["crash"]
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.report = Report(seed)
+        self.network_draw = random.Random(seed * 7 + 1)
+        self.disk_draw = random.Random(seed * 7 + 2)
+        self.faults_draw = random.Random(seed * 7 + 3)
+        self.clients_draw = random.Random(seed * 7 + 4)
+        self.cores_draw = random.Random(seed * 7 + 5)
+        self.swarm = Swarm(random.Random(seed * 7 + 6))
+        # Nothing goes wrong any more.
+        self.is_healing = False
+
+        self.now_ms = 0
+        self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._sequence = 0
+
+    def later(self, delay_ms: int, callback: Callable[..., None], *arguments: Any) -> None:
+        self._sequence += 1
+        heappush(self._queue, (self.now_ms + delay_ms, self._sequence, callback, arguments))
+
+    def run_until(self, end_ms: int, is_done: Callable[[], bool] | None = None) -> bool:
+        """Let everything happen that is to happen up to then; whether it was done before."""
+        queue = self._queue
+        report = self.report
+        looked_at_ms = self.now_ms
+        while queue and queue[0][0] <= end_ms:
+            self.now_ms, sequence, callback, arguments = heappop(queue)
+            report.events += 1
+            report.trace_hash = (
+                report.trace_hash * 1000003 ^ (self.now_ms << 24 ^ sequence)
+            ) & 0xFFFFFFFFFFFF
+            callback(*arguments)
+            if is_done is not None and self.now_ms - looked_at_ms >= LOOK_MS:
+                looked_at_ms = self.now_ms
+                if is_done():
+                    return True
+        self.now_ms = end_ms
+        return False

@@ -1,0 +1,232 @@
+"""One hosted partition on real files: what it does when its disk, or its leader, does not do as it should."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.broker.config import BrokerConfig
+from penstock.broker.partitions import HostedPartition
+from penstock.broker.replicas import core_of
+from penstock.broker.storage import Storage
+from penstock.log.config import LogConfig
+from penstock.log.names import write_partition_metadata
+from penstock.metadata.image import Image, PartitionImage, TopicImage
+from penstock.model import BrokerId, TopicId
+from penstock.protocol.errors import ErrorCode
+from tests.broker.test_storage import NODE, Node
+from tests.log.test_replicated import BATCH_BYTES, fetched
+
+OTHER = BrokerId(8)
+ME = BrokerId(NODE)
+
+
+class Around:
+    """A node with nothing but this partition."""
+
+    me = ME
+    lag_max_ms = 10_000
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def live(self, broker: int) -> int | None:
+        return 100 + broker
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.told.append(name)
+
+
+class Watching:
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def changed(self, _: HostedPartition) -> None:
+        self.heard.append("changed")
+
+    def noted(self, _: HostedPartition) -> None:
+        self.heard.append("noted")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path, "a")
+
+
+@pytest.fixture
+def two_disks(tmp_path: Path) -> Node:
+    return Node(tmp_path, "a", "b")
+
+
+def partition(leader: BrokerId = OTHER, epoch: int = 1, **changes: Any) -> PartitionImage:
+    both = (ME, OTHER)
+    return PartitionImage(0, leader, epoch, epoch, both, both, (bytes(16), bytes(16)))._replace(**changes)
+
+
+def hosted(storage: Storage, image: PartitionImage, **settings: Any) -> HostedPartition:
+    config, _ = BrokerConfig.load({})
+    defaults = config.topic_config(Image(), NODE, "t")
+    topic = TopicImage("t", TopicId(bytes(15) + b"t"), (image,))
+    return HostedPartition(storage, Around(), topic, image, replace(defaults, **settings))
+
+
+def on_second_disk(node: Node, storage: Storage, **settings: Any) -> HostedPartition:
+    """A leader with ten records in the second directory."""
+    one = hosted(storage, partition(), **settings)
+    one.assign(partition(epoch=2, directories=(storage.directory_ids[1], bytes(16))))
+    assert one.append_fetched(fetched(0, 10), 10, 0) == ErrorCode.NONE
+    assert node.where("t-0") == [node.paths[1]]
+    one.assign(one.image._replace(leader=ME, leader_epoch=3, partition_epoch=3))
+    return one
+
+
+# Following
+
+
+def test_what_was_written_before_an_append_failed_is_flushed(node: Node) -> None:
+    """In flushed mode its followers, or its leader, wait for that, and nobody else asks for it."""
+    storage = node.start()
+    one = hosted(
+        storage, partition(), log=LogConfig(segment_bytes=3 * BATCH_BYTES), flush_messages=1, is_flushed=True
+    )
+    node.files.failures = [("append", f"{node.paths[0]}/t-0/{3:020}", errno.ENOSPC)]
+    assert one.append_fetched(fetched(0, 5), 0, 0) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert one.fetch_position() == (3, 0, 0)
+    assert one.log.recovery_point == 3
+    node.files.failures = []
+    assert one.append_fetched(fetched(3, 5), 0, 0) == ErrorCode.NONE
+    assert one.log.recovery_point == 8
+
+
+def test_a_replica_cut_below_its_remembered_high_watermark_says_so(node: Node) -> None:
+    """An unclean election while it was away is no reason to refuse, and every reason to tell."""
+    storage = node.start()
+    one = hosted(storage, partition())
+    one.append_fetched(fetched(0, 50), 40, 0)
+    node.stop(storage, one)  # type: ignore[arg-type]
+    again = node.start()
+    one = hosted(again, partition(epoch=9))
+    one.truncate_for(0, 45)
+    assert not any("committed" in line for line in node.logger.lines)
+    one.truncate_for(0, 30)
+    assert one.log.log_end_offset == 30
+    assert [line for line in node.logger.lines if "committed" in line and "'start': 30, 'end': 40" in line]
+
+
+# Leading
+
+
+def test_followers_hear_of_deleted_records_though_nothing_is_written(node: Node) -> None:
+    """Else the records would be back with the next leader."""
+    storage = node.start()
+    one = hosted(storage, partition())
+    one.append_fetched(fetched(0, 10), 10, 0)
+    one.assign(partition(leader=ME, epoch=2))
+    follower, consumer = Watching(), Watching()
+    one.audience.watch(follower, is_replica=True)
+    one.audience.watch(consumer)
+    one.delete_before(5)
+    assert (follower.heard, consumer.heard) == (["noted"], ["changed"])
+
+
+def test_a_deletion_is_done_when_all_in_sync_have_deleted(node: Node) -> None:
+    storage = node.start()
+    one = hosted(storage, partition())
+    one.append_fetched(fetched(0, 10), 10, 0)
+    one.assign(partition(leader=ME, epoch=2))
+    one.fetched_by(OTHER, 108, 10, 0)
+    assert one.delete_before(5) == 5
+    heard: list[ErrorCode] = []
+    one.when_deleted(5, heard.append)
+    one.fetched_by(OTHER, 108, 10, 4)
+    assert heard == []
+    one.fetched_by(OTHER, 108, 10, 5)
+    assert heard == [ErrorCode.NONE]
+    one.when_deleted(5, heard.append)
+    assert heard == [ErrorCode.NONE] * 2
+
+
+@pytest.mark.parametrize(
+    ("isr", "leader", "error"),
+    [((ME,), ME, ErrorCode.NONE), ((OTHER,), OTHER, ErrorCode.NOT_LEADER_OR_FOLLOWER)],
+    ids=["out of sync", "leads now"],
+)
+def test_a_deletion_does_not_wait_for_a_follower_that(
+    node: Node, isr: tuple[BrokerId, ...], leader: BrokerId, error: ErrorCode
+) -> None:
+    storage = node.start()
+    one = hosted(storage, partition(leader=ME), min_insync_replicas=1)
+    heard: list[ErrorCode] = []
+    one.when_deleted(0, heard.append)
+    assert heard == []
+    one.assign(partition(leader=leader, epoch=2, isr=isr))
+    assert heard == [error]
+
+
+def test_a_disk_that_cannot_be_read_goes_offline(two_disks: Node) -> None:
+    """The partitions on it should be led by others, who can read them."""
+    storage = two_disks.start()
+    one = on_second_disk(two_disks, storage)
+    two_disks.files.failures = [("read", f"{two_disks.paths[1]}/t-0/", errno.EIO)]
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        one.read(3, 100, at_least_one=True)
+    assert two_disks.failed == [storage.directories[1]]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_file_that_cannot_be_opened_for_a_moment_is_no_failing_disk(two_disks: Node, number: int) -> None:
+    storage = two_disks.start()
+    one = on_second_disk(two_disks, storage)
+    two_disks.files.failures = [("read", f"{two_disks.paths[1]}/t-0/", number)]
+    with pytest.raises(OSError, match=os.strerror(number)):
+        one.read(3, 100, at_least_one=True)
+    assert two_disks.failed == []
+
+
+# Going
+
+
+def test_a_deleted_partition_has_no_part_in_the_replication(node: Node) -> None:
+    """Whoever still looks after it, for a follower that lags, would do so for ever."""
+    storage = node.start()
+    one = hosted(storage, partition(leader=ME))
+    proposed = one.replication
+    assert core_of(one) is proposed
+    one.deleted()
+    assert core_of(one) is None
+
+
+def test_a_deleted_partition_leaves_its_successors_directory_alone(node: Node) -> None:
+    storage = node.start()
+    one = hosted(storage, partition())
+    one.deleted()
+    path = Path(node.paths[0], "t-0")
+    path.mkdir()
+    write_partition_metadata(node.files, str(path), TopicId(bytes(15) + b"u"))
+    with pytest.raises(OSError, match="deleted"):
+        _ = one.log
+    assert path.exists()
+
+
+# Mending
+
+
+def test_a_damaged_replica_whose_disk_fails_too_begins_anew_with_a_name_of_its_own(two_disks: Node) -> None:
+    storage = two_disks.start()
+    one = on_second_disk(two_disks, storage)
+    one.is_offline = True
+    two_disks.files.failures = [("append", two_disks.paths[1], errno.EIO)]
+    storage.append_failed(one, OSError(errno.EIO, "the disk failed"))
+    one.take_offline()
+    one.assign(partition(epoch=4))
+    one.mend(0)
+    # Where it lies has to be written down first.
+    assert one.append_fetched(fetched(0, 10), 10, 0) == ErrorCode.KAFKA_STORAGE_ERROR
+    one.assign(partition(epoch=5, directories=(storage.directory_ids[0], bytes(16))))
+    assert one.append_fetched(fetched(0, 10), 10, 0) == ErrorCode.NONE
+    assert os.path.exists(f"{two_disks.paths[0]}/t-0/partition.metadata")
