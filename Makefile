@@ -51,9 +51,9 @@ run: $(VENV)/.runs
 	@echo "    $(BIN)/penstock consume greetings --from beginning$(BOOTSTRAP)"
 	@echo
 	@echo "or any Kafka client with bootstrap.servers=127.0.0.1:$(PORT). Kill a broker and watch. Ctrl-C stops"
-	@echo "them all; the data stays in $(DATA)."
+	@echo "them all; the data stays in $(DATA). For others: make run PORT=N DATA=DIR."
 	@echo
-	@exec $(BIN)/penstock dev --brokers 3 --data-dir $(DATA) --port $(PORT)
+	@exec $(BIN)/penstock dev --brokers 3 --data-dir "$(DATA)" --port "$(PORT)"
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest

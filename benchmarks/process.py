@@ -74,10 +74,7 @@ class MeasuredBroker:
 
     @property
     def resident_mb(self) -> float:
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-        raise AssertionError("no VmRSS")
+        return resident_mb(self.pid)
 
     @property
     def descriptors(self) -> int:
@@ -91,6 +88,11 @@ def cpu_s(pid: int) -> float:
         with suppress(FileNotFoundError):
             total += int((task / "schedstat").read_text().split()[0])
     return total / 1e9
+
+
+def resident_mb(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))
 
 
 class Wire:

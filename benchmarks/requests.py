@@ -96,7 +96,7 @@ def pump(connection: socket.socket, request: bytes, count: int, window: int) -> 
     connection.setblocking(True)
 
 
-def create(wire: Wire, name: str, partitions: int, **configs: str) -> None:
+def create(wire: Wire, name: str, partitions: int) -> None:
     topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=1)
     response = wire.call(CreateTopicsRequest(topics=[topic]), 7)
     assert response.topics[0].error_code == 0, response

@@ -18,7 +18,7 @@ from tests.cluster.cluster import Cluster, Node
 from tests.cluster.failover import controller_killed_s
 from tests.cluster.wire import Wire
 
-from benchmarks.process import cpu_s, frame, settle
+from benchmarks.process import cpu_s, frame, resident_mb, settle
 from penstock.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, MetadataRequest
 
 TOPICS = 10_000
@@ -63,7 +63,7 @@ def _measured(topics: int, replicas: int) -> dict[str, Any]:
             (_cpu_s(cluster) - cpu_before) * 1e3 / figures["partitions"], 3
         )
         figures["calm_after_s"] = round(_until_calm(cluster), 1)
-        figures["resident_mb"] = max(round(_resident_mb(node)) for node in cluster.nodes.values())
+        figures["resident_mb"] = max(round(resident_mb(node.pid)) for node in cluster.nodes.values())
         answers = [_metadata(node) for node in cluster.nodes.values()]
         figures["metadata_s"] = round(max(seconds for seconds, _ in answers), 2)
         figures["metadata_mb"] = round(answers[0][1] / 1e6, 1)
@@ -79,7 +79,7 @@ def _measured(topics: int, replicas: int) -> dict[str, Any]:
         figures["calm_after_restart_s"] = round(_until_calm(cluster), 1)
         figures["controller_failover_s"] = round(controller_killed_s(cluster), 2)
         figures["resident_after_failover_mb"] = max(
-            round(_resident_mb(node)) for node in cluster.nodes.values()
+            round(resident_mb(node.pid)) for node in cluster.nodes.values()
         )
     return figures
 
@@ -141,11 +141,6 @@ def _idle_cpu(cluster: Cluster) -> list[float]:
 
 def _cpu_s(cluster: Cluster) -> float:
     return sum(cpu_s(node.pid) for node in cluster.nodes.values())
-
-
-def _resident_mb(node: Node) -> float:
-    with open(f"/proc/{node.pid}/status") as status:
-        return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS:"))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.dev import REMEMBERED, Node, make_plan
+from penstock.cli.dev import Node, make_plan, readable
 from penstock.cli.failures import Failure
+from penstock.cli.serve import CLUSTER_FILE
 from tests.cli.conftest import Penstock
 from tests.support import wait_until
 
@@ -62,6 +63,14 @@ class TestThePlan:
                 make_plan(tmp_path, 1, port)
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_port_that_must_stay_the_same_and_is_taken_is_refused(self, tmp_path: Path) -> None:
+        port = make_plan(tmp_path, 3, 0).internal_ports[2]
+        with (
+            socket.create_server(("127.0.0.1", port)),
+            pytest.raises(Failure, match=f"port {port} cannot be had .*running already"),
+        ):
+            make_plan(tmp_path, 3, 0)
+
     def test_the_directory_of_a_single_broker_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "meta.properties").touch()
         with pytest.raises(Failure, match="belongs to a single broker"):
@@ -69,10 +78,10 @@ class TestThePlan:
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"internal_ports": {"a": 1}, "controllers": []}'])
     def test_a_damaged_memory_is_not_replaced(self, tmp_path: Path, text: str) -> None:
-        (tmp_path / REMEMBERED).write_text(text)
+        (tmp_path / CLUSTER_FILE).write_text(text)
         with pytest.raises(Failure, match="cannot be read"):
             make_plan(tmp_path, 3, 0)
-        assert (tmp_path / REMEMBERED).read_text() == text
+        assert (tmp_path / CLUSTER_FILE).read_text() == text
 
     def test_every_node_is_told_the_same_controllers_and_an_address_of_its_own(self, tmp_path: Path) -> None:
         plan = make_plan(tmp_path, 4, 0)
@@ -156,6 +165,19 @@ class TestANode:
         assert watched.ended()
 
 
+def test_the_log_of_a_node_is_shown_to_people_in_words() -> None:
+    fenced = {"node": 3, "broker": 2, "event": "broker fenced", "level": "warning"}
+    fenced["timestamp"] = "2026-11-16T07:58:38.783317Z"
+    assert readable(json.dumps(fenced)) == "07:58:38 warning: broker fenced broker=2"
+    failed = {**fenced, "level": "info", "exception": "Traceback\n  at home"}
+    assert readable(json.dumps(failed)) == "07:58:38 broker fenced broker=2\nTraceback\n  at home"
+
+
+@pytest.mark.parametrize("line", ["penstock node 1 ready", "", "1", "[]", "null", "{}", '{"event": "x"}'])
+def test_any_other_line_is_shown_as_it_is(line: str) -> None:
+    assert readable(line) == line
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
@@ -224,12 +246,12 @@ def test_all_nodes_serve_when_it_is_ready_and_none_when_it_was_stopped(
     assert len(ports) == 3
     assert all(map(is_listening, ports))
     assert sorted(path.name for path in (tmp_path / "d").iterdir()) == [
-        REMEMBERED,
+        CLUSTER_FILE,
         "node-1",
         "node-2",
         "node-3",
     ]
-    assert json.loads((tmp_path / "d" / REMEMBERED).read_text())["controllers"] == [1, 2, 3]
+    assert json.loads((tmp_path / "d" / CLUSTER_FILE).read_text())["controllers"] == [1, 2, 3]
 
     cluster.send_signal(signal.SIGTERM)
     assert cluster.wait(TIMEOUT_S) == 0
@@ -249,6 +271,21 @@ def test_nodes_do_not_outlive_it_when_it_is_killed(cluster: subprocess.Popen[str
     ports = ports_when_ready(cluster)
     cluster.kill()
     wait_until(lambda: not any(map(is_listening, ports)), TIMEOUT_S, "the nodes have stopped")
+
+
+def test_it_stops_in_good_order_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "dev", "--port", "0", "--data-dir", tmp_path / "d"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    with process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(TIMEOUT_S) == 1
 
 
 def test_a_node_that_cannot_start_stops_them_all(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def test_every_command_has_help(penstock: Penstock, noun: str) -> None:
         (["produce", "t", "--compression", "zip"], "'zip' is not one of"),
         (["consume", "t", "--max", "many"], "'--max'"),
         (["serve", "--nope"], "unrecognized arguments: --nope; see `penstock serve --help`"),
+        (["topics", "describe", "caf\udce9"], "'caf\\xe9' is not UTF-8"),
+        (["produce", "t", "--value", "\udcff"], "'\\xff' is not UTF-8"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
@@ -130,3 +132,52 @@ print([name for name in ("rich", "confluent_kafka") if name in sys.modules], fil
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["topics", verb, ""] for verb in ("create", "describe", "delete")),
+        ["topics", "trim", "", "--before", "end"],
+        ["topics", "add-partitions", "", "--total", "4"],
+        ["produce", ""],
+        ["produce", "x" * 40_000],
+        ["consume", "orders", ""],
+        ["consume", "orders", "--group", ""],
+        ["groups", "describe", ""],
+        ["groups", "describe", "x" * 40_000],
+        ["groups", "delete", "readers", ""],
+        ["groups", "offsets", "reset", "", "--to", "end"],
+        ["configs", "describe", ""],
+        ["configs", "set", "", "retention.ms=1"],
+        ["configs", "unset", "orders", ""],
+    ],
+    ids=lambda words: " ".join(word[:20] for word in words),
+)
+def test_a_name_that_cannot_be_is_wrong_usage_and_nobody_is_asked(
+    penstock: Penstock, words: list[str]
+) -> None:
+    # Nobody listens there: whoever asks fails otherwise.
+    outcome = penstock(*words, "--bootstrap", "127.0.0.1:1")
+
+    assert outcome.code == 2, outcome
+    assert outcome.err.startswith(
+        ("penstock: A topic's name", "penstock: A group's name", "penstock: a setting")
+    )
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["topics", "create", "orders", "--partitions", "100001"],
+        ["topics", "create", "orders", "--replication", "99999999999999"],
+        ["topics", "add-partitions", "orders", "--total", "99999999999999"],
+        ["consume", "orders", "--from", "@99999999999999999999"],
+    ],
+    ids=lambda words: " ".join(words[:-1]),
+)
+def test_a_number_too_large_for_any_broker_is_wrong_usage(penstock: Penstock, words: list[str]) -> None:
+    outcome = penstock(*words)
+
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome

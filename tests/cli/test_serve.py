@@ -10,6 +10,7 @@ import pytest
 
 from penstock.broker import server
 from penstock.broker.options import ServeError, ServeOptions
+from penstock.cli.dev import make_plan
 from tests.cli.conftest import Penstock
 
 THREE = "--controllers 1@127.0.0.1:9094,2@127.0.0.1:9095,3@127.0.0.1:9096"
@@ -119,6 +120,16 @@ def test_what_it_cannot_do_is_refused_in_one_line(
     assert started == []
 
 
+def test_the_directory_of_a_cluster_on_this_machine_is_left_alone(
+    penstock: Penstock, started: list[ServeOptions], tmp_path: Path
+) -> None:
+    make_plan(tmp_path, 3, 0)
+    outcome = penstock("serve", "--data-dir", str(tmp_path))
+    assert outcome.code == 1
+    assert "holds a cluster of `penstock dev`" in outcome.err
+    assert started == []
+
+
 def test_a_node_of_a_cluster_knows_the_controllers_and_where_it_listens_to_the_others(
     penstock: Penstock, started: list[ServeOptions]
 ) -> None:
@@ -212,3 +223,16 @@ def test_serving_without_assertions_is_refused(tmp_path: Path) -> None:
     assert done.stderr.startswith("penstock: python -O is refused")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_node_that_cannot_find_the_others_says_what_it_waits_for(tmp_path: Path) -> None:
+    first = "127.0.0.1:1"
+    words = f"--node-id 4 --listen 127.0.0.1:0 --internal 127.0.0.1:0 --controllers 1@{first} --data-dir {tmp_path}"
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "serve", *words.split()], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        process.terminate()
+        assert process.wait(30) == 0
+    assert "waiting for the cluster" in said

@@ -43,7 +43,7 @@ def test_a_setting_that_does_not_exist_is_refused_by_name(kafka: Penstock, uniqu
 
 
 def test_a_name_that_cannot_be_is_refused(kafka: Penstock) -> None:
-    kafka("topics", "create", "no spaces", code=1)
+    kafka("topics", "create", "no spaces", code=2)
 
 
 def test_more_copies_than_brokers_are_refused(kafka: Penstock, unique: Unique) -> None:

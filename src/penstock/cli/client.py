@@ -76,7 +76,10 @@ def connect(bootstrap: str) -> AdminClient:
     try:
         admin.cluster_id(timeout=CONNECT_TIMEOUT_S)
     except KafkaException:
-        raise _nobody_answers(bootstrap) from None
+        raise Failure(
+            f"no broker answers at {bootstrap}, though somebody listens there; "
+            "a node that waits for the others of its cluster does not answer yet"
+        ) from None
     return admin
 
 
@@ -222,11 +225,7 @@ def _knock(bootstrap: str) -> None:
                 return
         except OSError:
             continue
-    raise _nobody_answers(bootstrap)
-
-
-def _nobody_answers(bootstrap: str) -> Failure:
-    return Failure(
+    raise Failure(
         f"no broker answers at {bootstrap}; start one with `penstock serve` or name another with --bootstrap"
     )
 

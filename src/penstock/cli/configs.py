@@ -22,7 +22,7 @@ from confluent_kafka.admin import (
 from penstock.cli import client
 from penstock.cli.client import REQUEST_TIMEOUT_S, settle
 from penstock.cli.failures import Failure, WrongUsage
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Json
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, check_topic
 from penstock.cli.output import show_json, show_table
 from penstock.cli.settings import parse_settings
 
@@ -46,7 +46,7 @@ Names = Annotated[list[str], typer.Argument(metavar="TOPIC KEY")]
 
 @app.command()
 def describe(
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC")] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", callback=check_topic)] = None,
     broker: Broker = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only those that are not the default.")] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
@@ -102,6 +102,8 @@ def unset(
 ) -> None:
     """Take settings back, so that the broker's own or the default holds again."""
     topic, keys = _split(names, broker)
+    if not all(keys):
+        raise WrongUsage("a setting's name must not be empty")
     if not keys:
         raise WrongUsage("nothing to unset; name the settings, such as retention.ms")
     entries = [ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in keys]
@@ -129,7 +131,7 @@ def _split(words: list[str], broker: int | None) -> tuple[str | None, list[str]]
     topic, *rest = words
     if "=" in topic:
         raise WrongUsage(f"name the topic first, or a broker with --broker ID; got {topic!r}")
-    return topic, rest
+    return check_topic(topic), rest
 
 
 def _resource(admin: AdminClient, topic: str | None, broker: int | None) -> ConfigResource:

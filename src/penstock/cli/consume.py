@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from penstock.cli import client, positions
 from penstock.cli.failures import Failure, WrongUsage
-from penstock.cli.options import BOOTSTRAP, Bootstrap
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Topics, check_group
 from penstock.cli.rendering import Columns, json_line, template, text_line
 
 app = typer.Typer(add_completion=False)
@@ -112,11 +112,17 @@ class Reading:
 
 @app.command()
 def consume(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC")],
+    topics: Topics,
     *,
     group: Annotated[
         str | None,
-        typer.Option("--group", "-g", metavar="GROUP", help="Share the work and remember the place."),
+        typer.Option(
+            "--group",
+            "-g",
+            metavar="GROUP",
+            help="Share the work and remember the place.",
+            callback=check_group,
+        ),
     ] = None,
     start: Annotated[
         str | None,

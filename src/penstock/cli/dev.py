@@ -30,13 +30,12 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.failures import Failure, WrongUsage
-from penstock.cli.serve import DATA_DIR
+from penstock.cli.serve import CLUSTER_FILE, DATA_DIR
 from penstock.cli.settings import parse_settings
 
 app = typer.Typer(add_completion=False)
 
 HOST = "127.0.0.1"
-REMEMBERED = "cluster.json"
 NODES_MAX = 99
 CONTROLLERS_MAX = 3
 # Below the range from which the kernel takes ports for outgoing connections: a node that is down for a moment
@@ -118,9 +117,14 @@ def make_plan(directory: Path, count: int, port: int) -> Plan:
     with contextlib.ExitStack() as held:
         ports = {}
         for node in range(1, count + 1):
-            ports[node] = _hold(held, port + node - 1) if port else _hold_free(held)
+            ports[node] = (
+                _hold(held, port + node - 1, "choose others with --port") if port else _hold_free(held)
+            )
         for node in range(1, count + 1):
-            if node not in internal_ports:
+            if node in internal_ports:
+                # The voters know each other by it, so it cannot be another.
+                _hold(held, internal_ports[node], f"is the cluster in {directory} running already?")
+            else:
                 internal_ports[node] = _hold_free(held)
     # Two voters outlive no more failures than one.
     controllers = remembered["controllers"] or list(
@@ -143,7 +147,7 @@ class Cluster:
         self._waiting_for = set(plan.ports)
         self._stopping = threading.Event()
         self._interrupts = 0
-        self._failure: str | None = None
+        self._failure: Exception | None = None
 
     def run(self) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -159,7 +163,7 @@ class Cluster:
                 node.stop(kill=self._interrupts > 1 or time.monotonic() > deadline)
             time.sleep(0.02)
         if self._failure is not None:
-            raise Failure(self._failure)
+            raise self._failure
         return 0
 
     def _interrupted(self, number: int, frame: object) -> None:
@@ -167,19 +171,27 @@ class Cluster:
         self._stopping.set()
 
     def _say(self, line: str) -> None:
-        with self._lock:
-            print(line, flush=True)
+        try:
+            with self._lock:
+                print(line, flush=True)
+        except OSError as error:
+            # Most likely whoever read it has gone away, which ends other commands too.
+            self._end(error)
 
     def _ready(self, node: int) -> None:
         with self._lock:
             if node not in self._waiting_for:
                 return
             self._waiting_for.discard(node)
-            if not self._waiting_for:
-                print(f"penstock dev ready bootstrap={self._plan.bootstrap}", flush=True)
+            if self._waiting_for:
+                return
+        self._say(f"penstock dev ready bootstrap={self._plan.bootstrap}")
 
     def _gave_up(self, reason: str) -> None:
-        self._failure = self._failure or reason
+        self._end(Failure(reason))
+
+    def _end(self, failure: Exception) -> None:
+        self._failure = self._failure or failure
         self._stopping.set()
 
 
@@ -248,7 +260,8 @@ class Node:
         assert process.stdout is not None and process.stdin is not None
         line = ""
         for line in process.stdout:
-            self._say(f"{self.name} | {line.rstrip()}")
+            shown = readable(line) if sys.stdout.isatty() else line
+            self._say(f"{self.name} | {shown.rstrip()}")
             if line.startswith(f"penstock node {self._number} ready"):
                 self._was_ready = True
                 self._ready(self._number)
@@ -259,8 +272,22 @@ class Node:
         return code, line.strip()
 
 
+def readable(line: str) -> str:
+    """A node's line for a person. Its log is JSON, because to the node nobody seems to be watching."""
+    try:
+        said = json.loads(line)
+        event, when, level = said.pop("event"), said.pop("timestamp"), said.pop("level")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return line
+    said.pop("node", None)
+    trace = said.pop("exception", None)
+    words = [when[11:19], *([] if level == "info" else [f"{level}:"]), event]
+    words += [f"{name}={value}" for name, value in said.items()]
+    return " ".join(words) + ("" if trace is None else f"\n{trace}")
+
+
 def _remembered(directory: Path) -> dict[str, Any]:
-    path = directory / REMEMBERED
+    path = directory / CLUSTER_FILE
     try:
         stored = json.loads(path.read_text())
         internal = {int(node): int(port) for node, port in stored["internal_ports"].items()}
@@ -277,19 +304,19 @@ def _remembered(directory: Path) -> dict[str, Any]:
 
 def _remember(directory: Path, what: dict[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / REMEMBERED
+    path = directory / CLUSTER_FILE
     # Whole or not at all: half of it would keep the cluster from ever starting again.
     beside = path.with_suffix(".new")
     beside.write_text(json.dumps(what, indent=2) + "\n")
     os.replace(beside, path)
 
 
-def _hold(held: contextlib.ExitStack, port: int) -> int:
+def _hold(held: contextlib.ExitStack, port: int, advice: str) -> int:
     """Take a port for as long as others are being chosen."""
     try:
         held.enter_context(_bound(port))
     except OSError as error:
-        raise Failure(f"port {port} cannot be had ({error.strerror}); choose others with --port") from None
+        raise Failure(f"port {port} cannot be had ({error.strerror}); {advice}") from None
     return port
 
 

@@ -20,14 +20,12 @@ from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
 from penstock.cli import client, positions
 from penstock.cli.client import REQUEST_TIMEOUT_S, settle
 from penstock.cli.failures import Failure, WrongUsage
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Group, Groups, Json, Yes, check_topic
 from penstock.cli.output import confirm, count_text, show_json, show_table
 
 app = typer.Typer(add_completion=False, help="List, describe, reset and delete consumer groups.")
 offsets = typer.Typer(help="Change how far a group has read.")
 app.add_typer(offsets, name="offsets")
-
-Group = Annotated[str, typer.Argument(metavar="GROUP")]
 
 
 @app.command("list")
@@ -99,7 +97,7 @@ def describe(group: Group, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = Fal
 
 @app.command()
 def delete(
-    groups: Annotated[list[str], typer.Argument(metavar="GROUP")],
+    groups: Groups,
     yes: Yes = False,
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
@@ -250,6 +248,7 @@ def _wanted(
     wanted: dict[str, list[int]] = {}
     for text in topics:
         topic, colon, listed = text.partition(":")
+        check_topic(topic)
         existing = client.partition_numbers(admin, topic)
         if not colon:
             wanted[topic] = existing

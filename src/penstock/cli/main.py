@@ -25,6 +25,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (``sys.argv`` when none is given) and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        _refuse_what_is_no_text(words)
         code = _dispatch(words)
         # Here, not at interpreter exit, so that a reader that went away is met by the handler below.
         sys.stdout.flush()
@@ -38,6 +39,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         return FAILED
     return code
+
+
+def _refuse_what_is_no_text(words: list[str]) -> None:
+    """Everything on a command line ends up in Kafka's UTF-8, and librdkafka crashes on what is none."""
+    for word in words:
+        if not word.isascii() and os.fsencode(word).decode("utf-8", "replace") != word:
+            raise WrongUsage(f"{ascii(os.fsencode(word))[1:]} is not UTF-8; other bytes only come from files")
 
 
 def _dispatch(words: list[str]) -> int:

@@ -13,6 +13,9 @@ from penstock.cli import client
 
 HELP = "`beginning`, `end`, an offset, -N for the last N of each partition, a time (ISO 8601, or @ and ms)"
 
+# Kafka's timestamps are signed and have 64 bits.
+TIME_MS_MAX = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -30,7 +33,7 @@ def parse_position(text: str) -> Position:
         return Position("end")
     if word.removeprefix("-").isdecimal():
         return Position("last", int(word[1:])) if word.startswith("-") else Position("offset", int(word))
-    if word.startswith("@") and word[1:].isdecimal():
+    if word.startswith("@") and word[1:].isdecimal() and int(word[1:]) <= TIME_MS_MAX:
         return Position("time", int(word[1:]))
     try:
         when = datetime.fromisoformat(text.strip())

@@ -23,7 +23,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from penstock.cli import client
 from penstock.cli.client import CONNECT_TIMEOUT_S, RETRY_INTERVAL_S
 from penstock.cli.failures import Failure, WrongUsage
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Json
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Topic
 from penstock.cli.output import count_text, show_json, show_table
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Sending:
 
 @app.command()
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: Topic,
     *,
     values: Annotated[
         list[str] | None, typer.Option("--value", "-v", metavar="TEXT", help="A record's value. Repeatable.")
@@ -214,10 +214,6 @@ def await_topic(producer: Producer, topic: str) -> int:
             KafkaError.UNKNOWN_TOPIC_OR_PART,
             KafkaError.LEADER_NOT_AVAILABLE,
         }
-        if found.error is not None and found.error.code() == KafkaError.TOPIC_EXCEPTION:
-            raise Failure(
-                f"{topic!r} cannot be a topic's name; that is letters, digits, '.', '_' and '-', 249 at most"
-            )
         if not passing:
             raise Failure(f"topic {topic}: {client.explain_error(found.error)}")
         if time.monotonic() >= deadline:

@@ -29,6 +29,8 @@ Run one broker in the foreground until SIGTERM or Ctrl-C. Without options it is 
 127.0.0.1:9092. When ready it prints one line that begins `penstock node 1 ready` and says its address."""
 
 DATA_DIR = "penstock-data"
+# In the data directory of `penstock dev`, which holds those of its nodes; both commands have the same default.
+CLUSTER_FILE = "cluster.json"
 LISTEN = "127.0.0.1:9092"
 NODE_ID_MAX = 2**31 - 1
 # How long a node that has lost its parent may take to stop cleanly.
@@ -115,6 +117,11 @@ def _options(given: argparse.Namespace) -> ServeOptions:
     data_dirs = tuple(given.data_dir or (DATA_DIR,))
     if len(set(map(os.path.abspath, data_dirs))) < len(data_dirs):
         raise WrongUsage("--data-dir: the same directory is named twice")
+    for data_dir in data_dirs:
+        if os.path.exists(os.path.join(data_dir, CLUSTER_FILE)):
+            raise Failure(
+                f"{data_dir} holds a cluster of `penstock dev`; start that, or name another --data-dir"
+            )
     controllers = {} if given.controllers is None else _controllers(given.controllers)
     roles = _roles(given, controllers)
     if BROKER not in roles and (given.listen is not None or given.advertise is not None):

@@ -12,7 +12,7 @@ from penstock.cli import client
 from penstock.cli.client import REQUEST_TIMEOUT_S, settle
 from penstock.cli.configs import changed_settings
 from penstock.cli.failures import Failure, WrongUsage
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes
+from penstock.cli.options import BOOTSTRAP, PARTITIONS_MAX, Bootstrap, Json, Topic, Topics, Yes
 from penstock.cli.output import confirm, count_text, show_json, show_table
 from penstock.cli.settings import parse_settings
 
@@ -20,8 +20,7 @@ app = typer.Typer(add_completion=False, help="List, create, describe, change and
 
 # Kafka's word for "as the broker is set": KIP-464.
 BROKER_DEFAULT = -1
-
-Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
+REPLICAS_MAX = 2**15 - 1
 
 
 @app.command("list")
@@ -53,11 +52,25 @@ def create(
     *,
     partitions: Annotated[
         int | None,
-        typer.Option("--partitions", "-p", min=1, metavar="N", help="As the broker is set if not said."),
+        typer.Option(
+            "--partitions",
+            "-p",
+            min=1,
+            max=PARTITIONS_MAX,
+            metavar="N",
+            help="As the broker is set if not said.",
+        ),
     ] = None,
     replication: Annotated[
         int | None,
-        typer.Option("--replication", "-r", min=1, metavar="N", help="As the broker is set if not said."),
+        typer.Option(
+            "--replication",
+            "-r",
+            min=1,
+            max=REPLICAS_MAX,
+            metavar="N",
+            help="As the broker is set if not said.",
+        ),
     ] = None,
     config: Annotated[
         list[str] | None,
@@ -135,7 +148,7 @@ def describe(topic: Topic, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = Fal
 
 @app.command()
 def delete(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC")],
+    topics: Topics,
     yes: Yes = False,
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
@@ -157,7 +170,12 @@ def delete(
 @app.command("add-partitions")
 def add_partitions(
     topic: Topic,
-    total: Annotated[int, typer.Option("--total", "-t", min=1, metavar="N", help="How many there shall be.")],
+    total: Annotated[
+        int,
+        typer.Option(
+            "--total", "-t", min=1, max=PARTITIONS_MAX, metavar="N", help="How many there shall be."
+        ),
+    ],
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
