@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, from_json, struct, to_json, window
@@ -88,7 +88,10 @@ def create_topics(bootstrap: str, *names: str) -> None:
         try:
             created.result()
         except KafkaException as error:
-            sys.exit(f"topic {name} cannot be made: {error.args[0].str()} (--name chooses other names)")
+            why = error.args[0]
+            exists = why.code() == KafkaError.TOPIC_ALREADY_EXISTS
+            advice = "--name chooses other names" if exists else f"--bootstrap is {bootstrap}"
+            sys.exit(f"topic {name} cannot be made: {why.str()} ({advice})")
 
 
 def made_up(minutes: range) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,17 @@ def test_archive_and_table(kafka: Penstock, spark: Any, orders: str, tmp_path: P
     assert "there is no archive at" in missing.err
 
 
+def test_a_topic_may_be_named_like_a_number(
+    kafka: Penstock, spark: Any, topics: Topics, tmp_path: Path
+) -> None:
+    topic = topics.create(str(uuid.uuid4().int))
+    topics.send(topic, [b"x"])
+    kafka("spark", "archive", topic, "--to", str(tmp_path))
+    query = f"SELECT count(*) AS records FROM `{topic}`"
+    shown = kafka("spark", "table", topic, "--archive", str(tmp_path), "--sql", query)
+    assert shown.rows == [["records"], ["1"]]
+
+
 def test_snapshot(kafka: Penstock, spark: Any, orders: str, tmp_path: Path) -> None:
     where = str(tmp_path / "snapshot")
     shown = kafka("spark", "snapshot", orders, "--to", where)
@@ -107,7 +119,35 @@ def test_replay(kafka: Penstock, spark: Any, orders: str, unique: Callable[[str]
     assert sum(each["end"] for each in held["partitions"]) == 3
     assert "has no partition 7" in kafka("spark", "replay", orders, target, "--partition", "7", code=2).err
     assert "--from: 'noon'" in kafka("spark", "replay", orders, target, "--from", "noon", code=2).err
-    assert "into_itself" in kafka("spark", "replay", orders, orders, code=2).err
+    assert "pass --into-itself" in kafka("spark", "replay", orders, orders, code=2).err
+    assert "pass --create" in kafka("spark", "replay", orders, unique("missing"), code=2).err
+    assert "run_id is empty" in kafka("spark", "replay", orders, target, "--run-id", "", code=2).err
+
+
+def test_a_replay_that_goes_on_says_what_retention_took(
+    kafka: Penstock, spark: Any, topics: Topics, orders: str, unique: Callable[[str], str]
+) -> None:
+    words = ("spark", "replay", orders, topics.create(unique("target"), 2), "--run-id", "interrupted")
+    kafka(*words, "--until", "3")
+    topics.delete_records(orders, 1, 7)
+    told = kafka(*words, code=1).err
+    assert f"records {orders}-1 [3, 7) are gone" in told and "pass --allow-data-loss" in told
+    kafka(*words, "--allow-data-loss")
+    assert _records(kafka, words[3]) == RECORDS - 4
+
+
+def test_times_outside_of_the_calendar_are_shown_as_numbers(
+    kafka: Penstock, spark: Any, topics: Topics, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    wild = {"message.timestamp.after.max.ms": str(2**63 - 1)}
+    topic = topics.create(unique("wild"), 1, configs=wild)
+    topics.send(topic, [b"x"], timestamp_ms=300_000_000_000_000)
+    kafka("spark", "archive", topic, "--to", str(tmp_path))
+    found = kafka("spark", "table", topic, "--archive", str(tmp_path), "--json").json
+    assert (found["rows"][0]["timestamp"].split()[0], found["rows"][0]["date"]) == (
+        "300000000000000000",
+        None,
+    )
 
 
 def test_profile(kafka: Penstock, spark: Any, orders: str, tmp_path: Path) -> None:
@@ -132,6 +172,15 @@ def test_what_is_wrong_is_said_before_spark_is_started(
     assert "Missing option '--to'" in kafka("spark", job, "nothing", code=2).err
     nobody = penstock("spark", job, "nothing", *where, "--bootstrap", "127.0.0.1:1")
     assert (nobody.code, "no broker answers at 127.0.0.1:1" in nobody.err) == (1, True)
+
+
+@pytest.mark.parametrize("job", ["archive", "snapshot", "profile"])
+def test_a_place_that_cannot_be_written_to_is_told_in_one_line(
+    kafka: Penstock, spark: Any, orders: str, tmp_path: Path, job: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    for where, code in ((tmp_path / "file", 2), (tmp_path / "file" / "below", 1)):
+        assert str(where) in kafka("spark", job, orders, "--to", str(where), code=code).err
 
 
 def test_missing_libraries_are_named(kafka: Penstock, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:

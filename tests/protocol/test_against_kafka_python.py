@@ -43,8 +43,8 @@ class SamplesForKafkaPython(Samples):
         return message
 
 
-# kafka-python is a client: it does not know what nodes say to each other, nor these three.
-UNKNOWN = ("UnregisterBroker", "AddRaftVoter", "RemoveRaftVoter")
+# kafka-python is a client: it does not know what nodes say to each other, nor these.
+UNKNOWN = ("UnregisterBroker", "ConsumerGroupHeartbeat", "AddRaftVoter", "RemoveRaftVoter")
 KNOWN_APIS = [api for api in EVERY_API if CLIENT in api.listeners and api.name not in UNKNOWN]
 KNOWN = [pair for api in KNOWN_APIS for cls in (api.request, api.response) for pair in versions(cls)]
 

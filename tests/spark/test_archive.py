@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from penstock.spark.jobs import archive
 from penstock.spark.jobs.archive import ArchiveFailed, ArchiveResult
 from penstock.spark.jobs.tables import FORMATS, format_at, open_table
 from penstock.spark.jobs.tables.manifest import ManifestTable
-from penstock.spark.jobs.tables.state import State
+from penstock.spark.jobs.tables.state import Change, CommitConflict, Span, State
 from tests.spark.topics import Topics
 from tests.support import wait_until
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEADLINE_S = 60.0
+AT_END = Span(0, 20)
 
 
 def state_of(location: Path) -> State:
@@ -141,9 +144,9 @@ def test_values_become_columns_and_a_bad_one_stops_nothing(
     assert [row["id"] for row in rows] == [1, None, None, None]
     assert [row["error"] is None for row in rows] == [True, False, False, True]
     assert [row["value"] for row in rows] == [b'{"id": 1}', b"\xff\xfe", b'{"id": "no"}', None]
-    with pytest.raises(SparkOptionError, match=r"was made with value_schema .*, not None"):
+    with pytest.raises(SparkOptionError, match=r"was made with value_schema .id bigint.*, not without"):
         archive(spark, bootstrap, topic, location, headers=False)
-    with pytest.raises(SparkOptionError, match="was made with headers False, not True"):
+    with pytest.raises(SparkOptionError, match="was made without headers, not with headers"):
         archive(spark, bootstrap, topic, location, value_schema="id BIGINT, at TIMESTAMP")
 
 
@@ -171,15 +174,19 @@ def test_a_topic_that_was_made_again_is_another_one(
 ) -> None:
     topics.send(topic, numbered(0, 10))
     archive(spark, bootstrap, topic, location)
+    topics.send(topic, numbered(10, 20))
+    topics.delete_records(topic, 0, 15)
+    result = archive(spark, bootstrap, topic, location, fail_on_data_loss=False)
+    assert [each.lost for each in result.partitions] == [5, 0]
     topics.delete(topic)
     topics.create(topic, 2)
     topics.send(topic, [b"of the new one"])
     with pytest.raises(DataLossError, match="deleted and made again"):
         archive(spark, bootstrap, topic, location)
     result = archive(spark, bootstrap, topic, location, fail_on_data_loss=False)
-    assert {each.reason for each in result.gaps} == {"recreated"}
-    assert [(each.start, each.end) for each in result.partitions] == [(0, 1), (0, 0)]
-    assert sorted(map(len, archived(location).values())) == [1, 10]
+    assert {each.reason for each in result.gaps} == {"retention", "recreated"}
+    assert [(each.start, each.end, each.lost) for each in result.partitions] == [(0, 1, 0), (0, 0, 0)]
+    assert sorted(map(len, archived(location).values())) == [1, 15]
     assert len(state_of(location).lives(topic)) == 2
     assert archive(spark, bootstrap, topic, location).records == 0
 
@@ -297,6 +304,94 @@ def test_what_a_dead_archiver_left_is_deleted_by_the_next(
     assert not hidden.exists()
     assert foreign.exists()
     assert len(archived(location)) == 1
+
+
+def test_files_that_no_table_lists_are_refused_and_not_deleted(
+    spark: SparkSession, bootstrap: str, topics: Topics, topic: str, tmp_path: Path
+) -> None:
+    """As when a catalog is misspelt. A table made anew would take all of them for left over."""
+    topics.send(topic, numbered(0, 10))
+    location = tmp_path / "archive"
+    archive(spark, bootstrap, topic, location)
+    (location / "_penstock").rename(tmp_path / "manifests")
+    for format in FORMATS:
+        with pytest.raises(SparkOptionError, match=f"holds files of an archive, but no {format} table"):
+            archive(spark, bootstrap, topic, location, format=format)
+    (tmp_path / "manifests").rename(location / "_penstock")
+    (values,) = archived(location).values()
+    assert list(values.values()) == numbered(0, 10)
+
+
+def test_a_commit_that_is_wrongly_taken_for_lost_keeps_its_files(
+    spark: SparkSession,
+    bootstrap: str,
+    topics: Topics,
+    topic: str,
+    location: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics.send(topic, numbered(0, 10))
+    commit, doubted = ManifestTable.commit, []
+
+    def commit_and_doubt(table: ManifestTable, base: State, change: Change) -> State:
+        state = commit(table, base, change)
+        if not doubted:
+            doubted.append(state)
+            raise CommitConflict("a hundred others followed at once")
+        return state
+
+    monkeypatch.setattr(ManifestTable, "commit", commit_and_doubt)
+    archive(spark, bootstrap, topic, location)
+    (values,) = archived(location).values()
+    assert list(values.values()) == numbered(0, 10)
+
+
+def test_an_archive_that_is_told_to_stop_ends_behind_its_batch(
+    spark: SparkSession,
+    bootstrap: str,
+    topics: Topics,
+    topic: str,
+    location: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics.send(topic, numbered(0, 10))
+    monkeypatch.setattr(sys.modules["penstock.spark.jobs.archive"], "BATCH_FILES_PER_CORE", 1e-9)
+    stop = threading.Event()
+    result = archive(spark, bootstrap, topic, location, stop=stop, progress=lambda done, total: stop.set())
+    assert (result.batches, 0 < result.records < 10) == (1, True)
+    monkeypatch.undo()
+    archive(spark, bootstrap, topic, location)
+    (values,) = archived(location).values()
+    assert list(values.values()) == numbered(0, 10)
+
+
+def test_an_archive_that_goes_on_outlives_a_full_disk(
+    spark: SparkSession,
+    bootstrap: str,
+    topics: Topics,
+    topic: str,
+    location: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics.send(topic, numbered(0, 10))
+    commit, stop, met = ManifestTable.commit, threading.Event(), []
+
+    def commit_if_there_is_room(table: ManifestTable, base: State, change: Change) -> State:
+        if AT_END in change.spans.values() and len(met) < 2:
+            met.append(change)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        state = commit(table, base, change)
+        if AT_END in change.spans.values():
+            stop.set()
+        else:
+            topics.send(topic, numbered(10, 20))
+        return state
+
+    monkeypatch.setattr(ManifestTable, "commit", commit_if_there_is_room)
+    archive(spark, bootstrap, topic, location, every_seconds=0.01, stop=stop)
+    assert len(met) == 2
+    (values,) = archived(location).values()
+    assert list(values.values()) == numbered(0, 20)
 
 
 def test_a_worker_that_fails_again_and_again_is_told_in_one_line(

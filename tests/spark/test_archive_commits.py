@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import pytest
 from penstock.spark.errors import SparkOptionError
 from penstock.spark.jobs.tables import FORMATS, format_at, left_over, open_table, resolve
 from penstock.spark.jobs.tables.disk import Disk, make_directories, publish
+from penstock.spark.jobs.tables.errors import TableError
 from penstock.spark.jobs.tables.manifest import MANIFESTS_KEPT, RETIRED_FOR_MS, ManifestTable
 from penstock.spark.jobs.tables.state import (
+    NO_DATE,
     ArchivedPartition,
     Change,
     CommitConflict,
@@ -33,6 +36,7 @@ from penstock.spark.jobs.tables.state import (
     new_batch_token,
     temporary_name,
 )
+from penstock.spark.jobs.tables.writing import DAY_US
 from penstock.spark.reading import schema as record_schema
 
 SHAPE = Shape(by_date=True, headers=False, value_schema=None)
@@ -147,7 +151,13 @@ class PowerDisk(Disk):
 
 
 def write(
-    location: Path, start: int, end: int, *, batch_token: str | None = None, date: str = DATE
+    location: Path,
+    start: int,
+    end: int,
+    *,
+    batch_token: str | None = None,
+    date: str = DATE,
+    midnight_us: int = MIDNIGHT_US,
 ) -> DataFile:
     """A file as a task leaves it: complete and durable, committed by nobody."""
     path = file_path(AT, start, end, date=date, batch_token=batch_token or new_batch_token())
@@ -160,7 +170,7 @@ def write(
         "partition": pa.array([AT.partition] * count, pa.int32()),
         "offset": pa.array(range(start, end), pa.int64()),
         "timestamp": pa.array(
-            [MIDNIGHT_US + number for number in range(start, end)], pa.timestamp("us", "UTC")
+            [midnight_us + number for number in range(start, end)], pa.timestamp("us", "UTC")
         ),
         "timestampType": pa.array([0] * count, pa.int32()),
     }
@@ -169,7 +179,7 @@ def write(
     pq.write_table(pa.table(rows, schema=SCHEMA), temporary)
     publish(Disk(), temporary, final)
     size = final.stat().st_size
-    return DataFile(path, *AT, start, end, count, size, MIDNIGHT_US + start, MIDNIGHT_US + end - 1, date)
+    return DataFile(path, *AT, start, end, count, size, midnight_us + start, midnight_us + end - 1, date)
 
 
 def step(location: Path, state: State, count: int, **given: Any) -> Change:
@@ -236,6 +246,25 @@ def test_a_commit_without_files_shuts_out_those_that_were_planned_before_it(
     with pytest.raises(CommitConflict):
         second.commit(base, step(location, base, 3))
     assert make().load().files == ()
+
+
+def test_archivers_that_find_no_table_at_once_make_one(make: Callable[[], Any]) -> None:
+    begin, found = threading.Barrier(4), []
+
+    def archive() -> None:
+        table = make()
+        begin.wait()
+        try:
+            found.append(table.create(SHAPE).archive_id)
+        except CommitConflict:
+            found.append(table.load().archive_id)
+
+    threads = [threading.Thread(target=archive) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found == [make().load().archive_id] * 4
 
 
 def test_many_archivers_at_once_never_lose_or_repeat_a_record(
@@ -320,6 +349,36 @@ def test_a_change_that_would_repeat_records_is_refused(make: Callable[[], Any], 
         table.commit(state, Change({AT: Span(0, 4)}))
 
 
+def test_a_damaged_table_is_told_of_in_one_line_that_names_it(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    location = tmp_path / "table"
+    table = make()
+    table.commit(state := table.create(SHAPE), step(location, state, 5))
+    newest = {
+        "parquet": location / "_penstock" / f"{1:020d}.json",
+        "delta": location / "_delta_log" / f"{1:020d}.json",
+        "iceberg": location / "catalog.db",
+    }[table.format]
+    newest.write_bytes(b"{" * 8192)
+    with pytest.raises(TableError, match=rf"^[^\n]*{location}[^\n]*$"):
+        make().load()
+
+
+def test_times_outside_of_the_calendar_are_archived_too(make: Callable[[], Any], tmp_path: Path) -> None:
+    location = tmp_path / "table"
+    table = make()
+    state = table.create(SHAPE)
+    far = 100_000 * 366 * DAY_US
+    change = step(location, state, 3, date=NO_DATE, midnight_us=far)
+    state = table.commit(state, change)
+    state = table.commit(state, step(location, state, 3, date=NO_DATE, midnight_us=-far))
+    found = make().load()
+    assert offsets(location, found) == list(range(6))
+    orphan = location / write(location, 6, 9).path
+    assert left_over(table, found) == [orphan]
+
+
 # Delta and Iceberg, read by their own libraries
 
 
@@ -371,6 +430,32 @@ def test_iceberg_reads_what_was_archived(tmp_path: Path) -> None:
     summary = read.current_snapshot().summary
     assert summary["penstock.archive-id"] == state.archive_id
     assert summary["penstock.batch"] == "2"
+
+
+@pytest.mark.parametrize("by_date", [True, False])
+def test_iceberg_finds_times_outside_of_the_calendar(tmp_path: Path, by_date: bool) -> None:
+    from pyiceberg.catalog import load_catalog
+
+    table = open_table(tmp_path, "iceberg", SCHEMA)
+    state = table.create(replace(SHAPE, by_date=by_date))
+    for midnight_us in (MIDNIGHT_US, 100_000 * 366 * DAY_US):
+        date = DATE if midnight_us == MIDNIGHT_US else NO_DATE
+        change = step(tmp_path, state, 3, date=date, midnight_us=midnight_us)
+        added = tuple(replace(each, date=date if by_date else None) for each in change.added)
+        state = table.commit(state, replace(change, added=added))
+    read = load_catalog("penstock", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db").load_table(
+        "penstock.archive"
+    )
+    assert read.scan().to_arrow().sort_by("offset").column("offset").to_pylist() == list(range(6))
+    late = read.scan(row_filter="timestamp > '2027-01-01T00:00:00+00:00'").to_arrow()
+    assert sorted(late.column("offset").to_pylist()) == [3, 4, 5]
+
+
+def test_delta_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    (tmp_path / "_delta_log").write_text("in the way")
+    table = open_table(tmp_path, "delta", SCHEMA)
+    with pytest.raises(TableError, match=rf"^the table at {tmp_path}: [^\n\x1b]*Not a directory[^\n]*$"):
+        table.create(SHAPE)
 
 
 def test_iceberg_can_be_in_a_catalog_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,6 +609,18 @@ def test_an_archiver_that_slept_through_a_hundred_commits_has_lost(tmp_path: Pat
     assert table.load() == state
 
 
+def test_an_archiver_that_slept_before_it_made_the_table_does_not_make_it_again(tmp_path: Path) -> None:
+    """It saw no table. To a table made anew all the files there would be left over."""
+    awake, slept = ManifestTable(tmp_path), ManifestTable(tmp_path)
+    assert slept.load() is None
+    state = awake.create(SHAPE)
+    for _ in range(MANIFESTS_KEPT + 2):
+        state = awake.commit(state, Change())
+    with pytest.raises(CommitConflict):
+        slept.create(SHAPE)
+    assert slept.load() == state
+
+
 def test_a_replaced_file_is_deleted_a_day_later_and_no_sooner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,10 +648,7 @@ def test_a_manifest_that_is_not_ours_is_an_error_that_names_it(tmp_path: Path) -
     table.create(SHAPE)
     newest = tmp_path / "_penstock" / f"{0:020d}.json"
     newest.write_text('{"format": 99}')
-    with pytest.raises(ValueError, match=rf"{newest}.*format 99.*newer"):
-        table.load()
-    newest.write_text("")
-    with pytest.raises(ValueError, match=str(newest)):
+    with pytest.raises(TableError, match=rf"{newest}.*format 99.*newer"):
         table.load()
 
 
@@ -571,6 +665,25 @@ def test_a_location_may_be_a_file_address(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     with pytest.raises(SparkOptionError, match="is none"):
         resolve(str(tmp_path / "plain"))
+
+
+@pytest.mark.parametrize("name", ["a b", "100% x", "[1] {a,b}*", "\u00fc:#?", "a%20b", "a\\b", "a\tb"])
+def test_a_table_is_where_its_location_says_or_nowhere(
+    make: Callable[[], Any], tmp_path: Path, name: str
+) -> None:
+    """deltalake takes %20 for a blank, pyiceberg what is behind ? or # for no part of a path."""
+    location = tmp_path / "odd" / name
+    try:
+        table = open_table(location, make().format, SCHEMA)
+    except SparkOptionError as error:
+        assert "cannot be at" in str(error)
+        assert not location.parent.exists()
+    else:
+        state = table.create(SHAPE)
+        state = table.commit(state, step(location, state, 3))
+        found = table.load()
+        assert found is not None and offsets(location, found) == [0, 1, 2]
+        assert [each.name for each in location.parent.iterdir()] == [name]
 
 
 def test_a_format_that_nobody_knows_is_refused(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.spark.jobs.tables.backlog import Extent, backlog, deal, rewound
+from penstock.spark.jobs.tables.errors import TableError
 from penstock.spark.jobs.tables.merging import FILES_MIN, small_runs
 from penstock.spark.jobs.tables.state import (
+    NO_DATE,
     ArchivedPartition,
     Change,
     DataFile,
@@ -195,6 +197,11 @@ def test_a_file_that_is_large_enough_is_left_alone() -> None:
     assert small_runs(files, FILE) == [files[1:]]
 
 
+def test_files_without_a_date_are_left_alone() -> None:
+    """They are of many days, and merging would make as many files of them again, in every round."""
+    assert small_runs([file(number, 10, date=NO_DATE) for number in range(50)], 1000) == []
+
+
 def test_a_record_is_written_again_only_a_few_times() -> None:
     """Ten thousand small files, one a minute: the work done and the files left, after every merge due was made."""
     files: list[DataFile] = []
@@ -227,7 +234,7 @@ def test_a_state_is_the_same_after_it_was_written_down() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format":1}', '{"format":1,"archive_id":"x","batch":0}'])
 def test_what_is_no_state_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(TableError):
         State.from_json(text)
 
 

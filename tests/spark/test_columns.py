@@ -583,6 +583,18 @@ def test_rows_that_cannot_be_records_are_refused(columns: Any) -> None:
             columns.encode(*arguments)
 
 
+@at_both_speeds
+def test_what_would_be_refused_when_it_is_read_is_not_written(
+    columns: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "UNFOLDED_BYTES_MAX", 1_000)
+    key, value, time = pa.array([None], pa.binary()), pa.array([bytes(2_000)]), pa.array([1])
+    with pytest.raises(ValueError, match="would be taken for a bomb"):
+        columns.encode(key, value, None, time, codec=Codec.LZ4)
+    (plain,) = columns.encode(key, value, None, time)
+    assert everything(columns, plain.batch, bytes_max=1_000).value[0].as_py() == bytes(2_000)
+
+
 # ------------------------------------------------------------------------------------------------ partitioning
 
 

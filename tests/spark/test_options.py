@@ -7,8 +7,9 @@ import pickle
 import pytest
 
 from penstock.model import TopicPartition
+from penstock.spark import sink
 from penstock.spark.errors import SparkOptionError
-from penstock.spark.options import NAMES, REFUSED, WITHOUT_EFFECT, Mode, check, parse
+from penstock.spark.options import NAMES, Mode, check, parse
 
 BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "events"}
 
@@ -34,6 +35,8 @@ def test_names_are_known_in_any_case() -> None:
 
 
 def test_what_only_a_stream_or_only_a_batch_takes_passes_the_first_check() -> None:
+    # Whoever starts a stream is told what is wrong with it, and not that it would be no batch.
+    check(BASE | {"groupId": "g", "maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"})
     assert check(BASE | {"startingOffsets": "latest"}).starting.kind == "latest"
     assert check(BASE | {"endingTimestamp": "5"}).ending.kind == "time"
     with pytest.raises(SparkOptionError, match="maxOffsetsPerTrigger needs a whole number"):
@@ -78,6 +81,14 @@ def test_every_option_arrives() -> None:
     assert pickle.loads(pickle.dumps(options)) == options
 
 
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("900000", 900_000), ("500ms", 500), ("30 s", 30_000), ("2min", 120_000), ("1H", 3_600_000)],
+)
+def test_a_delay_is_written_as_spark_writes_times(text: str, ms: int) -> None:
+    assert parse(BASE | {"maxTriggerDelay": text}, "stream").trigger_delay_ms_max == ms
+
+
 def test_times_win_over_offsets_as_in_sparks_kafka_source() -> None:
     said = BASE | {
         "startingOffsets": "earliest",
@@ -95,20 +106,21 @@ def test_times_win_over_offsets_as_in_sparks_kafka_source() -> None:
     assert options.starting.is_late_latest
 
 
-@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+@pytest.mark.parametrize("name", NAMES.without_effect)
 def test_what_tunes_the_java_consumer_is_accepted(name: str) -> None:
     assert parse(BASE | {name: "1"}, "batch") == parse(BASE, "batch")
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", NAMES.refused)
 def test_what_contradicts_a_source_is_refused_with_a_way_out(name: str) -> None:
     with pytest.raises(SparkOptionError, match=r"has no place here: ."):
         parse(BASE | {name: "1"}, "batch")
 
 
 def test_no_option_is_known_twice() -> None:
-    names = [name.lower() for name in (*NAMES, *WITHOUT_EFFECT, *REFUSED)]
-    assert len(names) == len(set(names))
+    for known in (NAMES, sink.NAMES):
+        names = [name.lower() for name in (*known.meant, *known.without_effect, *known.refused)]
+        assert len(names) == len(set(names))
 
 
 STREAM, BATCH = "stream", "batch"
@@ -120,13 +132,16 @@ STREAM, BATCH = "stream", "batch"
         (
             BATCH,
             {"startingOffset": "earliest"},
-            "unknown option startingoffset; did you mean startingOffsets?",
+            "unknown option startingoffset of the source; did you mean startingOffsets?",
         ),
         (BATCH, {"subscribepatern": "x"}, "did you mean subscribePattern?"),
         (BATCH, {"kafka.isolation": "x"}, "did you mean kafka.isolation.level?"),
         (BATCH, {"kafka.bootstrap.servers": None}, "kafka.bootstrap.servers is missing"),
-        (BATCH, {"kafka.bootstrap.servers": "localhost"}, "needs HOST:PORT"),
-        (BATCH, {"kafka.bootstrap.servers": "a:1,b:99999"}, "not 'b:99999'"),
+        (BATCH, {"kafka.bootstrap.servers": "localhost"}, "write HOST:PORT"),
+        (BATCH, {"kafka.bootstrap.servers": "a:1,b:99999"}, "'b:99999' is no port"),
+        (BATCH, {"kafka.bootstrap.servers": "::1:9092"}, "write an IPv6 address as [::1]:9092"),
+        (BATCH, {"kafka.bootstrap.servers": "SSL://a:1"}, "is no plain connection"),
+        (BATCH, {"kafka.client.id": "x" * 40_000}, "kafka.client.id has more than 32767 bytes"),
         (BATCH, {"bootstrap": "other:1"}, "differ"),
         (BATCH, {"subscribe": None}, "exactly one of subscribe, subscribePattern and assign; found none"),
         (BATCH, {"assign": '{"t": [0]}'}, "found both subscribe and assign"),

@@ -17,7 +17,7 @@ from penstock.protocol.compression import Codec
 from penstock.protocol.records import decode_header
 from penstock.spark import producing
 from penstock.spark.producing import ProduceSettings, RowError, Sender, Sent
-from penstock.wire import Client, UnknownTopic, Unreachable, WireError
+from penstock.wire import Client, TopicReplaced, UnknownTopic, Unreachable, WireError
 from tests.interop.adapters.confluent import ConfluentClient
 from tests.interop.client import Record
 from tests.interop.murmur2 import partition_of
@@ -224,6 +224,13 @@ def test_a_null_topic_is_refused(settings: ProduceSettings, client: ConfluentCli
         send(settings, None, {"value": pa.array([b"a", b"b"]), "topic": pa.array([topic, None])})
 
 
+def test_a_topic_that_is_no_text_is_refused(settings: ProduceSettings) -> None:
+    # Spark lets any bytes be cast to a string.
+    topics = pa.array([b"\xff"]).view(pa.string())
+    with pytest.raises(RowError, match=r"topic b'\\xff', which is no text"):
+        send(settings, None, {"value": pa.array([b"a"]), "topic": topics})
+
+
 def test_large_and_many_batches_keep_their_order(
     settings: ProduceSettings, client: ConfluentClient, unique: Unique, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +330,22 @@ def test_a_topic_that_was_made_anew_is_sent_to_by_the_same_producer(
             send(settings, topic, {"value": pa.array([b"a", b"b"])})
         assert values(stored(client, topic)[0]) == [b"a", b"b", b"a", b"b"]
         client.delete_topic(topic)
+
+
+def test_a_topic_made_anew_during_a_task_has_lost_what_the_task_sent(
+    settings: ProduceSettings, client: ConfluentClient, unique: Unique
+) -> None:
+    topic = unique("topic")
+    client.create_topic(topic)
+    with Sender(settings, topic) as sender:
+        sender.send(pa.RecordBatch.from_pydict({"value": pa.array([b"a"])}))
+        sender.flush()
+        client.delete_topic(topic)
+        client.create_topic(topic, 2)
+        rows = {"value": pa.array([b"b"]), "partition": pa.array([1], pa.int32())}
+        sender.send(pa.RecordBatch.from_pydict(rows))
+        with pytest.raises(TopicReplaced, match=f"topic {topic} was deleted and made again"):
+            sender.finish()
 
 
 def test_a_header_without_a_name_is_refused(settings: ProduceSettings, unique: Unique) -> None:

@@ -185,6 +185,20 @@ def test_an_empty_topic_has_nothing_ahead() -> None:
     assert (found.growth_bytes_per_day, found.deletes_from_ms, set(found.bytes_by_day)) == (0, None, {0})
 
 
+@pytest.mark.parametrize("retention", [Retention(2**63 - 1, None), Retention(None, 2**63 - 1)])
+def test_what_is_kept_longer_than_calendars_go_is_never_deleted(retention: Retention) -> None:
+    found = ahead(daily(3, 100), retention)
+    assert (found.deletes_from_ms, found.deletes_by) == (None, None)
+    assert found.bytes_by_day[30] == 3300
+
+
+def test_what_is_only_compacted_is_never_deleted() -> None:
+    limits = {"retention.ms": "5", "retention.bytes": "5"}
+    assert Retention.of({**limits, "cleanup.policy": "compact"}) == NO_LIMIT
+    assert Retention.of({**limits, "cleanup.policy": "compact,delete"}) == Retention(5, 5)
+
+
 def test_settings_of_minus_one_are_no_limits() -> None:
     assert Retention.of({"retention.ms": "-1", "retention.bytes": "-1"}) == NO_LIMIT
     assert Retention.of({"retention.ms": "5"}) == Retention(5, None)
+    assert Retention.of({"retention.ms": str(2**63 - 1), "retention.bytes": str(2**63 - 1)}) == NO_LIMIT

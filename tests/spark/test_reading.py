@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.model import TopicPartition
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import encode_batch
+from penstock.protocol.records import CorruptBatch, encode_batch
 from penstock.spark import reading
 from penstock.spark.columns import decode
 from penstock.spark.errors import DataLossError
@@ -82,6 +82,20 @@ def test_a_topic_deleted_before_the_read_is_data_loss(
         list(read(ReadSettings(bootstrap, deadline_ms=20_000), OffsetRange(topic, 0, 0, 5)))
 
 
+def test_a_topic_made_anew_is_not_read_in_place_of_the_one_that_was_planned(
+    unique: Callable[[str], str], topics: Topics, bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "UNKNOWN_TOPIC_MS", 200)
+    topic = topics.create(unique("t"), 1)
+    settings = ReadSettings(bootstrap)
+    planned = settings.client().topics([topic])[topic].topic_id
+    topics.delete(topic)
+    topics.create(topic, 1)
+    topics.send(topic, [b"of another topic"] * 5)
+    with pytest.raises(DataLossError, match=f"{topic}-0 is gone: its topic was deleted and made anew"):
+        list(read(settings, OffsetRange(topic, 0, 0, 5), planned))
+
+
 # Logs that a broker without compaction and transactions does not have yet
 
 
@@ -91,9 +105,11 @@ class ScriptedLog:
     def __init__(self, answers: list[Fetched | Exception]) -> None:
         self.answers = answers
         self.asked: list[int] = []
+        self.topic_ids: list[bytes | None] = []
 
     def reader(self, at: TopicPartition, offset: int, end: int, **settings: Any) -> Iterator[Fetched]:
         self.asked.append(offset)
+        self.topic_ids.append(settings["topic_id"])
         while self.answers:
             answer = self.answers.pop(0)
             if isinstance(answer, Exception):
@@ -101,12 +117,15 @@ class ScriptedLog:
             yield answer
 
 
+OLD = bytes(range(16))
+
+
 def batch(base_offset: int, count: int, **settings: Any) -> bytes:
     return bytes(encode_batch([(1, None, b"v" * 100, ())] * count, base_offset=base_offset, **settings))
 
 
 def fetched(*batches: bytes, aborted: list[tuple[int, int]] | None = None) -> Fetched:
-    return Fetched(memoryview(b"".join(batches)), 1000, 1000, 0, aborted or [], 0)
+    return Fetched(memoryview(b"".join(batches)), 1000, 1000, 0, aborted or [], 0, OLD)
 
 
 @pytest.fixture
@@ -168,6 +187,14 @@ def test_a_reader_overtaken_midway_goes_on_where_the_log_begins(script: Callable
         list(read(SETTINGS, OffsetRange("t", 0, 0, 10)))
 
 
+def test_a_damaged_batch_is_named_with_its_partition(script: Callable[..., ScriptedLog]) -> None:
+    damaged = bytearray(batch(3, 2))
+    damaged[-1] ^= 1
+    script(fetched(batch(0, 3), bytes(damaged)))
+    with pytest.raises(CorruptBatch, match="t-0: the batch at offset 3: the CRC is wrong"):
+        list(read(SETTINGS, OffsetRange("t", 0, 0, 5)))
+
+
 def test_large_records_come_in_small_batches(
     script: Callable[..., ScriptedLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,9 +222,10 @@ def test_an_answer_that_unfolds_to_much_is_decoded_in_parts(
 
 def test_a_topic_that_brokers_do_not_show_for_a_moment_is_read_on(script: Callable[..., ScriptedLog]) -> None:
     unknown = UnknownTopic("there is no topic t")
-    script(fetched(batch(0, 3)), unknown, unknown, fetched(batch(3, 2)))
+    log = script(fetched(batch(0, 3)), unknown, unknown, fetched(batch(3, 2)))
     lenient = ReadSettings("127.0.0.1:1", fail_on_data_loss=False)
     assert offsets_of(read(lenient, OffsetRange("t", 0, 0, 5))) == [0, 1, 2, 3, 4]
+    assert log.topic_ids == [None, OLD, OLD]
     # One that was made anew is another, however soon it is there.
     script(fetched(batch(0, 3)), TopicReplaced("made again"), fetched(batch(3, 2)))
     assert offsets_of(read(lenient, OffsetRange("t", 0, 0, 5))) == [0, 1, 2]

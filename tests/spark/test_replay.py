@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -321,6 +321,27 @@ def test_a_replay_that_goes_on_says_what_retention_took_from_it(
     assert replay(spark, bootstrap, source, target, run_id="new", dry_run=True).records == 70
     lenient = replay(spark, bootstrap, source, target, run_id="late", fail_on_data_loss=False)
     assert lenient.records == 70
+
+
+def test_a_target_that_was_just_made_need_not_be_known_to_every_broker(
+    spark: SparkSession, bootstrap: str, unique: Unique, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, topics, create, late = unique("target"), Client.topics, Client.create_topic, [0]
+
+    def ask_one_that_is_behind(client: Client, names: Iterable[str], **given: Any) -> dict[str, Any]:
+        found = topics(client, names, **given)
+        if target in found and late[0]:
+            late[0] -= 1
+            del found[target]
+        return found
+
+    def create_and_ask_another(client: Client, name: str, *given: Any) -> bool:
+        late[0] = 2
+        return create(client, name, *given)
+
+    monkeypatch.setattr(Client, "topics", ask_one_that_is_behind)
+    monkeypatch.setattr(Client, "create_topic", create_and_ask_another)
+    assert replay(spark, bootstrap, source, target, create_target=True).records == 90
 
 
 def test_what_makes_no_sense_is_refused_with_advice(

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import archive, read_snapshot, snapshot
+from penstock.spark.jobs.tables.errors import TableError
 from penstock.spark.jobs.versions import CURRENT, DIRECTORY, SnapshotConflict, Version, Versions
 from tests.spark.test_archive_commits import Crash, CrashingDisk
 from tests.spark.topics import Topics
@@ -154,6 +155,20 @@ def test_what_brokers_no_longer_have_comes_from_the_archive(
     assert rows(spark, location) == {**everything, b"a": b"7"}
 
 
+def test_what_was_lost_with_leave_is_lost_only_once(
+    spark: SparkSession, bootstrap: str, topics: Topics, topic: str, location: Path
+) -> None:
+    topics.send(topic, [b"1"], keys=[b"a"])
+    snapshot(spark, bootstrap, topic, location)
+    topics.send(topic, [b"2"], keys=[b"a"])
+    topics.delete_records(topic, 0, 2)
+    with pytest.raises(DataLossError, match="are gone"):
+        snapshot(spark, bootstrap, topic, location)
+    assert snapshot(spark, bootstrap, topic, location, fail_on_data_loss=False).read == 0
+    assert not snapshot(spark, bootstrap, topic, location).is_new
+    assert rows(spark, location) == {b"a": b"1"}
+
+
 def test_a_topic_that_is_not_the_one_of_the_snapshot_is_refused(
     spark: SparkSession,
     bootstrap: str,
@@ -229,6 +244,26 @@ def test_a_commit_that_is_cut_off_anywhere_leaves_a_whole_version(tmp_path: Path
     else:
         pytest.fail("the commit did not end")
     assert reached == {2, 3}
+
+
+def test_a_run_that_others_have_overtaken_by_far_has_lost(tmp_path: Path) -> None:
+    """Its number is free again, because old versions are pruned; and yet it is not the newest."""
+    for number in (1, 2, 3, 4):
+        Versions(tmp_path).commit(written(tmp_path, number))
+    with pytest.raises(SnapshotConflict, match="another run has made version 2"):
+        Versions(tmp_path).commit(written(tmp_path, 2, "bbbbbb"))
+    newest = Versions(tmp_path).load()
+    assert newest is not None and newest.number == 4
+    assert len(list(tmp_path.glob("v*"))) == len(list((tmp_path / DIRECTORY).iterdir())) == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format":1}', '{"format":2}'])
+def test_a_damaged_snapshot_is_told_of_by_name(tmp_path: Path, text: str) -> None:
+    Versions(tmp_path).commit(written(tmp_path, 1))
+    newest = tmp_path / DIRECTORY / f"{1:020d}.json"
+    newest.write_text(text)
+    with pytest.raises(TableError, match=str(newest)):
+        Versions(tmp_path).load()
 
 
 def test_of_two_runs_that_commit_at_once_one_wins(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from penstock.spark import reading, source
+from penstock.spark.errors import DataLossError
 from penstock.spark.options import parse
-from penstock.spark.source import PenstockStreamReader
-from penstock.wire import TimedOut
+from penstock.spark.source import PenstockReader, PenstockStreamReader
+from penstock.wire import TimedOut, operations
 from tests.spark.topics import Topics
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def test_a_topic_is_a_table_in_sql(
 def test_a_wrong_option_is_told_by_load(read: Read) -> None:
     with pytest.raises(PySparkException) as caught:
         read(subscribe="t", startingOfsets="earliest")
-    assert last_line(caught) == "unknown option startingofsets; did you mean startingOffsets?"
+    assert last_line(caught) == "unknown option startingofsets of the source; did you mean startingOffsets?"
 
 
 def test_an_unknown_topic_is_named(read: Read, bootstrap: str) -> None:
@@ -144,6 +145,30 @@ def test_columns_of_another_shape_are_refused(spark: SparkSession, bootstrap: st
     with pytest.raises(PySparkException) as caught:
         reader.schema("value string").load().count()
     assert "leave out .schema(...)" in last_line(caught)
+
+
+def test_tasks_read_the_topic_that_was_planned_and_no_other_of_its_name(
+    topics: Topics, unique: Callable[[str], str], bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "UNKNOWN_TOPIC_MS", 200)
+    topic = topics.create(unique("t"), 1)
+    topics.send(topic, [b"old"] * 3)
+    options = {"bootstrap": bootstrap, "subscribe": topic}
+    batch = PenstockReader(parse(options, "batch"))
+    stream = PenstockStreamReader(parse(options, "stream"))
+    planned = [
+        (batch, batch.partitions()),
+        (stream, stream.partitions({topic: {"0": 0}}, {topic: {"0": 3}})),
+    ]
+    topics.delete(topic)
+    topics.create(topic, 1)
+    topics.send(topic, [b"new"] * 3)
+    for reader, partitions in planned:
+        for each in partitions:
+            with pytest.raises(
+                DataLossError, match=f"{topic}-0 is gone: its topic was deleted and made anew"
+            ):
+                list(reader.read(each))
 
 
 def test_a_coordinator_that_is_away_does_not_hold_up_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:

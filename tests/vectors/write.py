@@ -53,6 +53,7 @@ APIS = {
     "BrokerHeartbeat": None,
     "UnregisterBroker": None,
     "AllocateProducerIds": None,
+    "ConsumerGroupHeartbeat": None,
     "AssignReplicasToDirs": None,
     "AddRaftVoter": None,
     "RemoveRaftVoter": None,

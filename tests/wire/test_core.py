@@ -202,8 +202,10 @@ def test_a_silent_broker_is_given_up_for_another(cluster: FakeCluster) -> None:
     assert shell.now_ms == 1_000 + CONNECT_TIMEOUT_MS
 
 
-def test_a_leader_that_falls_silent_costs_one_timeout(cluster: FakeCluster) -> None:
-    shell = FakeShell(cluster, bootstrap="broker-2:9092", request_timeout_ms=5_000)
+@pytest.mark.parametrize("bootstrap", ["broker-2:9092", "broker-1:9092"])
+def test_a_leader_that_falls_silent_costs_one_timeout(cluster: FakeCluster, bootstrap: str) -> None:
+    # Also if it is the one that has been asked about the cluster so far.
+    shell = FakeShell(cluster, bootstrap=bootstrap, request_timeout_ms=5_000)
     fetch(shell)
     task = shell.start("fetching", lambda core, task: operations.fetch(core, task, AT, 3, FetchSettings()))
     shell.silent.add(1)
@@ -341,6 +343,15 @@ def test_a_reader_does_not_go_on_in_a_topic_made_anew(cluster: FakeCluster) -> N
     cluster.fill(AT, batches=8)
     with pytest.raises(TopicReplaced, match="deleted and made again"):
         shell.ask(operations.fetch, AT, 12, FetchSettings(), topic_id)
+
+
+def test_a_client_that_remembers_the_topic_before_looks_again(cluster: FakeCluster) -> None:
+    shell = FakeShell(cluster)
+    fetch(shell)
+    cluster.make_topic("orders", [1])
+    cluster.fill(AT, batches=1)
+    topic_id = cluster.topics["orders"][0]
+    assert shell.ask(operations.fetch, AT, 0, FetchSettings(), topic_id).next_offset == 3
 
 
 def test_making_a_topic_waits_for_its_leaders_and_is_no_error_twice(cluster: FakeCluster) -> None:
@@ -565,7 +576,8 @@ def test_a_broker_that_never_answers_one_request_is_left(cluster: FakeCluster) -
     [
         ("localhost", "write HOST:PORT"),
         ("", "write HOST:PORT"),
-        ("a:1,", "write HOST:PORT"),
+        (" , ", "write HOST:PORT"),
+        ("SSL://a:1", "is no plain connection"),
         (":9092", "write HOST:PORT"),
         ("::1:9092", r"\[::1\]:9092"),
         ("host:http", "is no port"),
@@ -576,6 +588,11 @@ def test_a_broker_that_never_answers_one_request_is_left(cluster: FakeCluster) -
 def test_a_list_of_brokers_that_is_none_is_refused(text: str, what: str) -> None:
     with pytest.raises(BadBootstrap, match=what):
         FakeShell(FakeCluster(), bootstrap=text)
+
+
+def test_a_list_of_brokers_may_be_written_as_for_javas_clients() -> None:
+    shell = FakeShell(FakeCluster(), bootstrap="a:1,,PLAINTEXT://b:2, ")
+    assert shell.core.cluster.bootstrap == [Address("a", 1), Address("b", 2)]
 
 
 def test_an_address_in_brackets_is_one_of_the_sixth_version() -> None:

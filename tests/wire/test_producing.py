@@ -408,6 +408,16 @@ def test_a_topic_made_anew_is_not_written_on(cluster: FakeCluster) -> None:
     assert log(cluster) == []
 
 
+def test_a_topic_made_anew_is_not_written_on_in_another_partition_either(cluster: FakeCluster) -> None:
+    writing = Writing(cluster)
+    writing.send(AT)
+    writing.flush()
+    cluster.make_topic("orders", [1, 1])
+    writing.send(TopicPartition("orders", 1))
+    with pytest.raises(TopicReplaced, match="while it was written to"):
+        writing.flush()
+
+
 def test_a_topic_made_anew_before_anything_was_written_is_as_good(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
     writing.shell.ask(operations.topics, ["orders"])

@@ -28,7 +28,7 @@ from penstock.cli.failures import WrongUsage
 from penstock.cli.options import BOOTSTRAP, Bootstrap
 from penstock.cli.output import bytes_text, count_text, show_json, show_table
 from penstock.cli.positions import HELP as POSITIONS
-from penstock.cli.positions import parse_position, resolve
+from penstock.cli.positions import Position, parse_position, resolve
 from penstock.cli.produce import Compression
 from penstock.cli.settings import parse_settings
 from penstock.cli.spark_session import spark_session
@@ -40,6 +40,8 @@ app = typer.Typer(
 
 # Cells of records are shown to so many characters.
 CELL_CHARACTERS_MAX = 60
+# Spark counts the rows of a LIMIT so.
+ROWS_MAX = 2**31 - 1
 
 
 class Format(StrEnum):
@@ -148,7 +150,9 @@ def table(
         str | None,
         typer.Option("--sql", metavar="QUERY", help="Over a view with the topic's name, _ for . and -."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, metavar="ROWS", help="Show no more.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, max=ROWS_MAX, metavar="ROWS", help="Show no more.")
+    ] = 20,
     format: Annotated[
         Format | None, typer.Option("--format", help="Of the archive; found out if not said.")
     ] = None,
@@ -173,7 +177,7 @@ def table(
             archived,
             format=None if format is None else format.value,
             catalog=catalog,
-            view=view,
+            view=f"`{view}`",  # or 2024 and 1e5 would be numbers
             fail_on_data_loss=not allow_data_loss,
         )
         found = frame if sql is None else spark.sql(sql)
@@ -183,7 +187,7 @@ def table(
         ]
         # As Arrow, which knows which times have a zone.
         held = found.limit(limit).toArrow()
-    rows = list(zip(*(each.to_pylist() for each in held.columns)))
+    rows = list(zip(*(_values(each) for each in held.columns)))
     names = [each["column"] for each in columns]
     if as_json:
         document: dict[str, Any] = {"job": "table", "topic": topic, "view": view}
@@ -286,9 +290,9 @@ def replay(
     settings = parse_settings("--conf", conf or [])
     admin = client.connect(bootstrap)
     numbers = _wanted_partitions(admin, source, partition)
-    starts = _offsets(admin, source, numbers, "--from", start)
-    ends = _offsets(admin, source, numbers, "--until", until)
-    run = run_id or uuid.uuid4().hex[:12]
+    first, last = _position("--from", start), _position("--until", until)
+    starts, ends = (resolve(admin, source, numbers, each) for each in (first, last))
+    run = uuid.uuid4().hex[:12] if run_id is None else run_id
     try:
         with spark_session("replay", master, settings) as (spark, bar):
             from penstock.spark import jobs  # noqa: PLC0415  # pyspark
@@ -298,7 +302,8 @@ def replay(
                 bootstrap,
                 source,
                 target,
-                starting_offsets=json.dumps({source: starts}),
+                # A replay that goes on knows by this word that all from the beginning was wanted.
+                starting_offsets="earliest" if first.kind == "beginning" else json.dumps({source: starts}),
                 ending_offsets=json.dumps(
                     {source: {each: max(end, starts[each]) for each, end in ends.items()}}
                 ),
@@ -327,6 +332,8 @@ def replay(
         f"{verb} {count_text(result.records, 'record')}, {bytes_text(result.bytes)}, "
         f"in {_speed(result.records, result.seconds)}; run {result.run_id}"
     )
+    if not result.keeps_timestamps:
+        print(f"{target} has LogAppendTime: its records have the time of the replay, not their own")
 
 
 @app.command()
@@ -389,14 +396,11 @@ def _wanted_partitions(admin: AdminClient, topic: str, wanted: Sequence[int] | N
     return sorted(set(wanted))
 
 
-def _offsets(
-    admin: AdminClient, topic: str, numbers: Sequence[int], option: str, text: str
-) -> dict[int, int]:
+def _position(option: str, text: str) -> Position:
     try:
-        position = parse_position(text)
+        return parse_position(text)
     except ValueError as error:
         raise WrongUsage(f"{option}: {error}") from None
-    return resolve(admin, topic, numbers, position)
 
 
 def _show(columns: Iterable[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -426,6 +430,23 @@ def _cell(value: Any) -> str | int | None:
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
     text = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
     return text if len(text) <= CELL_CHARACTERS_MAX else f"{text[: CELL_CHARACTERS_MAX - 1]}…"
+
+
+def _values(column: Any) -> list[Any]:
+    """An Arrow column as Python's values."""
+    try:
+        return list(column.to_pylist())
+    except OverflowError:
+        return [_value(each) for each in column]
+
+
+def _value(scalar: Any) -> Any:
+    """Records may be of times that Python's calendar has not: these are told as the numbers they are."""
+    try:
+        return scalar.as_py()
+    except OverflowError:
+        number = getattr(scalar, "value", None)  # None of what only holds such a time
+        return "outside of the calendar" if number is None else f"{number} {scalar.type}"
 
 
 def _plain(value: Any) -> Any:

@@ -46,6 +46,16 @@ _LOGGED = re.compile(
     r'^(?:Exception in thread "main" [\w.$]+:|\S+ \S+ ERROR [\w$.]+:|(?=Invalid )) ?(?P<what>.+)$',
     re.MULTILINE,
 )
+# Jobs speak of their functions' parameters. Who types a command knows the same as options.
+_OPTIONS = (
+    (re.compile(r"set (?:fail_on_data_loss|failOnDataLoss) to false"), "pass --allow-data-loss"),
+    (re.compile(r"say create_target=True"), "pass --create"),
+    (re.compile(r"say into_itself=True"), "pass --into-itself"),
+    (re.compile(r"say keep_partitions=False"), "pass --by-key"),
+    (re.compile(r"run_id='(.*)'"), r"--run-id '\1'"),
+    (re.compile(r"begin anew with full"), "begin anew with --full"),
+    (re.compile(r"\b(by|value)_(date|schema)\b"), r"--\1-\2"),
+)
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
@@ -201,9 +211,12 @@ def _explained(log: Path | None) -> Iterator[None]:
     try:
         yield
     except SparkOptionError as error:
-        raise WrongUsage(str(error)) from None
+        raise WrongUsage(_with_options(str(error))) from None
     except (DataLossError, WireError) as error:
-        raise Failure(str(error)) from None
+        raise Failure(_with_options(str(error))) from None
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        raise Failure(f"{where}{error.strerror or error}") from None
     except (AnalysisException, ParseException) as error:
         # A mistake in --sql: the first line says it, the rest is the plan.
         raise Failure(_first_line(str(error)).rstrip("; ")) from None
@@ -213,8 +226,14 @@ def _explained(log: Path | None) -> Iterator[None]:
     except RuntimeError as error:
         # A job's own: an archive, a replay or a snapshot that could not go on, and says why.
         if type(error).__module__.startswith("penstock."):
-            raise Failure(str(error)) from None
+            raise Failure(_with_options(str(error))) from None
         raise
+
+
+def _with_options(text: str) -> str:
+    for parameter, option in _OPTIONS:
+        text = parameter.sub(option, text)
+    return text
 
 
 def _require_libraries() -> None:

@@ -144,7 +144,8 @@ def encode(
     A row that is larger is a batch of its own. Keys and values are binary or string, and may be null.
 
     Raises:
-        ValueError: columns of different lengths or wrong types, a timestamp or a header's key that is null.
+        ValueError: columns of different lengths or wrong types, a timestamp or a header's key that is null, a
+            record that ``decode`` would refuse.
     """
     rows = len(timestamp_ms)
     if not len(key) == len(value) == rows or (headers is not None and len(headers) != rows):
@@ -159,6 +160,10 @@ def encode(
     first = 0
     while first < rows:
         count, size, max_timestamp = kernel.fit(table, first, batch_bytes_max - HEADER_SIZE)
+        if codec != Codec.NONE and size > UNFOLDED_BYTES_MAX:
+            raise ValueError(
+                f"a record of {size} bytes would be taken for a bomb when it is read: send it uncompressed, or less"
+            )
         batch = bytearray(HEADER_SIZE + size)
         with memoryview(batch) as whole, whole[HEADER_SIZE:] as body:
             kernel.write(table, first, count, body)

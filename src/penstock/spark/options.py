@@ -1,23 +1,22 @@
 """The options of ``format("penstock")`` as a source: Spark's Kafka source's own names, and a few of ours.
 
 A job moves over by changing the format's name, so everything that Spark's Kafka source takes is taken here: with
-its meaning, or, where it tunes the Java consumer, accepted and without effect (``WITHOUT_EFFECT`` lists them).
-Anything else is an error that names the nearest known option. What a newcomer gets wrong: names arrive here in
-lower case, however they were written.
+its meaning, or, where it tunes the Java consumer, accepted and without effect. Anything else is an error that names
+the nearest known option. What a newcomer gets wrong: ``load()`` asks before Spark knows whether a batch or a stream
+is meant. What only one of them takes is refused later, to the other.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from penstock.model import TopicPartition
 from penstock.spark.errors import SparkOptionError
+from penstock.spark.given import INT32_MAX, INT64_MAX, OF_JAVA_CLIENTS, Given, Names, at_most
 from penstock.spark.ranges import Offsets, from_json
 from penstock.spark.reading import (
     CLIENT_ID,
@@ -29,87 +28,81 @@ from penstock.spark.reading import (
 
 Mode: TypeAlias = Literal["batch", "stream"]
 
-# With a meaning here, as they are documented.
-NAMES = (
-    "kafka.bootstrap.servers",
-    "bootstrap",
-    "subscribe",
-    "subscribePattern",
-    "assign",
-    "startingOffsets",
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "endingOffsets",
-    "endingTimestamp",
-    "endingOffsetsByTimestamp",
-    "failOnDataLoss",
-    "includeHeaders",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "maxBytesPerTrigger",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "groupId",
-    "kafka.isolation.level",
-    "kafka.client.id",
-    "kafka.request.timeout.ms",
-    "kafka.default.api.timeout.ms",
-    "kafka.max.partition.fetch.bytes",
-    "kafka.security.protocol",
+NAMES = Names(
+    of="source",
+    meant=(
+        "kafka.bootstrap.servers",
+        "bootstrap",
+        "subscribe",
+        "subscribePattern",
+        "assign",
+        "startingOffsets",
+        "startingTimestamp",
+        "startingOffsetsByTimestamp",
+        "startingOffsetsByTimestampStrategy",
+        "endingOffsets",
+        "endingTimestamp",
+        "endingOffsetsByTimestamp",
+        "failOnDataLoss",
+        "includeHeaders",
+        "maxOffsetsPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "maxBytesPerTrigger",
+        "minPartitions",
+        "maxRecordsPerPartition",
+        "groupId",
+        "kafka.isolation.level",
+        "kafka.client.id",
+        "kafka.request.timeout.ms",
+        "kafka.default.api.timeout.ms",
+        "kafka.max.partition.fetch.bytes",
+        "kafka.security.protocol",
+    ),
+    # They tune how the Java consumer polls, joins groups, caches or retries. There is no such consumer here.
+    without_effect=(
+        *OF_JAVA_CLIENTS,
+        "kafkaConsumer.pollTimeoutMs",
+        "fetchOffset.numRetries",
+        "fetchOffset.retryIntervalMs",
+        "groupIdPrefix",
+        "kafka.group.id",
+        "kafka.group.instance.id",
+        "kafka.group.protocol",
+        "kafka.group.remote.assignor",
+        "kafka.fetch.min.bytes",
+        "kafka.fetch.max.bytes",
+        "kafka.fetch.max.wait.ms",
+        "kafka.max.poll.records",
+        "kafka.max.poll.interval.ms",
+        "kafka.session.timeout.ms",
+        "kafka.heartbeat.interval.ms",
+        "kafka.partition.assignment.strategy",
+        "kafka.auto.commit.interval.ms",
+        "kafka.client.rack",
+        "kafka.check.crcs",  # they always are
+        "kafka.allow.auto.create.topics",
+        "kafka.exclude.internal.topics",
+    ),
+    # Spark decides where a source reads.
+    refused={
+        "kafka.auto.offset.reset": "say where to begin with startingOffsets",
+        "kafka.key.deserializer": "keys arrive as bytes; cast the column",
+        "kafka.value.deserializer": "values arrive as bytes; cast the column",
+        "kafka.enable.auto.commit": "Spark keeps the offsets; groupId mirrors them into a consumer group",
+        "kafka.interceptor.classes": "Java classes cannot run here",
+        "topic": "it names where to write; say what to read with subscribe, subscribePattern or assign",
+        "path": "say what to read with subscribe, subscribePattern or assign, and load() without a path",
+        # A property of tables in Spark's catalog. Such a table's options never reach a Python source's reader.
+        "provider": (
+            "a topic cannot be a table of Spark's catalog; say CREATE TEMPORARY VIEW ... USING penstock "
+            "OPTIONS (...) instead of CREATE TABLE"
+        ),
+    },
 )
 
-# They tune how the Java consumer polls, joins groups, caches or retries. There is no such consumer here.
-WITHOUT_EFFECT = (
-    "kafkaConsumer.pollTimeoutMs",
-    "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
-    "groupIdPrefix",
-    "kafka.group.id",
-    "kafka.group.instance.id",
-    "kafka.group.protocol",
-    "kafka.fetch.min.bytes",
-    "kafka.fetch.max.bytes",
-    "kafka.fetch.max.wait.ms",
-    "kafka.max.poll.records",
-    "kafka.max.poll.interval.ms",
-    "kafka.session.timeout.ms",
-    "kafka.heartbeat.interval.ms",
-    "kafka.partition.assignment.strategy",
-    "kafka.metadata.max.age.ms",
-    "kafka.reconnect.backoff.ms",
-    "kafka.reconnect.backoff.max.ms",
-    "kafka.retry.backoff.ms",
-    "kafka.retry.backoff.max.ms",
-    "kafka.receive.buffer.bytes",
-    "kafka.send.buffer.bytes",
-    "kafka.connections.max.idle.ms",
-    "kafka.socket.connection.setup.timeout.ms",
-    "kafka.socket.connection.setup.timeout.max.ms",
-    "kafka.client.dns.lookup",
-    "kafka.client.rack",
-    "kafka.check.crcs",  # they always are
-    "kafka.allow.auto.create.topics",
-    "kafka.exclude.internal.topics",
-    "kafka.enable.metrics.push",
-    "kafka.metric.reporters",
-)
-
-# Of Spark's Kafka source, but contradicting what a source does: Spark decides where it reads.
-REFUSED = {
-    "kafka.auto.offset.reset": "say where to begin with startingOffsets",
-    "kafka.key.deserializer": "keys arrive as bytes; cast the column",
-    "kafka.value.deserializer": "values arrive as bytes; cast the column",
-    "kafka.enable.auto.commit": "Spark keeps the offsets; groupId mirrors them into a consumer group",
-    "kafka.interceptor.classes": "Java classes cannot run here",
-    "topic": "it names where to write; say what to read with subscribe, subscribePattern or assign",
-    "path": "say what to read with subscribe, subscribePattern or assign, and load() without a path",
-}
-
-# What fields of the protocol hold, and numbers of Java's.
-INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
-_TIME_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+# Without a unit these are milliseconds and bytes, as Spark reads them.
+_TIME_UNITS_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZE_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 TRIGGER_DELAY_MS_MAX = 15 * 60_000  # the default of Spark's Kafka source
 # Topics that the brokers keep for themselves are read only by name.
@@ -163,21 +156,8 @@ class SourceOptions:
 
 def parse(options: Mapping[str, str], mode: Mode) -> SourceOptions:
     """Raises SparkOptionError: one line about the first thing that is wrong."""
-    given = {name.lower(): str(value).strip() for name, value in options.items()}
-    _check_names(given)
-    parsed = SourceOptions(
-        read=_read_settings(given),
-        subscription=_subscription(given),
-        starting=_place(given, "starting", Place("startingOffsets", _DEFAULT_START[mode])),
-        ending=_place(given, "ending", Place("endingOffsets", "latest")),
-        partitions_min=_positive(given, "minPartitions"),
-        records_max=_positive(given, "maxRecordsPerPartition"),
-        offsets_max=_positive(given, "maxOffsetsPerTrigger"),
-        offsets_min=_positive(given, "minOffsetsPerTrigger"),
-        trigger_delay_ms_max=_duration_ms(given, "maxTriggerDelay", TRIGGER_DELAY_MS_MAX),
-        bytes_max=_size(given, "maxBytesPerTrigger"),
-        group=_group(given),
-    )
+    given = Given(options, NAMES)
+    parsed = _parse(given, mode)
     if mode == "batch":
         _check_batch(parsed, given)
     else:
@@ -185,58 +165,40 @@ def parse(options: Mapping[str, str], mode: Mode) -> SourceOptions:
     return parsed
 
 
+def check(options: Mapping[str, str]) -> SourceOptions:
+    """As ``parse``, for those who do not know yet whether a batch or a stream is meant."""
+    return _parse(Given(options, NAMES), "batch")
+
+
 _DEFAULT_START: dict[Mode, Literal["earliest", "latest"]] = {"batch": "earliest", "stream": "latest"}
 
 
-def check(options: Mapping[str, str]) -> SourceOptions:
-    """For those who do not know yet whether a batch or a stream is meant.
-
-    Raises SparkOptionError if it can be neither.
-    """
-    try:
-        return parse(options, "batch")
-    except SparkOptionError as error:
-        with suppress(SparkOptionError):
-            return parse(options, "stream")
-        raise error from None
-
-
-# Names
-
-
-def _check_names(given: Mapping[str, str]) -> None:
-    known = {name.lower(): name for name in (*NAMES, *WITHOUT_EFFECT)}
-    refused = {name.lower(): (name, reason) for name, reason in REFUSED.items()}
-    if "provider" in given:
-        # A property of tables in Spark's catalog. Such a table's options never reach a Python source's reader.
-        raise SparkOptionError(
-            "a topic cannot be a table of Spark's catalog: say CREATE TEMPORARY VIEW ... USING penstock "
-            "OPTIONS (...) instead of CREATE TABLE"
-        )
-    for name in given:
-        if name in known:
-            continue
-        if name in refused:
-            spelling, reason = refused[name]
-            raise SparkOptionError(f"option {spelling} has no place here: {reason}")
-        if name.startswith(("kafka.ssl.", "kafka.sasl.")):
-            raise SparkOptionError(
-                f"option {name}: only plain connections are supported so far; leave it out"
-            )
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-        raise SparkOptionError(f"unknown option {name}; did you mean {known[near[0]]}?")
+def _parse(given: Given, mode: Mode) -> SourceOptions:
+    return SourceOptions(
+        read=_read_settings(given),
+        subscription=_subscription(given),
+        starting=_place(given, "starting", Place("startingOffsets", _DEFAULT_START[mode])),
+        ending=_place(given, "ending", Place("endingOffsets", "latest")),
+        partitions_min=given.positive("minPartitions"),
+        records_max=given.positive("maxRecordsPerPartition"),
+        offsets_max=given.positive("maxOffsetsPerTrigger"),
+        offsets_min=given.positive("minOffsetsPerTrigger"),
+        trigger_delay_ms_max=_duration_ms(given, "maxTriggerDelay", TRIGGER_DELAY_MS_MAX),
+        bytes_max=_size(given, "maxBytesPerTrigger"),
+        group=_group(given),
+    )
 
 
 # What to read
 
 
-def _subscription(given: Mapping[str, str]) -> Subscription:
-    said = [name for name in ("subscribe", "subscribePattern", "assign") if name.lower() in given]
+def _subscription(given: Given) -> Subscription:
+    said = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
     if len(said) != 1:
         found = f"both {said[0]} and {said[1]}" if said else "none of them"
         raise SparkOptionError(f"give exactly one of subscribe, subscribePattern and assign; found {found}")
     name = said[0]
-    text = given[name.lower()]
+    text = given[name]
     if name == "subscribe":
         topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
         if not topics:
@@ -269,18 +231,18 @@ def _assigned(text: str) -> tuple[TopicPartition, ...]:
 # Where to begin and to end
 
 
-def _place(given: Mapping[str, str], side: Literal["starting", "ending"], default: Place) -> Place:
+def _place(given: Given, side: Literal["starting", "ending"], default: Place) -> Place:
     """In the order of precedence of Spark's Kafka source: one time for all, times, then offsets."""
     is_late_latest = side == "ending" or _strategy_is_latest(given)
     one_time, times, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
-    if one_time.lower() in given:
+    if one_time in given:
         return Place(one_time, "time", time_ms=_time_ms(given, one_time), is_late_latest=is_late_latest)
-    if times.lower() in given:
-        values = _offsets_json(given[times.lower()], times, '{"topic": {"0": 1700000000000}}')
+    if times in given:
+        values = _offsets_json(given[times], times, '{"topic": {"0": 1700000000000}}')
         if min(values.values()) < 0:
             raise SparkOptionError(f"{times} needs times in milliseconds since 1970, none below 0")
         return Place(times, "times", values, is_late_latest=is_late_latest)
-    text = given.get(offsets.lower())
+    text = given.get(offsets)
     if text is None:
         return default
     if text.lower() == "earliest":
@@ -293,9 +255,9 @@ def _place(given: Mapping[str, str], side: Literal["starting", "ending"], defaul
     return Place(offsets, "offsets", values)
 
 
-def _strategy_is_latest(given: Mapping[str, str]) -> bool:
+def _strategy_is_latest(given: Given) -> bool:
     name = "startingOffsetsByTimestampStrategy"
-    strategy = given.get(name.lower(), "error").lower()
+    strategy = given.text(name, "error").lower()
     if strategy not in {"error", "latest"}:
         raise SparkOptionError(f"{name} is error or latest, not {strategy!r}")
     return strategy == "latest"
@@ -314,19 +276,19 @@ def _offsets_json(text: str, name: str, example: str) -> Offsets:
     return offsets
 
 
-def _check_batch(parsed: SourceOptions, given: Mapping[str, str]) -> None:
+def _check_batch(parsed: SourceOptions, given: Given) -> None:
     starting, ending = parsed.starting, parsed.ending
     if starting.kind == "latest" or (starting.kind == "offsets" and -1 in starting.values.values()):
         raise SparkOptionError("startingOffsets cannot be latest (-1) in a batch read: it would read nothing")
     if ending.kind == "earliest" or (ending.kind == "offsets" and -2 in ending.values.values()):
         raise SparkOptionError("endingOffsets cannot be earliest (-2): the read would end before it begins")
-    if "groupid" in given:
+    if "groupId" in given:
         raise SparkOptionError("groupId mirrors a stream's progress; a batch read has none, leave it out")
 
 
-def _check_stream(parsed: SourceOptions, given: Mapping[str, str]) -> None:
+def _check_stream(parsed: SourceOptions, given: Given) -> None:
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-        if name.lower() in given:
+        if name in given:
             raise SparkOptionError(f"{name} belongs to batch reads: a stream has no end; leave it out")
     smallest, largest = parsed.offsets_min, parsed.offsets_max
     if smallest is not None and largest is not None and smallest > largest:
@@ -336,42 +298,26 @@ def _check_stream(parsed: SourceOptions, given: Mapping[str, str]) -> None:
 # How to read
 
 
-def _read_settings(given: Mapping[str, str]) -> ReadSettings:
-    bootstrap = given.get("kafka.bootstrap.servers", given.get("bootstrap", ""))
-    if not bootstrap:
-        raise SparkOptionError("option kafka.bootstrap.servers is missing; give HOST:PORT of your brokers")
-    if given.get("bootstrap", bootstrap) != bootstrap:
-        raise SparkOptionError("bootstrap and kafka.bootstrap.servers differ; give one of them")
-    for address in bootstrap.split(","):
-        host, _, port = address.strip().rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise SparkOptionError(
-                f"kafka.bootstrap.servers needs HOST:PORT, separated by commas, not {address.strip()!r}"
-            )
-    isolation = given.get("kafka.isolation.level", "read_uncommitted").lower()
+def _read_settings(given: Given) -> ReadSettings:
+    isolation = given.text("kafka.isolation.level", "read_uncommitted").lower()
     if isolation not in {"read_committed", "read_uncommitted"}:
         raise SparkOptionError(
             f"kafka.isolation.level is read_committed or read_uncommitted, not {isolation!r}"
         )
-    security = given.get("kafka.security.protocol", "PLAINTEXT")
-    if security.upper() != "PLAINTEXT":
-        raise SparkOptionError(
-            f"kafka.security.protocol {security} is not supported so far, only PLAINTEXT connections"
-        )
     return ReadSettings(
-        bootstrap=bootstrap,
-        headers=_flag(given, "includeHeaders", False),
+        bootstrap=given.bootstrap(),
+        headers=given.flag("includeHeaders", False),
         read_committed=isolation == "read_committed",
-        fail_on_data_loss=_flag(given, "failOnDataLoss", True),
-        client_id=given.get("kafka.client.id", CLIENT_ID),
-        request_timeout_ms=_positive(given, "kafka.request.timeout.ms", INT32_MAX) or REQUEST_TIMEOUT_MS,
-        deadline_ms=_positive(given, "kafka.default.api.timeout.ms", INT32_MAX) or DEADLINE_MS,
-        fetch_bytes_max=_positive(given, "kafka.max.partition.fetch.bytes", INT32_MAX) or FETCH_BYTES_MAX,
+        fail_on_data_loss=given.flag("failOnDataLoss", True),
+        client_id=given.client_id(CLIENT_ID),
+        request_timeout_ms=given.positive("kafka.request.timeout.ms", INT32_MAX) or REQUEST_TIMEOUT_MS,
+        deadline_ms=given.positive("kafka.default.api.timeout.ms", INT32_MAX) or DEADLINE_MS,
+        fetch_bytes_max=given.positive("kafka.max.partition.fetch.bytes", INT32_MAX) or FETCH_BYTES_MAX,
     )
 
 
-def _group(given: Mapping[str, str]) -> str | None:
-    group = given.get("groupid")
+def _group(given: Given) -> str | None:
+    group = given.get("groupId")
     if group == "":
         raise SparkOptionError("groupId is empty; name a consumer group or leave it out")
     return group
@@ -380,53 +326,31 @@ def _group(given: Mapping[str, str]) -> str | None:
 # Values
 
 
-def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
-    text = str(given.get(name.lower(), default)).strip().lower()
-    if text not in {"true", "false"}:
-        raise SparkOptionError(f"{name} is true or false, not {text!r}")
-    return text == "true"
-
-
-def _positive(given: Mapping[str, str], name: str, highest: int = INT64_MAX) -> int | None:
-    text = given.get(name.lower())
-    if text is None:
-        return None
-    if not text.isdecimal() or int(text) == 0:
-        raise SparkOptionError(f"{name} needs a whole number above 0, not {text!r}")
-    return _at_most(name, int(text), highest)
-
-
-def _time_ms(given: Mapping[str, str], name: str) -> int:
-    text = given[name.lower()]
+def _time_ms(given: Given, name: str) -> int:
+    text = given[name]
     if not text.isdecimal():
         raise SparkOptionError(f"{name} needs milliseconds since 1970, not {text!r}")
-    return _at_most(name, int(text), INT64_MAX)
+    return at_most(name, int(text), INT64_MAX)
 
 
-def _at_most(name: str, value: int, highest: int) -> int:
-    if value > highest:
-        raise SparkOptionError(f"{name} needs at most {highest}, not {value}")
-    return value
-
-
-def _duration_ms(given: Mapping[str, str], name: str, default: int) -> int:
-    text = given.get(name.lower())
+def _duration_ms(given: Given, name: str, default: int) -> int:
+    text = given.get(name)
     if text is None:
         return default
-    found = re.fullmatch(r"(\d+)\s*(ms|s|m|min|h|d)", text.lower())
+    found = re.fullmatch(r"(\d+)\s*(|ms|s|m|min|h|d)", text.lower())
     if found is None:
         raise SparkOptionError(f"{name} needs a time such as 30s, 15m or 1h, not {text!r}")
     return int(found[1]) * _TIME_UNITS_MS[found[2]]
 
 
-def _size(given: Mapping[str, str], name: str) -> int | None:
-    text = given.get(name.lower())
+def _size(given: Given, name: str) -> int | None:
+    text = given.get(name)
     if text is None:
         return None
     found = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.lower())
     if found is None or int(found[1]) == 0:
         raise SparkOptionError(f"{name} needs bytes, such as 134217728, 128m or 1g, not {text!r}")
-    return _at_most(name, int(found[1]) * _SIZE_UNITS[found[2]], INT64_MAX)
+    return at_most(name, int(found[1]) * _SIZE_UNITS[found[2]], INT64_MAX)
 
 
 def _json_object(text: str, wanted: str) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from penstock.spark.reading import GONE_AFTER_S, lose
 from penstock.wire import EARLIEST, LATEST, Client, OffsetOutOfRange, UnknownTopic
 
 GONE_PAUSE_S = 0.25
+# A broker hears a moment later of a topic that was made at another.
+UNHEARD_OF_S = 2.0
 # New partitions and topics are found so soon. An idle stream looks for records a hundred times a second.
 METADATA_AGE_S = 1.0
 # What is read of a partition to learn how large its records are.
@@ -53,7 +55,8 @@ class Planner:
         self._client = client
         self._seen: set[TopicPartition] | None = None
         self._seen_at = 0.0
-        self._topic_ids: dict[str, bytes] = {}
+        # Of the topics that were seen: a plan is for them, and for no other that gets the name of one.
+        self.topic_ids: dict[str, bytes] = {}
         # Those of a stream that were told to be gone, and have not come back.
         self._gone: set[TopicPartition] = set()
 
@@ -78,23 +81,30 @@ class Planner:
 
     def partitions(self) -> list[TopicPartition]:
         """All partitions of the subscription, in order. Raises SparkOptionError for one that does not exist."""
+        deadline = time.monotonic() + UNHEARD_OF_S
+        while True:
+            found = self._visible()
+            missing = self._missing(found)
+            if missing is None:
+                return list(self._options.subscription.assigned) or sorted(found)
+            if time.monotonic() > deadline:
+                raise SparkOptionError(missing)
+            time.sleep(GONE_PAUSE_S)
+
+    def _missing(self, found: set[TopicPartition]) -> str | None:
+        """What is subscribed to and not among those found, in words."""
         subscription = self._options.subscription
-        found = self._visible()
-        if subscription.pattern is not None:
-            return sorted(found)
         present = {each.topic for each in found}
         for topic in subscription.named_topics or ():
             if topic not in present:
-                raise SparkOptionError(
-                    f"topic {topic} does not exist at {self._settings.bootstrap}; create it, or mind the spelling"
-                )
+                where = self._settings.bootstrap
+                return f"topic {topic} does not exist at {where}; create it, or mind the spelling"
         for each in subscription.assigned:
             if each not in found:
-                count = sum(other.topic == each.topic for other in found)
-                raise SparkOptionError(
-                    f"assign names partition {each.partition} of topic {each.topic}, which has {count}, from 0 on"
-                )
-        return list(subscription.assigned) or sorted(found)
+                topic, number = each
+                count = sum(other.topic == topic for other in found)
+                return f"assign names partition {number} of topic {topic}, which has {count}, from 0 on"
+        return None
 
     def _visible(self) -> set[TopicPartition]:
         """Every partition of the topics that are subscribed to and exist."""
@@ -106,8 +116,8 @@ class Planner:
         }
         for name, topic in topics.items():
             # Offsets of the old topic mean nothing in the new one, even where it has as many records.
-            if self._topic_ids.setdefault(name, topic.topic_id) != topic.topic_id:
-                self._topic_ids[name] = topic.topic_id
+            if self.topic_ids.setdefault(name, topic.topic_id) != topic.topic_id:
+                self.topic_ids[name] = topic.topic_id
                 lose(self._settings, f"topic {name} was deleted and made anew while it was read")
         return {TopicPartition(name, number) for name, topic in topics.items() for number in topic.partitions}
 
@@ -151,8 +161,8 @@ class Planner:
         late = sorted(each for each, offset in offsets.items() if offset < 0)
         if late and not place.is_late_latest:
             raise SparkOptionError(
-                f"{place.option} {times[late[0]]} is later than every record of {late[0]}; give an earlier time, "
-                "or set startingOffsetsByTimestampStrategy to latest"
+                f"{late[0]} has no record at or after {place.option} {times[late[0]]}; give an earlier time, or "
+                "set startingOffsetsByTimestampStrategy to latest"
             )
         return offsets | self.latest(late)
 

@@ -29,7 +29,7 @@ from penstock.model import TopicPartition
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode
 from penstock.spark import columns
-from penstock.wire import BrokerRefused, Client, Producer, TopicInfo, UnknownTopic, shared
+from penstock.wire import BrokerRefused, Client, Producer, TopicInfo, TopicReplaced, UnknownTopic, shared
 
 # What is gathered before it is encoded. Arrow batches from Spark hold some ten thousand rows; cut over many
 # partitions that is little for a record batch, and less for a compressor. It bounds a task's memory too: this, as
@@ -188,7 +188,7 @@ class Sender:
         order, groups = _grouped(names.indices.to_numpy(zero_copy_only=False))
         ordered = batch if order is None else batch.take(pa.array(order))
         for index, start, size in groups:
-            self._send_to(names.dictionary[index].as_py(), ordered.slice(start, size))
+            self._send_to(_name(names.dictionary[index]), ordered.slice(start, size))
 
     def _send_to(self, topic: str, batch: pa.RecordBatch) -> None:
         target = self._target(topic)
@@ -280,6 +280,9 @@ class Sender:
                 led=np.array(sorted(led or info.partitions), dtype=np.int64),
                 record_bytes_max=self._record_bytes_max(topic),
             )
+            known = self._targets.setdefault(topic, target)
+            if known.topic_id != target.topic_id:
+                raise TopicReplaced(f"topic {topic} was deleted and made again while it was written to")
             self._targets[topic] = target
         return target
 
@@ -339,6 +342,18 @@ def _topic_info(client: Client, topic: str) -> TopicInfo:
 
 
 # Arrow
+
+
+def _name(topic: pa.StringScalar) -> str:
+    try:
+        name: str = topic.as_py()
+    except UnicodeDecodeError:
+        # Spark casts any bytes to a string.
+        given = topic.as_buffer().to_pybytes()
+        raise RowError(
+            f"a row names the topic {given!r}, which is no text: correct the column topic"
+        ) from None
+    return name
 
 
 def _normalised(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -18,6 +18,7 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
+from penstock.protocol.records import CorruptBatch
 from penstock.spark.columns import HEADERS_TYPE, Columns, decode
 from penstock.spark.errors import DataLossError
 from penstock.spark.ranges import OffsetRange
@@ -79,8 +80,13 @@ def schema(headers: bool) -> pa.Schema:
     return pa.schema(fields)
 
 
-def read(settings: ReadSettings, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
+def read(
+    settings: ReadSettings, offset_range: OffsetRange, topic_id: bytes | None = None
+) -> Iterator[pa.RecordBatch]:
     """All records of a range, in order, in batches of at most ``rows_max`` rows.
+
+    With a ``topic_id`` only of the topic that has it; in one that was made anew under its name the offsets mean
+    other records.
 
     Raises:
         DataLossError: a part of the range is gone (retention, deletion) and ``fail_on_data_loss`` is on.
@@ -100,9 +106,10 @@ def read(settings: ReadSettings, offset_range: OffsetRange) -> Iterator[pa.Recor
                 offset_range.end,
                 bytes_max=settings.fetch_bytes_max,
                 read_committed=settings.read_committed,
+                topic_id=topic_id,
             )
             for answer in answers:
-                unknown_until = None
+                unknown_until, topic_id = None, answer.topic_id
                 # One answer may unfold to more than the kernel decodes in one call.
                 while position < offset_range.end:
                     columns = decode(
@@ -117,6 +124,8 @@ def read(settings: ReadSettings, offset_range: OffsetRange) -> Iterator[pa.Recor
                     position = columns.next_offset
                     yield from shape.batches(columns)
                 del answer  # its buffer is for the answer after the next
+        except CorruptBatch as error:
+            raise CorruptBatch(f"{offset_range.topic_partition}: {error}") from error
         except OffsetOutOfRange as error:
             gone = OffsetRange(
                 offset_range.topic,
@@ -134,13 +143,17 @@ def read(settings: ReadSettings, offset_range: OffsetRange) -> Iterator[pa.Recor
                     f"log ends at {error.high_watermark}, so the topic was made anew or lost what it had",
                 )
                 return
-        except UnknownTopic as error:
+        except TopicReplaced:
+            lose(settings, f"{offset_range.topic_partition} is gone: its topic was deleted and made anew")
+            return
+        except UnknownTopic:
             now = time.monotonic()
             unknown_until = unknown_until or now + GONE_AFTER_S
-            if now < unknown_until and not isinstance(error, TopicReplaced):
-                continue
-            lose(settings, f"{offset_range.topic_partition} is gone: its topic was deleted during the read")
-            return
+            if now >= unknown_until:
+                lose(
+                    settings, f"{offset_range.topic_partition} is gone: its topic was deleted during the read"
+                )
+                return
 
 
 @cache

@@ -11,7 +11,6 @@ have nothing to do here. There a sink with transactions would end them: ``write`
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -36,6 +35,7 @@ from pyspark.sql.types import (
 
 from penstock.protocol.compression import Codec
 from penstock.spark.errors import SparkOptionError
+from penstock.spark.given import INT32_MAX, OF_JAVA_CLIENTS, Given, Names
 from penstock.spark.producing import (
     BATCH_BYTES_MAX,
     CLIENT_ID,
@@ -46,73 +46,59 @@ from penstock.spark.producing import (
     Sent,
 )
 
-# With a meaning here, as they are documented.
-NAMES = (
-    "kafka.bootstrap.servers",
-    "bootstrap",
-    "topic",
-    "includeHeaders",
-    "compression",
-    "kafka.compression.type",
-    "acks",
-    "kafka.acks",
-    "kafka.batch.size",
-    "kafka.client.id",
-    "kafka.request.timeout.ms",
-    "kafka.delivery.timeout.ms",
-    "kafka.security.protocol",
+NAMES = Names(
+    of="sink",
+    meant=(
+        "kafka.bootstrap.servers",
+        "bootstrap",
+        "topic",
+        "includeHeaders",
+        "compression",
+        "kafka.compression.type",
+        "acks",
+        "kafka.acks",
+        "kafka.batch.size",
+        "kafka.client.id",
+        "kafka.request.timeout.ms",
+        "kafka.delivery.timeout.ms",
+        "kafka.security.protocol",
+    ),
+    # They tune how long the Java producer waits for more records, how much it keeps and how it tries again. A task
+    # knows its rows, gathers a fixed amount, and tries again until kafka.delivery.timeout.ms, in order.
+    without_effect=(
+        *OF_JAVA_CLIENTS,
+        "checkpointLocation",  # this and the next are Spark's own, handed on with the others
+        "queryName",
+        "kafka.linger.ms",
+        "kafka.buffer.memory",
+        "kafka.max.block.ms",
+        "kafka.max.request.size",  # the topic's max.message.bytes decides
+        "kafka.max.in.flight.requests.per.connection",
+        "kafka.enable.idempotence",  # it always is
+        "kafka.retries",
+        "kafka.metadata.max.idle.ms",
+        "kafka.partitioner.adaptive.partitioning.enable",
+        "kafka.partitioner.availability.timeout.ms",
+        "kafka.compression.gzip.level",
+        "kafka.compression.lz4.level",
+        "kafka.compression.zstd.level",
+    ),
+    refused={
+        "kafka.transactional.id": "this sink is at-least-once; transactions are not supported so far",
+        "kafka.transaction.timeout.ms": "this sink is at-least-once; transactions are not supported so far",
+        "kafka.key.serializer": "keys are sent as they are; cast the column to string or binary",
+        "kafka.value.serializer": "values are sent as they are; cast the column to string or binary",
+        "kafka.partitioner.class": "Java classes cannot run here; compute a column partition instead",
+        "kafka.partitioner.ignore.keys": "leave the column key out, or compute a column partition",
+        "kafka.interceptor.classes": "Java classes cannot run here",
+        "path": "name the topic with the option topic or a column topic, and save() without a path",
+        "subscribe": "it says what to read; say where to write with the option topic or a column topic",
+    },
 )
-
-# They tune how long the Java producer waits for more records, how much it keeps and how it tries again. A task
-# knows its rows, gathers a fixed amount, and tries again until kafka.delivery.timeout.ms, in order.
-WITHOUT_EFFECT = (
-    "checkpointLocation",  # this and the next are Spark's own, handed on with the others
-    "queryName",
-    "kafka.linger.ms",
-    "kafka.buffer.memory",
-    "kafka.max.block.ms",
-    "kafka.max.request.size",  # the topic's max.message.bytes decides
-    "kafka.max.in.flight.requests.per.connection",
-    "kafka.enable.idempotence",  # it always is
-    "kafka.retries",
-    "kafka.retry.backoff.ms",
-    "kafka.retry.backoff.max.ms",
-    "kafka.reconnect.backoff.ms",
-    "kafka.reconnect.backoff.max.ms",
-    "kafka.metadata.max.age.ms",
-    "kafka.metadata.max.idle.ms",
-    "kafka.partitioner.adaptive.partitioning.enable",
-    "kafka.partitioner.availability.timeout.ms",
-    "kafka.compression.gzip.level",
-    "kafka.compression.lz4.level",
-    "kafka.compression.zstd.level",
-    "kafka.receive.buffer.bytes",
-    "kafka.send.buffer.bytes",
-    "kafka.connections.max.idle.ms",
-    "kafka.socket.connection.setup.timeout.ms",
-    "kafka.socket.connection.setup.timeout.max.ms",
-    "kafka.client.dns.lookup",
-    "kafka.enable.metrics.push",
-    "kafka.metric.reporters",
-)
-
-REFUSED = {
-    "kafka.transactional.id": "this sink is at-least-once; transactions are not supported so far",
-    "kafka.transaction.timeout.ms": "this sink is at-least-once; transactions are not supported so far",
-    "kafka.key.serializer": "keys are sent as they are; cast the column to string or binary",
-    "kafka.value.serializer": "values are sent as they are; cast the column to string or binary",
-    "kafka.partitioner.class": "Java classes cannot run here; compute a column partition instead",
-    "kafka.partitioner.ignore.keys": "leave the column key out, or compute a column partition",
-    "kafka.interceptor.classes": "Java classes cannot run here",
-    "path": "name the topic with the option topic or a column topic, and save() without a path",
-    "subscribe": "it says what to read; say where to write with the option topic or a column topic",
-}
 
 Value = TypeVar("Value")
 
 _CODECS = {codec.name.lower(): codec for codec in Codec}
-# As wide as the protocol's fields for times and sizes.
-INT32_MAX = 2**31 - 1
 # Not 0: who does not wait for answers cannot say that a task has succeeded.
 _ACKS = {"all": -1, "-1": -1, "1": 1}
 
@@ -187,66 +173,25 @@ def _without_headers(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def parse(options: Mapping[str, str]) -> SinkOptions:
     """Raises SparkOptionError: one line about the first thing that is wrong."""
-    given = {name.lower(): str(value).strip() for name, value in options.items()}
-    _check_names(given)
-    security = given.get("kafka.security.protocol", "PLAINTEXT")
-    if security.upper() != "PLAINTEXT":
-        raise SparkOptionError(
-            f"kafka.security.protocol {security} is not supported so far, only PLAINTEXT connections"
-        )
+    given = Given(options, NAMES)
     topic = given.get("topic")
     if topic == "":
         raise SparkOptionError("option topic is empty; name a topic, or leave it out and give a column topic")
     produce = ProduceSettings(
-        bootstrap=_bootstrap(given),
+        bootstrap=given.bootstrap(),
         acks=_choice(given, ("kafka.acks", "acks"), _ACKS, -1),
         codec=_choice(given, ("kafka.compression.type", "compression"), _CODECS, Codec.NONE),
-        batch_bytes_max=min(_positive(given, "kafka.batch.size", BATCH_BYTES_MAX), BATCH_BYTES_MAX),
-        client_id=given.get("kafka.client.id", CLIENT_ID),
-        request_timeout_ms=_positive(given, "kafka.request.timeout.ms", REQUEST_TIMEOUT_MS),
-        deadline_ms=_positive(given, "kafka.delivery.timeout.ms", DELIVERY_TIMEOUT_MS),
+        batch_bytes_max=min(
+            given.positive("kafka.batch.size", INT32_MAX) or BATCH_BYTES_MAX, BATCH_BYTES_MAX
+        ),
+        client_id=given.client_id(CLIENT_ID),
+        request_timeout_ms=given.positive("kafka.request.timeout.ms", INT32_MAX) or REQUEST_TIMEOUT_MS,
+        deadline_ms=given.positive("kafka.delivery.timeout.ms", INT32_MAX) or DELIVERY_TIMEOUT_MS,
     )
-    headers = given.get("includeheaders", "true").lower()
-    if headers not in {"true", "false"}:
-        raise SparkOptionError(f"includeHeaders is true or false, not {headers!r}")
-    return SinkOptions(produce, topic, headers == "true")
+    return SinkOptions(produce, topic, given.flag("includeHeaders", True))
 
 
-def _check_names(given: Mapping[str, str]) -> None:
-    known = {name.lower(): name for name in (*NAMES, *WITHOUT_EFFECT)}
-    refused = {name.lower(): (name, reason) for name, reason in REFUSED.items()}
-    for name in given:
-        if name in known:
-            continue
-        if name in refused:
-            spelling, reason = refused[name]
-            raise SparkOptionError(f"option {spelling} has no place here: {reason}")
-        if name.startswith(("kafka.ssl.", "kafka.sasl.")):
-            raise SparkOptionError(
-                f"option {name}: only plain connections are supported so far; leave it out"
-            )
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-        raise SparkOptionError(f"unknown option {name} of the sink; did you mean {known[near[0]]}?")
-
-
-def _bootstrap(given: Mapping[str, str]) -> str:
-    bootstrap = given.get("kafka.bootstrap.servers", given.get("bootstrap", ""))
-    if not bootstrap:
-        raise SparkOptionError("option kafka.bootstrap.servers is missing; give HOST:PORT of your brokers")
-    if given.get("bootstrap", bootstrap) != bootstrap:
-        raise SparkOptionError("bootstrap and kafka.bootstrap.servers differ; give one of them")
-    for address in bootstrap.split(","):
-        host, _, port = address.strip().rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise SparkOptionError(
-                f"kafka.bootstrap.servers needs HOST:PORT, separated by commas, not {address.strip()!r}"
-            )
-    return bootstrap
-
-
-def _choice(
-    given: Mapping[str, str], names: tuple[str, str], choices: Mapping[str, Value], default: Value
-) -> Value:
+def _choice(given: Given, names: tuple[str, str], choices: Mapping[str, Value], default: Value) -> Value:
     said = {name: given[name] for name in names if name in given}
     for name, text in said.items():
         if text.lower() not in choices:
@@ -254,17 +199,6 @@ def _choice(
     if len({text.lower() for text in said.values()}) > 1:
         raise SparkOptionError(f"{names[0]} and {names[1]} differ; give one of them")
     return choices[next(iter(said.values())).lower()] if said else default
-
-
-def _positive(given: Mapping[str, str], name: str, default: int) -> int:
-    text = given.get(name)
-    if text is None:
-        return default
-    if not text.isdecimal() or int(text) == 0:
-        raise SparkOptionError(f"{name} needs a whole number above 0, not {text!r}")
-    if int(text) > INT32_MAX:
-        raise SparkOptionError(f"{name} needs at most {INT32_MAX}, not {text}")
-    return int(text)
 
 
 # Columns

@@ -108,14 +108,19 @@ class PenstockDataSource(DataSource):
 
 
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """What one task reads, and of which topic: its name may be another's when the task begins."""
 
-    def __init__(self, offset_range: OffsetRange) -> None:
-        super().__init__(tuple(offset_range))
+    def __init__(self, offset_range: OffsetRange, topic_id: bytes) -> None:
+        super().__init__((*offset_range, topic_id))
 
     @property
     def offset_range(self) -> OffsetRange:
-        return OffsetRange(*self.value)
+        return OffsetRange(*self.value[:-1])
+
+    @property
+    def topic_id(self) -> bytes:
+        topic_id: bytes = self.value[-1]
+        return topic_id
 
 
 class PenstockReader(DataSourceReader):
@@ -124,7 +129,7 @@ class PenstockReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         planner = Planner(self._options, self._options.read.client())
-        return [RangePartition(each) for each in planner.batch_ranges()]
+        return [RangePartition(each, planner.topic_ids[each.topic]) for each in planner.batch_ranges()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)
@@ -183,8 +188,9 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         log_starts = None if self._available is None else self._available.log_starts
-        ranges = self._planner().ranges(from_json(start), from_json(end), log_starts)
-        return [RangePartition(each) for each in ranges]
+        planner = self._planner()
+        ranges = planner.ranges(from_json(start), from_json(end), log_starts)
+        return [RangePartition(each, planner.topic_ids[each.topic]) for each in ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
         self._mirror(from_json(end))
@@ -231,7 +237,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, RangePartition):
         return iter(())  # Spark's own placeholder for a plan without partitions
-    return read(options.read, partition.offset_range)
+    return read(options.read, partition.offset_range, partition.topic_id)
 
 
 def _columns(headers: bool) -> StructType:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from penstock.model import TopicPartition
 from penstock.wire.client import Client, shared
-from penstock.wire.cluster import PartitionInfo, TopicInfo
+from penstock.wire.cluster import PartitionInfo, TopicInfo, parse_bootstrap
 from penstock.wire.errors import (
     BadBootstrap,
     BatchTooLarge,
@@ -50,5 +50,6 @@ __all__ = [
     "Unreachable",
     "UnsupportedBroker",
     "WireError",
+    "parse_bootstrap",
     "shared",
 ]

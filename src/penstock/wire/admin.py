@@ -24,7 +24,7 @@ from penstock.wire.errors import (
     words_of,
 )
 from penstock.wire.links import Address, Answered, Ask, Lane
-from penstock.wire.operations import UNKNOWN_TOPIC_MS, back_off, know_leaders, refresh
+from penstock.wire.operations import UNKNOWN_TOPIC_MS, ask_anybody, back_off, know_leaders, refresh
 
 CREATE_TOPICS, DESCRIBE_CONFIGS = 19, 32
 # From this version on -1 stands for the cluster's own number of partitions and replicas (KIP-464).
@@ -109,32 +109,21 @@ def topic_configs(
         resource.configuration_keys = None
     unknown_since_ms: int | None = None
     while True:
-        asked = core.candidates()[0]
-        answer = (yield [Question(asked, Lane.CONTROL, Ask(DESCRIBE_CONFIGS, lambda _: message))])[0]
-        if not isinstance(answer, Answered):
-            if answer.is_unsupported:
-                raise UnsupportedBroker(answer.why)
-            task.trouble = answer.why
-            yield from refresh(core, task, [])
-            yield from back_off(core, task)
-            continue
+        answer = yield from ask_anybody(core, task, Ask(DESCRIBE_CONFIGS, lambda _: message))
         found: dict[str, dict[str, str | None]] = {}
         for result in answer.message.results:
-            code = result.error_code
+            code, name = result.error_code, result.resource_name
             if code == ErrorCode.NONE:
-                found[result.resource_name] = {each.name: each.value for each in result.configs}
+                found[name] = {each.name: each.value for each in result.configs}
                 continue
+            task.trouble = f"cannot read the settings of topic {name}: {words_of(code, result.error_message)}"
             if code not in BUSY and code not in LEADER_MOVED:
-                reason = words_of(code, result.error_message)
-                raise BrokerRefused(
-                    f"cannot read the settings of topic {result.resource_name}: {reason}", code
-                )
-            task.trouble = f"there is no topic {result.resource_name}; make it, or mend its name"
+                raise BrokerRefused(task.trouble, code)
             if code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
                 if unknown_since_ms is None:
                     unknown_since_ms = core.now_ms
                 elif core.now_ms - unknown_since_ms >= UNKNOWN_TOPIC_MS:
-                    raise UnknownTopic(task.trouble)
+                    raise UnknownTopic(f"there is no topic {name}; make it, or mend its name")
         if len(found) == len(names):
             return found
         yield from back_off(core, task)

@@ -110,20 +110,25 @@ class Client:
         bytes_max: int = FETCH_BYTES,
         wait_ms: int = FETCH_WAIT_MS,
         read_committed: bool = False,
+        topic_id: bytes | None = None,
     ) -> Iterator[Fetched]:
         """Batches from ``offset`` until ``end`` (exclusive) is reached; the last may go beyond it.
 
-        The next answer is on its way while the caller deals with this one. Raises as ``fetch`` does, and
-        ``TimedOut`` when the log does not grow to ``end`` before the deadline.
+        The next answer is on its way while the caller deals with this one. All are of one topic: of that with
+        the ``topic_id``, or of the one that there was first.
+
+        Raises:
+            OffsetOutOfRange: the log begins later or ends earlier.
+            UnknownTopic: there is no such topic or partition; ``TopicReplaced``: there is another of that name.
+            TimedOut: the log does not grow to ``end`` before the deadline.
         """
         settings = FetchSettings(bytes_max, wait_ms, 1, read_committed)
         task: Task[Fetched] | None = None
-        topic_id: bytes | None = None
         try:
             with self.lock:
                 progress_ms = self.shell.now_ms()
                 if offset < end:
-                    task = self._fetching(at, offset, settings, None)
+                    task = self._fetching(at, offset, settings, topic_id)
             while task is not None:
                 with self.lock:
                     fetched = self.shell.wait(task)

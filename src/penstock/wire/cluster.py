@@ -116,17 +116,29 @@ class Cluster:
 
 
 def parse_bootstrap(text: str) -> list[Address]:
-    """``host:port,host:port``; an IPv6 host stands in brackets. Raises BadBootstrap that says what is wrong."""
-    addresses = []
-    for part in text.split(","):
-        host, colon, port = part.strip().rpartition(":")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-        elif ":" in host:
-            raise BadBootstrap(f"{part.strip()!r} is ambiguous; write an IPv6 address as [::1]:9092")
-        if not colon or not host:
-            raise BadBootstrap(f"{part.strip()!r} is no broker; write HOST:PORT, such as 127.0.0.1:9092")
-        if not (port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX):
-            raise BadBootstrap(f"{port!r} in {part.strip()!r} is no port; a port is 1 to {PORT_MAX}")
-        addresses.append(Address(host, int(port)))
+    """``host:port,host:port``; an IPv6 host stands in brackets. As in Java's clients a comma too many does no harm,
+    and a listener's name may stand before. Raises BadBootstrap that says what is wrong.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    addresses = [_parse_address(part) for part in parts if part]
+    if not addresses:
+        raise BadBootstrap(f"{text!r} names no broker; write HOST:PORT, such as 127.0.0.1:9092")
     return list(dict.fromkeys(addresses))
+
+
+def _parse_address(text: str) -> Address:
+    protocol, _, rest = text.rpartition("://")
+    if protocol and protocol.upper() != "PLAINTEXT":
+        raise BadBootstrap(
+            f"{text!r} is no plain connection, and others are not supported so far; write {rest}"
+        )
+    host, _, port = rest.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise BadBootstrap(f"{text!r} is ambiguous; write an IPv6 address as [::1]:9092")
+    if not host:
+        raise BadBootstrap(f"{text!r} is no broker; write HOST:PORT, such as 127.0.0.1:9092")
+    if not (port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX):
+        raise BadBootstrap(f"{port!r} in {text!r} is no port; a port is 1 to {PORT_MAX}")
+    return Address(host, int(port))

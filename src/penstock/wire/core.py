@@ -207,13 +207,13 @@ class Core:
     # What operations use
 
     def candidates(self) -> list[Address]:
-        """Whom to ask what anybody knows: first those that we talk to, then others, then the bootstrap list."""
+        """Whom to ask what anybody knows: first those that we talk to, last those that failed lately."""
         known = list(self.cluster.brokers.values())
         self._rotation += 1
         turn = self._rotation % len(known) if known else 0
         known = known[turn:] + known[:turn]
         everybody = list(dict.fromkeys([*known, *self.cluster.bootstrap]))
-        return sorted(everybody, key=lambda address: not self.links.is_ready(address, Lane.CONTROL))
+        return sorted(everybody, key=lambda address: self.links.doubts(address, Lane.CONTROL))
 
     def back_off_ms(self, failures: int) -> int:
         """How long to wait after so many failures in a row: not at all after the first."""

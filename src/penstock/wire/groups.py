@@ -36,9 +36,8 @@ from penstock.wire.operations import ask_anybody, back_off
 
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 8, 9, 10
 BY_NAME_VERSION_MAX = 9
-# From this version on FindCoordinator takes several keys, and OffsetFetch several groups.
+# From this version on FindCoordinator takes several keys.
 MANY_COORDINATORS = 4
-MANY_GROUPS = 8
 # A topic that the coordinator has not heard of yet, as in ``operations.UNKNOWN_TOPIC_MS``.
 UNKNOWN_TOPIC_TRIES = 5
 

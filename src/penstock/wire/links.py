@@ -205,9 +205,12 @@ class Links:
         else:
             link.waiting.append(asked)
 
-    def is_ready(self, address: Address, lane: Lane) -> bool:
+    def doubts(self, address: Address, lane: Lane) -> int:
+        """How little a question there may hope for an answer: 0 connected, 1 nothing known, 2 it failed lately."""
         link = self._by_place.get((address, lane))
-        return link is not None and link.state is State.READY
+        if link is not None and link.state is State.READY:
+            return 0
+        return 2 if address in self._failures else 1
 
     def close(self) -> None:
         for link in list(self._by_id.values()):
@@ -254,9 +257,8 @@ class Links:
     def tick(self, now_ms: int) -> None:
         for link in list(self._by_id.values()):
             due_ms = self._due_ms(link)
-            if due_ms is not None and due_ms <= now_ms:
-                silent_s = (now_ms - max(link.heard_ms, link.begun_ms)) / 1000
-                self._fail(link, f"{link.address} has been silent for {silent_s:.0f} s", now_ms)
+            if due_ms is not None and due_ms <= now_ms and link.id in self._by_id:
+                self._fell_silent(link, now_ms)
 
     def slept(self, ms: int) -> None:
         """Nobody listened for so long, so nobody was silent."""
@@ -368,6 +370,17 @@ class Links:
             return None
         first = link.asked[0]
         return max(first.sent_ms, link.heard_ms) + self._request_timeout_ms + first.ask.patience_ms
+
+    def _fell_silent(self, link: Link, now_ms: int) -> None:
+        """Its address is no more to be trusted, and neither are its other lanes that have been silent as long."""
+        silent_s = (now_ms - max(link.heard_ms, link.begun_ms)) / 1000
+        why = f"{link.address} has been silent for {silent_s:.0f} s"
+        since_ms = max(link.heard_ms, link.asked[0].sent_ms) if link.asked else link.heard_ms
+        self._fail(link, why, now_ms)
+        self._failures.setdefault(link.address, _Failures()).why = why
+        for other in list(self._by_id.values()):
+            if other.address == link.address and other.state is State.READY and other.heard_ms <= since_ms:
+                self._end(other, why)
 
     def _fail(self, link: Link, why: str, now_ms: int) -> None:
         if link.state is not State.READY:

@@ -83,10 +83,10 @@ class Fetched:
 # Metadata
 
 
-def ask_anybody(core: Core, task: Task[Any], ask: Ask, *, first: Address | None = None) -> Steps[Answered]:
+def ask_anybody(core: Core, task: Task[Any], ask: Ask) -> Steps[Answered]:
     """Ask one broker after the other until one answers."""
     while True:
-        for address in [first] if first is not None else core.candidates():
+        for address in core.candidates():
             answer = (yield [Question(address, Lane.CONTROL, ask)])[0]
             if isinstance(answer, Answered):
                 task.is_cut_off = False
@@ -94,7 +94,6 @@ def ask_anybody(core: Core, task: Task[Any], ask: Ask, *, first: Address | None 
             if answer.is_unsupported:
                 raise UnsupportedBroker(answer.why)
             task.trouble = answer.why
-        first = None
         task.is_cut_off = True
         if not core.links.has_contact and core.now_ms - task.begun_ms >= FIRST_CONTACT_MS:
             raise core.unreachable(task.trouble)
@@ -301,11 +300,20 @@ def fetch(
 
     With a ``topic_id`` only from the topic that has it: offsets mean nothing in one that was made anew.
     """
+    other_since_ms: int | None = None
     while True:
         places = yield from know_leaders(core, task, [at])
         address, topic, partition = places[at]
         if topic_id is not None and topic.topic_id != topic_id:
-            raise TopicReplaced(f"topic {at.topic} was deleted and made again while it was read")
+            # What is known may be of the one before it, from a while ago or from a broker that is behind.
+            task.trouble = f"topic {at.topic} was deleted and made again while it was read"
+            if other_since_ms is None:
+                other_since_ms = core.now_ms
+            elif core.now_ms - other_since_ms >= UNKNOWN_TOPIC_MS:
+                raise TopicReplaced(task.trouble)
+            yield from recover(core, task, [at.topic])
+            continue
+        other_since_ms = None
         ask = _fetch_ask(at, offset, settings, topic, partition)
         answer = (yield [Question(address, Lane.FETCH, ask)])[0]
         if isinstance(answer, Failed):

@@ -88,6 +88,8 @@ class Producing:
         # Each partition ever written to, for its sequences; and those that have batches now.
         self._queues: dict[TopicPartition, Queue] = {}
         self._busy: dict[TopicPartition, Queue] = {}
+        # The id of each topic that something of ours is, or may be, in.
+        self._written: dict[str, bytes] = {}
         # Requests without an answer, by broker.
         self._requests: dict[Address, int] = {}
         self._identifying: Task[Identity] | None = None
@@ -247,11 +249,12 @@ class Producing:
             if place is None:
                 self._stale[queue.at.topic] = None
                 continue
-            if queue.has_written and queue.topic_id != place[1].topic_id:
+            topic_id = place[1].topic_id
+            if self._written.get(queue.at.topic, topic_id) != topic_id:
                 what = f"topic {queue.at.topic} was deleted and made again while it was written to"
                 self._fail(TopicReplaced(what))
                 return
-            queue.topic_id = place[1].topic_id
+            queue.topic_id = topic_id
             waiting.setdefault(place[0], []).append(queue)
         for address, queues in waiting.items():
             while self._requests.get(address, 0) < self._in_flight_max:
@@ -369,6 +372,8 @@ class Producing:
         except OutOfSequence as error:
             self._fail(error)
             return
+        assert queue.topic_id is not None
+        self._written.setdefault(queue.at.topic, queue.topic_id)
         if not queue.batches:
             del self._busy[queue.at]
         self.unacknowledged -= 1
@@ -379,6 +384,9 @@ class Producing:
     def _again(self, batch: Batch, why: str, *, maybe_written: bool, is_stale: bool = True) -> None:
         """The batch goes once more, when those behind it have come back."""
         queue = self._queues[batch.at]
+        if maybe_written:
+            assert queue.topic_id is not None
+            self._written.setdefault(batch.at.topic, queue.topic_id)
         if queue.refused(batch, maybe_written=maybe_written):
             queue.failures += 1
             queue.not_before_ms = self._core.now_ms + self._core.back_off_ms(queue.failures)

@@ -89,19 +89,12 @@ class Queue:
         self.has_failed = False
 
         # How it is going, for whoever sends.
-        # Of the topic that is written to. One that was made anew is another.
+        # Of the topic that was last sent to. One that was made anew is another.
         self.topic_id: bytes | None = None
         self.failures = 0
         self.not_before_ms = 0
         self.unknown_since_ms: int | None = None
         self.trouble = ""
-
-    @property
-    def has_written(self) -> bool:
-        """Whether something of ours is, or may be, in the log."""
-        return (
-            self.is_established or self.acked_offset >= 0 or any(each.maybe_written for each in self.batches)
-        )
 
     def next_to_send(self) -> Batch | None:
         """The first that is not in flight, if the rules allow to send it."""

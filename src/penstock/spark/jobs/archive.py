@@ -12,7 +12,6 @@ no position of its own. Where to go on is in the table, and nowhere else.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,13 +23,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from penstock.model import TopicPartition
+from penstock.protocol.records import CorruptBatch
 from penstock.spark.columns import decode
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import values
+from penstock.spark.jobs.failures import reason
 from penstock.spark.jobs.progress import Progress, followed
-from penstock.spark.jobs.tables import left_over, open_table, resolve
+from penstock.spark.jobs.tables import files_at, left_over, open_table, resolve
 from penstock.spark.jobs.tables.backlog import Backlog, Extent, backlog, deal, rewound
 from penstock.spark.jobs.tables.disk import Disk
+from penstock.spark.jobs.tables.errors import TableError
 from penstock.spark.jobs.tables.merging import small_runs
 from penstock.spark.jobs.tables.state import (
     ArchivedPartition,
@@ -52,6 +54,7 @@ from penstock.spark.jobs.tables.writing import (
     merge_task,
     parquet_bytes,
 )
+from penstock.spark.jobs.topics import find_topics
 from penstock.spark.reading import ReadSettings
 from penstock.wire import EARLIEST, LATEST, Client, OffsetOutOfRange, WireError
 
@@ -93,6 +96,8 @@ class ArchivedSpan:
     partition: int
     start: int
     end: int  # exclusive
+    # Offsets that were gone before they could be archived, by this run or a former one.
+    lost: int
     # By this run.
     records: int
     bytes: int
@@ -116,26 +121,16 @@ class ArchiveResult:
     def as_table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         """Columns, and a row for each partition."""
         columns = ("topic", "partition", "archived_from", "archived_to", "records", "bytes", "files", "lost")
-        rows = []
-        for each in self.partitions:
-            lost = sum(
-                gap.end - gap.start
-                for gap in self.gaps
-                if (gap.topic, gap.partition) == (each.topic, each.partition) and gap.end is not None
+        return columns, [
+            (
+                *(each.topic, each.partition, each.start, each.end),
+                each.records,
+                each.bytes,
+                each.files,
+                each.lost,
             )
-            rows.append(
-                (
-                    each.topic,
-                    each.partition,
-                    each.start,
-                    each.end,
-                    each.records,
-                    each.bytes,
-                    each.files,
-                    lost,
-                )
-            )
-        return columns, rows
+            for each in self.partitions
+        ]
 
 
 def archive(
@@ -170,7 +165,7 @@ def archive(
         fail_on_data_loss: stop when records are gone that were not archived; otherwise note the gap and go on.
         catalog: for iceberg, ``NAME:NAMESPACE.TABLE`` of a catalog in pyiceberg's configuration; without it the
             table has one of its own in its location.
-        stop: with ``every_seconds``, end when this is set. So does Ctrl-C.
+        stop: end when this is set, behind the batch that is being archived.
         progress: called with (offsets done, offsets in all).
 
     A table keeps the shape it was made with: ``by_date``, ``headers`` and ``value_schema`` are the same each time.
@@ -192,7 +187,7 @@ def archive(
         spark,
         ReadSettings(bootstrap, headers=headers, read_committed=True, rows_max=ROWS_MAX, client_id=CLIENT_ID),
         names,
-        Shape(by_date, headers, None if parsed is None else schema_text(parsed)),
+        Shape(by_date, headers, None if parsed is None else values.schema_text(parsed)),
         resolve(str(location)),
         format,
         catalog,
@@ -201,18 +196,12 @@ def archive(
         fail_on_data_loss,
         progress,
     )
+    stop = stop or threading.Event()
     if every_seconds is None:
-        run.round()
+        run.round(stop)
     else:
-        run.go_on(every_seconds, stop or threading.Event())
+        run.go_on(every_seconds, stop)
     return run.result()
-
-
-def schema_text(parsed: pa.Schema) -> str:
-    """A schema of values in a form that lasts: Spark's own JSON."""
-    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415  the driver's half
-
-    return from_arrow_schema(parsed, prefer_timestamp_ntz=True).json()
 
 
 class _Archive:
@@ -257,25 +246,32 @@ class _Archive:
     def go_on(self, every_seconds: float, stop: threading.Event) -> None:
         """Round after round, until told to stop. The first must succeed; later ones survive what passes."""
         try:
-            self.round()
-            while not stop.wait(every_seconds):
+            self.round(stop)
+            has_failed = False
+            while not stop.wait(min(every_seconds, threading.TIMEOUT_MAX)):
                 # Also when there is nothing to do: whoever watches over this process should know.
                 if not self._has_spark():
                     raise ArchiveFailed("Spark is gone; what was archived before stays")
                 try:
-                    self.round()
-                except (ArchiveFailed, WireError) as error:
+                    if has_failed:
+                        self._look()
+                    self.round(stop)
+                    has_failed = False
+                except (ArchiveFailed, TableError, WireError, OSError) as error:
                     _log.warning("%s; trying again in %g s", error, every_seconds)
-                    self._look()
+                    has_failed = True
         except KeyboardInterrupt:
             _log.info("stopped; what was committed stays, and the next run goes on from there")
 
-    def round(self) -> None:
-        """Archive all that is there now, in as many batches as it takes; then merge small files."""
+    def round(self, stop: threading.Event) -> None:
+        """Archive all that is there now, in as many batches as it takes; then merge small files.
+
+        When told to stop it ends behind the batch that it is at.
+        """
         extents, gaps = self._reach()
         ends = {at: extent.end for at, extent in extents.items()}
         done = 0
-        while True:
+        while not stop.is_set():
             todo = backlog(self._state, extents)
             gaps = [*gaps, *todo.gaps]
             self._lose(gaps)
@@ -289,6 +285,8 @@ class _Archive:
             else:
                 done += taken
                 extents, gaps = self._extents(ends), []
+        else:
+            return
         if self._left_over:
             # Nothing new; but nobody may commit those files any more either.
             self._commit(Change())
@@ -303,6 +301,7 @@ class _Archive:
                 at.topic,
                 at.partition,
                 *span,
+                sum(gap.end - gap.start for gap in self._state.gaps if gap.at == at and gap.end is not None),
                 *self._written.get(at, Count(0, 0, 0)),
             )
             for at, span in sorted(self._state.spans.items())
@@ -334,19 +333,28 @@ class _Archive:
     def _open(self) -> State:
         state = self._table.load()
         if state is None:
+            self._refuse_files_of_others()
             try:
                 state = self._table.create(self._shape)
             except CommitConflict:
                 state = self._table.load()
                 assert state is not None, "a table was made, and is not there"
-        for name in ("by_date", "headers", "value_schema"):
-            held, given = getattr(state.shape, name), getattr(self._shape, name)
+        for held, given in zip(_told_shape(state.shape), _told_shape(self._shape)):
             if held != given:
                 raise SparkOptionError(
-                    f"the table at {self._table.location} was made with {name} {held}, not {given}; give the "
-                    "same, or another location"
+                    f"the table at {self._table.location} was made {held}, not {given}; give the same, or another "
+                    "location"
                 )
         return state
+
+    def _refuse_files_of_others(self) -> None:
+        """A table is there before its files are. To a new one they would all be left over, and be deleted."""
+        where = self._table.location
+        if any(files_at(where, Disk())) and self._table.load() is None:
+            raise SparkOptionError(
+                f"{where} holds files of an archive, but no {self._table.format} table that lists them; give the "
+                "format and the catalog of that archive, or another location"
+            )
 
     def _commit(self, change: Change) -> bool:
         """False if another archiver was faster; then the state is the newer one, to be planned for anew."""
@@ -354,17 +362,19 @@ class _Archive:
             self._state = self._table.commit(self._state, change)
         except CommitConflict as conflict:
             _log.warning("%s; another archiver is at work, going on behind it", conflict)
-            disk = Disk()
-            for each in change.added:
-                disk.unlink(self._table.location / each.path)
             self._look()
+            self._delete({self._table.location / each.path for each in change.added})
             return False
         self._batches += 1
-        disk = Disk()
-        for path in self._left_over:
-            disk.unlink(path)
-        self._left_over = []
+        self._delete(set(self._left_over))
         return True
+
+    def _delete(self, paths: set[Path]) -> None:
+        """Of what is left over; so never what has been committed, whatever we were told."""
+        disk = Disk()
+        for path in paths.intersection(self._left_over):
+            disk.unlink(path)
+        self._left_over = [path for path in self._left_over if path not in paths]
 
     # The brokers
 
@@ -382,7 +392,7 @@ class _Archive:
         self, ends: Mapping[ArchivedPartition, int] | None = None
     ) -> dict[ArchivedPartition, Extent]:
         """Where each partition begins and ends; with ``ends``, of those in it, and up to there."""
-        found = self._client.topics(self._topics)
+        found = find_topics(self._client, self._topics)
         for name in self._topics:
             if name not in found:
                 raise SparkOptionError(
@@ -421,9 +431,9 @@ class _Archive:
         try:
             place = TopicPartition(at.topic, at.partition)
             sample = self._client.fetch(place, start, bytes_max=SAMPLE_BYTES, wait_ms=0, read_committed=True)
-        except OffsetOutOfRange:
+            columns = decode(sample.records, start=start, end=2**63 - 1, aborted=sample.aborted)
+        except (OffsetOutOfRange, CorruptBatch):
             return 1.0  # the task will tell
-        columns = decode(sample.records, start=start, end=2**63 - 1, aborted=sample.aborted)
         if columns.next_offset == start:
             return 1.0
         records = pa.record_batch(
@@ -510,7 +520,7 @@ class _Archive:
                 rows = numbers.mapInArrow(task, "written STRING").collect()
                 return [Written.from_json(row["written"]) for row in rows]
             except Exception as error:  # Spark's and py4j's own are many, and of a dead worker any of them
-                why = _reason(error)
+                why = reason(error)
                 if attempt == JOB_ATTEMPTS or not self._has_spark():
                     raise ArchiveFailed(f"Spark gave up: {why}; what was archived before stays") from error
                 _log.warning("tasks failed, trying again (%d of %d): %s", attempt, JOB_ATTEMPTS - 1, why)
@@ -542,11 +552,14 @@ class _Archive:
         )
 
 
-def _reason(error: Exception) -> str:
-    """The line of Spark's many that says why: the last that names an exception, which is the task's own."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*: ", line)]
-    return (named or lines or [repr(error)])[-1 if named else 0]
+def _told_shape(shape: Shape) -> tuple[str, ...]:
+    """What a table was made with, as people would say it."""
+    text = shape.value_schema
+    return (
+        f"{'with' if shape.by_date else 'without'} dates (by_date)",
+        f"{'with' if shape.headers else 'without'} headers",
+        "without value_schema" if text is None else f"with value_schema {values.ddl_of(text)!r}",
+    )
 
 
 def _told(gaps: Sequence[Gap]) -> str:

@@ -16,6 +16,8 @@ GROWTH_WINDOW_MS = DAY_MS
 FORECAST_DAYS = 30
 # Less than that says nothing about a rate.
 WINDOW_MS_MIN = 1000
+# The year 9999 ends. What is kept until then (retention.ms may be 2**63 - 1) is kept for ever.
+CALENDAR_END_MS = 253_402_300_799_999
 
 Cause: TypeAlias = Literal["time", "size"]
 
@@ -30,8 +32,12 @@ class Retention:
 
     @classmethod
     def of(cls, settings: Mapping[str, str | None]) -> Retention:
-        """From settings under Kafka's names, where -1 is without limit."""
-        return cls(_limit(settings.get("retention.ms")), _limit(settings.get("retention.bytes")))
+        """From settings under Kafka's names, where -1 is without limit. What is only compacted has none."""
+        if "delete" not in (settings.get("cleanup.policy") or "delete"):
+            return cls(None, None)
+        return cls(
+            _limit(settings.get("retention.ms"), CALENDAR_END_MS), _limit(settings.get("retention.bytes"))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,8 @@ def forecast(
     )
     rate_per_ms = recent / window_ms
     by_time = None if retention.retention_ms is None or not timeline else oldest_ms + retention.retention_ms
-    by_size = _full_at(stored_bytes, rate_per_ms, retention.retention_bytes, now_ms)
+    by_time = _in_calendar(by_time)
+    by_size = _in_calendar(_full_at(stored_bytes, rate_per_ms, retention.retention_bytes, now_ms))
     cause: Cause | None = None
     if by_time is not None or by_size is not None:
         cause = "time" if by_size is None or (by_time is not None and by_time <= by_size) else "size"
@@ -124,5 +131,10 @@ def _full_at(stored_bytes: int, rate_per_ms: float, limit: int | None, now_ms: i
     return None if rate_per_ms <= 0 else now_ms + round((limit - stored_bytes) / rate_per_ms)
 
 
-def _limit(text: str | None) -> int | None:
-    return None if text is None or int(text) < 0 else int(text)
+def _in_calendar(time_ms: int | None) -> int | None:
+    """A time as people can be told it: None for never, and 1970 for whatever was before."""
+    return None if time_ms is None or time_ms > CALENDAR_END_MS else max(0, time_ms)
+
+
+def _limit(text: str | None, most: int = 2**63 - 1) -> int | None:
+    return None if text is None or not 0 <= int(text) < most else int(text)

@@ -28,9 +28,10 @@ from penstock.spark.jobs.forecast import Forecast, Retention, forecast
 from penstock.spark.jobs.profiles import GroupLag, PartitionProfile, TopicProfile, tables
 from penstock.spark.jobs.progress import Progress, followed
 from penstock.spark.jobs.tally import Clock, Tally, measure
+from penstock.spark.jobs.topics import find_topics
 from penstock.spark.ranges import OffsetRange, split
 from penstock.spark.reading import ReadSettings
-from penstock.wire import EARLIEST, LATEST, MAX_TIMESTAMP, Client, shared
+from penstock.wire import EARLIEST, LATEST, MAX_TIMESTAMP, Client, WireError, shared
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -96,8 +97,12 @@ def profile(
         raise SparkOptionError(
             f"sample must be at least {SAMPLE_MIN}, not {sample}; fewer records say nothing"
         )
+    directory = Path(output)
+    if not str(output) or (directory.exists() and not directory.is_dir()):
+        raise SparkOptionError(f"profile writes to a directory, and {str(output)!r} is none")
+    directory.mkdir(parents=True, exist_ok=True)  # before anything is read, to be told of at once
     client = shared(bootstrap)
-    known = client.topics(topics)
+    known = find_topics(client, topics)
     for topic in topics:
         if topic not in known:
             raise SparkOptionError(f"topic {topic} does not exist at {bootstrap}; create it first")
@@ -114,11 +119,15 @@ def profile(
     }
     tallies = _measured(spark, ReadSettings(bootstrap), spans, clocks, sample, progress)
     settings = client.topic_configs(list(topics))
-    from confluent_kafka.admin import AdminClient  # noqa: PLC0415  # librdkafka, on the driver only
+    from confluent_kafka import KafkaException  # noqa: PLC0415  # librdkafka, on the driver only
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
     admin = AdminClient({"bootstrap.servers": bootstrap, "client.id": "penstock-spark", "log_level": 0})
-    replicas = _replicas(admin, topics)
-    lags = _lags(admin, client, {each: end for each, (_, end) in spans.items()})
+    try:
+        replicas = _replicas(admin, topics)
+        lags = _lags(admin, client, {each: end for each, (_, end) in spans.items()})
+    except KafkaException as error:
+        raise WireError(f"topics and groups cannot be listed: {error.args[0].str()}") from None
     profiles = []
     for topic in topics:
         retention = Retention.of(settings[topic])
@@ -137,7 +146,7 @@ def profile(
         profiles.append(
             TopicProfile(topic, replicas[topic], retention, clocks[topic], found, groups, now_ms, sample)
         )
-    files = tuple(str(each) for each in _write(Path(output), profiles))
+    files = tuple(str(each) for each in _write(directory, profiles))
     return ProfileResult(tuple(profiles), files)
 
 
@@ -224,9 +233,10 @@ def _clock(client: Client, partitions: Sequence[TopicPartition], now_ms: int) ->
     """Buckets from the oldest record to the newest, as the brokers know them."""
     oldest = client.list_offsets(dict.fromkeys(partitions, 0)).values()
     newest = client.list_offsets(dict.fromkeys(partitions, MAX_TIMESTAMP)).values()
-    first_ms = min((each.timestamp for each in oldest if each.offset >= 0), default=now_ms)
-    last_ms = max((each.timestamp for each in newest if each.offset >= 0), default=now_ms)
     # What is dated into the future says nothing about the rate of late.
+    first_ms = min((each.timestamp for each in oldest if each.offset >= 0), default=now_ms)
+    first_ms = min(first_ms, now_ms)
+    last_ms = max((each.timestamp for each in newest if each.offset >= 0), default=now_ms)
     last_ms = max(first_ms, min(last_ms, now_ms))
     span = last_ms - first_ms
     widths = (width for width in BUCKET_WIDTHS_MS if span / width <= BUCKETS_MAX)
@@ -245,12 +255,7 @@ def _replicas(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
 
 def _lags(admin: AdminClient, client: Client, ends: Mapping[TopicPartition, int]) -> list[GroupLag]:
     """Of every group that has committed anything in these partitions."""
-    from confluent_kafka import KafkaException  # noqa: PLC0415
-
-    try:
-        listed = admin.list_consumer_groups(request_timeout=ADMIN_TIMEOUT_S).result(ADMIN_TIMEOUT_S)
-    except KafkaException as error:
-        raise RuntimeError(f"the groups cannot be listed: {error.args[0].str()}") from None
+    listed = admin.list_consumer_groups(request_timeout=ADMIN_TIMEOUT_S).result()
     lags = []
     for group in sorted(each.group_id for each in listed.valid):
         for place, offset in sorted(client.committed(group, list(ends)).items()):
@@ -262,7 +267,6 @@ def _lags(admin: AdminClient, client: Client, ends: Mapping[TopicPartition, int]
 def _write(output: Path, profiles: Sequence[TopicProfile]) -> Iterator[Path]:
     from penstock.spark.jobs.plots import draw  # noqa: PLC0415  # matplotlib, only to draw
 
-    output.mkdir(parents=True, exist_ok=True)
     for name, table in tables(profiles).items():
         path = output / f"{name}.parquet"
         pq.write_table(table, path)

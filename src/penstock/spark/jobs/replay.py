@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING
 
 from penstock.protocol.compression import Codec
 from penstock.spark.errors import SparkOptionError
+from penstock.spark.jobs.failures import reason
 from penstock.spark.jobs.progress import Progress
 from penstock.spark.jobs.resending import REPORT, Plan, Report, Work, work
+from penstock.spark.jobs.topics import find_topics
 from penstock.spark.options import parse
 from penstock.spark.planning import Planner
 from penstock.spark.producing import ProduceSettings
@@ -254,7 +256,7 @@ class _Run:
             rows = numbers.mapInArrow(partial(work, self._plan, works), REPORT).collect()
         except Exception as error:
             # An executor that died, or Spark itself. What its tasks sent is not known: it will be sent again.
-            return [], f"Spark failed: {str(error).strip().splitlines()[0]}"
+            return [], f"Spark failed: {reason(error)}"
         reports = [Report(*row) for row in rows]
         return reports, next((report.error for report in reports if report.error is not None), None)
 
@@ -323,14 +325,16 @@ def _check_target(
 ) -> bool:
     """Whether it will keep the records' timestamps. Raises SparkOptionError if it cannot take them."""
     target = plan.target
-    topics = client.topics([source, target])
+    topics = client.topics([source, target]) if create_target else find_topics(client, [source, target])
     if target not in topics:
         if not create_target:
             raise SparkOptionError(f"topic {target} does not exist; create it, or say create_target=True")
         if plan.is_dry_run:
             return True
         client.create_topic(target, len(topics[source].partitions))
-        topics = client.topics([source, target])
+        topics = find_topics(client, [source, target])
+        if target not in topics:
+            raise WireError(f"topic {target} was made, and a broker does not know it yet; try again")
     needed, there = max(partitions or topics[source].partitions) + 1, len(topics[target].partitions)
     if plan.keep_partitions and needed > there:
         raise SparkOptionError(

@@ -22,21 +22,19 @@ deleted, is remembered for a while (``grace_hours``): merging must come to what 
 from __future__ import annotations
 
 import json
-import re
 import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from penstock.model import TopicPartition
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import values
 from penstock.spark.jobs.progress import Progress, followed
-from penstock.spark.jobs.tables import format_at, open_table, resolve
+from penstock.spark.jobs.tables import format_at, open_table, resolve, spark_path
 from penstock.spark.jobs.tables.state import Gap, Span, State
+from penstock.spark.jobs.topics import find_topics
 from penstock.spark.jobs.versions import CURRENT, DELETED, SUPERSEDED, Version, Versions
 from penstock.spark.ranges import Offsets, to_json
 from penstock.wire import EARLIEST, LATEST, Client, shared
@@ -104,7 +102,7 @@ def snapshot(
 
     Records without a key are left out. Raises SparkOptionError, DataLossError, SnapshotConflict, WireError.
     """
-    if grace_hours < 0:
+    if not grace_hours >= 0:  # nor NaN
         raise SparkOptionError(f"grace_hours must be at least 0, not {grace_hours:g}")
     parsed = None if value_schema is None else values.arrow_schema(value_schema)
     if parsed is not None:
@@ -112,7 +110,7 @@ def snapshot(
     begun = time.monotonic()
     store = Versions(resolve(str(location)))
     client = shared(bootstrap)
-    found = client.topics([topic]).get(topic)
+    found = find_topics(client, [topic]).get(topic)
     if found is None:
         raise SparkOptionError(f"topic {topic} does not exist at {bootstrap}; create it first")
     newest = store.load()
@@ -127,8 +125,10 @@ def snapshot(
         )
     archived = None if archive is None else _archived(archive, topic, found.topic_id.hex())
     reach = _Reach(client, topic, sorted(found.partitions), base, archived, fail_on_data_loss)
-    parsed_text = None if parsed is None else _spark_schema(parsed).json()
-    if base is not None and not reach.size and base.value_schema == parsed_text:
+    parsed_text = None if parsed is None else values.schema_text(parsed)
+    offsets = {each.partition: end for each, end in reach.ends.items()}
+    # Nothing to read, and nothing that was lost with the user's leave, to be lost only once.
+    if base is not None and not reach.size and (base.offsets, base.value_schema) == (offsets, parsed_text):
         return _result(store, base, is_new=False, read=0, begun=begun)
     rows = _newest_rows(
         reach.records(spark, bootstrap), None if base is None else _held(spark, store, base), grace_hours
@@ -137,6 +137,7 @@ def snapshot(
         rows = values.parse_frame(rows, parsed)
     number = 1 if newest is None else newest.number + 1
     directory = f"v{number:08d}-{uuid.uuid4().hex[:6]}"
+    store.location.mkdir(parents=True, exist_ok=True)  # Spark tells less, and later, of what is in the way
     with followed(spark, f"snapshot of {topic}", reach.size, progress):
         rows.write.partitionBy("state").parquet(f"file:{store.location / directory}")
     from pyspark.sql.types import StructType  # noqa: PLC0415  # the driver's half
@@ -146,7 +147,7 @@ def snapshot(
         directory=directory,
         topic=topic,
         topic_id=found.topic_id.hex(),
-        offsets={each.partition: end for each, end in reach.ends.items()},
+        offsets=offsets,
         rows={},
         size_bytes=0,
         schema=StructType([each for each in rows.schema.fields if each.name != "state"]).json(),
@@ -173,7 +174,7 @@ def read_snapshot(spark: SparkSession, location: str | Path, *, state: str = CUR
     path = store.location / version.directory / f"state={state}"
     # No row is in this state: Spark has made no directory for it.
     return (
-        spark.read.schema(schema).parquet(_pattern(path))
+        spark.read.schema(schema).parquet(spark_path(path))
         if path.exists()
         else spark.createDataFrame([], schema)
     )
@@ -190,7 +191,8 @@ def _newest_rows(new: DataFrame, held: DataFrame | None, grace_hours: float) -> 
         .agg(F.max(F.struct("offset", "timestamp", "value")).alias("newest"))
         .select("key", "newest.value", "partition", "newest.offset", "newest.timestamp")
     )
-    forgotten_before = F.lit(time.time() - grace_hours * 3600).cast("timestamp")
+    # Not before 1970: somebody may want a deleted key to be remembered for ever.
+    forgotten_before = F.lit(max(0.0, time.time() - grace_hours * 3600)).cast("timestamp")
     is_old = F.col("timestamp") < forgotten_before
     newest_first = Window.partitionBy("key").orderBy(
         F.desc("timestamp"), F.desc("offset"), F.desc("partition")
@@ -215,7 +217,7 @@ def _held(spark: SparkSession, store: Versions, version: Version) -> DataFrame:
     path = store.location / version.directory
     if not any(path.glob("state=*")):
         return spark.createDataFrame([], SCHEMA)
-    return spark.read.schema(f"{SCHEMA}, state STRING").parquet(_pattern(path)).select(*COLUMNS)
+    return spark.read.schema(f"{SCHEMA}, state STRING").parquet(spark_path(path)).select(*COLUMNS)
 
 
 class _Reach:
@@ -312,7 +314,7 @@ class _Archived:
         return [
             each
             for each in self.state.gaps
-            if (each.topic, each.topic_id, each.partition) == (self.topic, self.topic_id, partition)
+            if each.at == (self.topic, self.topic_id, partition)
             and each.start < end
             and (each.end is None or start < each.end)
         ]
@@ -334,7 +336,7 @@ class _Archived:
         if not paths:
             return spark.createDataFrame([], SCHEMA)
         schema = f"{SCHEMA}, topic STRING"
-        files = spark.read.schema(schema).parquet(*(_pattern(self.location / path) for path in paths))
+        files = spark.read.schema(schema).parquet(*(spark_path(self.location / path) for path in paths))
         return files.where((F.col("topic") == self.topic) & wanted).select(*COLUMNS)
 
 
@@ -371,17 +373,6 @@ def _assigned(offsets: Offsets) -> dict[str, list[int]]:
     for each in sorted(offsets):
         assigned.setdefault(each.topic, []).append(each.partition)
     return assigned
-
-
-def _pattern(path: Path) -> str:
-    """A path that Spark, which reads every path as a pattern, takes for itself."""
-    return "file:" + re.sub(r"([][{}*?\\])", r"\\\1", str(path))
-
-
-def _spark_schema(parsed: pa.Schema) -> StructType:
-    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415  # the driver's half
-
-    return from_arrow_schema(parsed, prefer_timestamp_ntz=True)
 
 
 def _result(store: Versions, version: Version, *, is_new: bool, read: int, begun: float) -> SnapshotResult:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,9 +22,10 @@ from penstock.model import TopicPartition
 from penstock.spark import register
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import values
-from penstock.spark.jobs.tables import format_at, open_table, resolve
+from penstock.spark.jobs.tables import format_at, open_table, resolve, spark_path
 from penstock.spark.jobs.tables.state import DataFile, State, directory_of
 from penstock.spark.jobs.tables.writing import DAY_MAX, DAY_MIN, DAY_US, file_schema
+from penstock.spark.jobs.topics import find_topics
 from penstock.spark.ranges import OffsetRange, to_json
 from penstock.spark.reading import ReadSettings
 from penstock.wire import EARLIEST, LATEST, Client
@@ -109,7 +109,7 @@ def find_seam(client: Client, topic: str, archive: ArchiveTable, fail_on_data_lo
         state = archive.load()
         if state is None:
             raise SparkOptionError(f"there is no {archive.format} archive at {archive.location}")
-        found = client.topics([topic]).get(topic)
+        found = find_topics(client, [topic]).get(topic)
         lives = state.lives(topic)
         if not lives:
             held = ", ".join(sorted({at.topic for at in state.spans})) or "no topic yet"
@@ -185,10 +185,10 @@ def _cold(spark: SparkSession, location: Path, seam: Seam) -> DataFrame:
     if seam.files:
         # From below the topic's directory on, directories are columns. The column `topic` is in the files too.
         base = location / directory_of(seam.topic, None)
-        paths = [_pattern(location / each.path) for each in seam.files]
+        paths = [spark_path(location / each.path) for each in seam.files]
         frame = reader.option("basePath", f"file:{base}").parquet(*paths)
     if seam.state.foreign:
-        paths = [_pattern(location / each) for each in seam.state.foreign]
+        paths = [spark_path(location / each) for each in seam.state.foreign]
         rest = reader.option("basePath", f"file:{location}").parquet(*paths)
         rest = rest.where(rest.topic == seam.topic)
         frame = rest if frame is None else frame.union(rest.select(*frame.columns))
@@ -224,8 +224,3 @@ def _hot(spark: SparkSession, settings: ReadSettings, seam: Seam) -> DataFrame:
         is_in_calendar = f"{day} between {DAY_MIN} and {DAY_MAX}"
         frame = frame.withColumn("date", expr(f"if({is_in_calendar}, date_from_unix_date({day}), null)"))
     return frame
-
-
-def _pattern(path: Path) -> str:
-    """A path that Spark, which takes any for a pattern, takes for itself."""
-    return "file:" + re.sub(r"([][{}*?\\])", r"\\\1", str(path))

@@ -69,6 +69,21 @@ def arrow_schema(schema: str | StructType | pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True).remove_metadata() for field in found])
 
 
+def schema_text(schema: pa.Schema) -> str:
+    """A schema in a form that lasts: Spark's own JSON."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415  # the driver's half
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True).json()
+
+
+def ddl_of(text: str) -> str:
+    """What `schema_text` was made of, as a person would write it."""
+    from pyspark.sql.types import StructType  # noqa: PLC0415  # the driver's half
+
+    columns = StructType.fromJson(json.loads(text))
+    return ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in columns)
+
+
 def parsed_schema(schema: pa.Schema) -> pa.Schema:
     """What `parse` returns for a schema of `arrow_schema`."""
     return schema.append(pa.field(ERROR, pa.string()))

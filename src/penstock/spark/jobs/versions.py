@@ -18,6 +18,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from penstock.spark.jobs.tables.disk import Disk, publish
+from penstock.spark.jobs.tables.errors import TableError
 from penstock.spark.jobs.tables.state import temporary_name
 
 DIRECTORY = "_snapshot"
@@ -58,11 +59,15 @@ class Version:
 
     @classmethod
     def from_json(cls, text: bytes) -> Version:
-        document = json.loads(text)
-        if document.pop("format") != MANIFEST_FORMAT:
-            raise ValueError("the snapshot was written by a newer program; use that")
-        offsets = {int(partition): offset for partition, offset in document.pop("offsets").items()}
-        return cls(**document, offsets=offsets)
+        """Raises TableError for anything that `to_json` did not write."""
+        try:
+            document = json.loads(text)
+            if document.pop("format") == MANIFEST_FORMAT:
+                offsets = {int(partition): offset for partition, offset in document.pop("offsets").items()}
+                return cls(**document, offsets=offsets)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise TableError(f"the snapshot's manifest cannot be read: {error!r}") from None
+        raise TableError("the snapshot was written by a newer program; use that")
 
 
 class Versions:
@@ -76,10 +81,13 @@ class Versions:
     def load(self) -> Version | None:
         """The newest version; None if there is none."""
         while numbers := self._numbers():
+            path = self._path(numbers[-1])
             try:
-                return Version.from_json(self._disk.read(self._path(numbers[-1])))
+                return Version.from_json(self._disk.read(path))
             except FileNotFoundError:
                 continue  # two newer ones since the listing
+            except TableError as error:
+                raise TableError(f"{path}: {error}") from None
         return None
 
     def commit(self, version: Version) -> Version:
@@ -94,14 +102,21 @@ class Versions:
         try:
             publish(self._disk, temporary, final)
         except (FileExistsError, FileNotFoundError):  # the second: it has also tidied up behind itself
-            self._disk.unlink(temporary)
-            shutil.rmtree(self.location / version.directory, ignore_errors=True)
-            raise SnapshotConflict(
-                f"another run has made version {version.number} of the snapshot at {self.location} meanwhile; "
-                "run this one again if what it has does not reach as far"
-            ) from None
+            raise self._overtaken(version, temporary) from None
+        if self._numbers()[-1] >= version.number + VERSIONS_KEPT:
+            # The number was free only because it had been pruned.
+            raise self._overtaken(version, final)
         self._prune(version.number)
         return version
+
+    def _overtaken(self, version: Version, manifest: Path) -> SnapshotConflict:
+        """Leave nothing of a version behind that came too late."""
+        self._disk.unlink(manifest)
+        shutil.rmtree(self.location / version.directory, ignore_errors=True)
+        return SnapshotConflict(
+            f"another run has made version {version.number} of the snapshot at {self.location} meanwhile; "
+            "run this one again if what it has does not reach as far"
+        )
 
     def _measured(self, version: Version) -> Version:
         """Count what was written, and make it durable."""

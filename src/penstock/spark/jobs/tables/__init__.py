@@ -6,6 +6,8 @@ None knows Spark: the files are written before, by tasks, and a commit only says
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 # What shows which format a location has.
 _SIGNS = {"parquet": DIRECTORY, "delta": "_delta_log", "iceberg": "catalog.db"}
 FORMATS = tuple(_SIGNS)
+# What the libraries take for more than a character of a path: they would write elsewhere, into somebody's table.
+_MISREAD = {"delta": re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f]"), "iceberg": re.compile(r"[?#\x00-\x1f]")}
 
 
 def resolve(location: str) -> Path:
@@ -58,6 +62,10 @@ def open_table(
         raise SparkOptionError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
     if catalog is not None and format != "iceberg":
         raise SparkOptionError("catalog is for format iceberg; the other tables need none")
+    if format in _MISREAD and (misread := _MISREAD[format].search(str(location))):
+        raise SparkOptionError(
+            f"a table of format {format} cannot be at {location}, for the {misread[0]!r} in it; name another place"
+        )
     held = format_at(location)
     if held not in {None, format}:
         raise SparkOptionError(
@@ -85,17 +93,19 @@ def left_over(table: ArchiveTable, state: State, disk: Disk | None = None) -> li
     To be listed before a commit and deleted after it. An archiver that is still at work may be about to commit
     one of them; but it has read its state before our commit, so then it can not.
     """
-    disk = disk or Disk()
-    held = {each.path for each in state.files}
-    found: set[str] = set()
-    for topic in (name for name in disk.names(table.location) if name.startswith("topic=")):
-        for directory in [topic, *(f"{topic}/{name}" for name in _dates(disk, table.location / topic))]:
-            for name in disk.names(table.location / directory):
-                if is_ours(name) and f"{directory}/{name}" not in held:
-                    found.add(f"{directory}/{name}")
+    found = set(files_at(table.location, disk or Disk())) - {each.path for each in state.files}
     found -= table.ever_committed(found, state) if found else set()
     return [table.location / path for path in sorted(found)]
 
 
-def _dates(disk: Disk, directory: Path) -> list[str]:
-    return [name for name in disk.names(directory) if name.startswith("date=")]
+def files_at(location: Path, disk: Disk) -> Iterator[str]:
+    """All files that archives have ever made there, finished or not, as paths within the location."""
+    for topic in (name for name in disk.names(location) if name.startswith("topic=")):
+        dates = (f"{topic}/{name}" for name in disk.names(location / topic) if name.startswith("date="))
+        for directory in (topic, *dates):
+            yield from (f"{directory}/{name}" for name in disk.names(location / directory) if is_ours(name))
+
+
+def spark_path(path: Path) -> str:
+    """A path that Spark, which takes any for a pattern, takes for itself."""
+    return "file:" + re.sub(r"([][{}*?\\])", r"\\\1", str(path))

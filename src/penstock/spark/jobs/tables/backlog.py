@@ -67,7 +67,7 @@ def rewound(state: State, extents: Mapping[ArchivedPartition, Extent]) -> list[G
         if span is not None and extent.end < span.end:
             gap = Gap(*at, extent.end, span.end, "rewound")
             if not any(
-                each.reason == "rewound" and each.end == gap.end and _is_of(each, at) for each in state.gaps
+                each.reason == "rewound" and each.end == gap.end and each.at == at for each in state.gaps
             ):
                 found.append(gap)
     return found
@@ -124,7 +124,3 @@ def _former_lives(state: State, extents: Mapping[ArchivedPartition, Extent]) -> 
         for at, span in state.spans.items()
         if at.topic in current and at.topic_id != current[at.topic] and (at.topic, at.topic_id) not in told
     ]
-
-
-def _is_of(gap: Gap, at: ArchivedPartition) -> bool:
-    return (gap.topic, gap.topic_id, gap.partition) == at

@@ -21,6 +21,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.spark.jobs.tables.disk import Disk
+from penstock.spark.jobs.tables.errors import TableError, tells
 from penstock.spark.jobs.tables.state import (
     NO_DATE,
     Change,
@@ -49,10 +50,12 @@ class ArchiveDeltaTable:
         self._disk = disk or Disk()
         self._log = location / "_delta_log"
 
+    @tells(DeltaError, OSError)
     def load(self) -> State | None:
         table = self._open()
         return None if table is None else self._state(table)
 
+    @tells(DeltaError, OSError)
     def create(self, shape: Shape) -> State:
         self.location.mkdir(parents=True, exist_ok=True)
         state = new_state(shape)
@@ -65,11 +68,14 @@ class ArchiveDeltaTable:
                 configuration=CONFIGURATION,
                 commit_properties=self._properties(state),
             )
-        except DeltaError as error:
-            raise CommitConflict(f"{self.location} has a table already: {error}") from None
+        except DeltaError:
+            if self._open() is None:
+                raise  # not for a table that somebody has just made
+            raise CommitConflict(f"{self.location} has a table already") from None
         self._sync(0)
         return state
 
+    @tells(DeltaError, OSError)
     def commit(self, base: State, change: Change) -> State:
         wall_ms = time.time_ns() // 1_000_000
         state = base.after(change, wall_ms=wall_ms)
@@ -125,7 +131,7 @@ class ArchiveDeltaTable:
             f"{self.location}: transaction {known} carries the state of {state.batch}"
         )
         if "deletionVectors" in (table.protocol().reader_features or ()):
-            raise ValueError(
+            raise TableError(
                 f"{self.location} has deletion vectors; Spark's Parquet reader would not heed them"
             )
         files, foreign = [], []
@@ -148,7 +154,7 @@ class ArchiveDeltaTable:
             try:
                 entry = self._disk.read(self._log / f"{number:020d}.json")
             except FileNotFoundError:
-                raise ValueError(
+                raise TableError(
                     f"the log of {self.location} was cleaned of the archive's state: entry {number} of _delta_log "
                     "is missing, restore it"
                 ) from None
@@ -157,7 +163,7 @@ class ArchiveDeltaTable:
                     info := json.loads(line)["commitInfo"]
                 ):
                     return State.from_json(info[STATE_KEY])
-        raise ValueError(
+        raise TableError(
             f"{self.location} is a Delta table that no archive made; name another location for the archive"
         )
 

@@ -8,6 +8,7 @@ retries are off, and every commit makes a snapshot, empty or not, because a snap
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
@@ -16,15 +17,31 @@ from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg import exceptions
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.io import OutputFile
-from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file
+from pyiceberg.io.pyarrow import (
+    PyArrowFileIO,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_file_to_data_file,
+    parquet_path_to_id_mapping,
+)
+from pyiceberg.manifest import DataFile as IcebergFile
+from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import DayTransform, IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import TimestampType, TimestamptzType
+from sqlalchemy import URL
+from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
 from penstock.spark.errors import SparkOptionError
 from penstock.spark.jobs.tables.disk import Disk
+from penstock.spark.jobs.tables.errors import TableError, tells
 from penstock.spark.jobs.tables.state import (
     Change,
     CommitConflict,
@@ -34,13 +51,19 @@ from penstock.spark.jobs.tables.state import (
     from_path,
     new_state,
 )
-from penstock.spark.jobs.tables.writing import statistics_of
+from penstock.spark.jobs.tables.writing import DAY_MAX, DAY_MIN, DAY_US, statistics_of
 
 STATE_KEY: Final = "penstock.archive"
 RETRIES_KEY: Final = "commit.retry.num-retries"
 OWN_CATALOG: Final = "catalog.db"
 IDENTIFIER: Final = "penstock.archive"
 COMMIT_ATTEMPTS: Final = 10
+BIRTH_PAUSE_S: Final = 0.5
+# pyiceberg's have no ancestor in common; SQLAlchemy's are those of the table's own catalog.
+LIBRARY_ERRORS: Final[tuple[type[Exception], ...]] = (
+    SQLAlchemyError,
+    *(each for each in vars(exceptions).values() if isinstance(each, type) and issubclass(each, Exception)),
+)
 PROPERTIES: Final = {
     RETRIES_KEY: "0",
     # Each commit writes the table's whole description; a hundred of the past are enough.
@@ -66,16 +89,19 @@ class ArchiveIcebergTable:
         self._disk = disk or Disk()
         self._given_catalog, self._identifier = _named(catalog)
 
+    @tells(*LIBRARY_ERRORS)
     def load(self) -> State | None:
         table = self._open()
         return None if table is None else self._state(table)
 
+    @tells(*LIBRARY_ERRORS)
     def create(self, shape: Shape) -> State:
         assert self._schema is not None, "a table opened for reading cannot be made"
         self.location.mkdir(parents=True, exist_ok=True)
         state = new_state(shape)
         catalog = self._catalog()
-        catalog.create_namespace_if_not_exists(self._identifier.rpartition(".")[0])
+        with contextlib.suppress(IntegrityError):  # another archiver has just made it
+            catalog.create_namespace_if_not_exists(self._identifier.rpartition(".")[0])
         try:
             creation = catalog.create_table_transaction(
                 self._identifier,
@@ -92,6 +118,7 @@ class ArchiveIcebergTable:
         self._sync()
         return state
 
+    @tells(*LIBRARY_ERRORS)
     def commit(self, base: State, change: Change) -> State:
         state = base.after(change, wall_ms=time.time_ns() // 1_000_000)
         for _ in range(COMMIT_ATTEMPTS):
@@ -114,6 +141,7 @@ class ArchiveIcebergTable:
             f"{self.location}: others commit all the time, and commit {state.batch} found no place"
         )
 
+    @tells(*LIBRARY_ERRORS)
     def ever_committed(self, paths: set[str], state: State) -> set[str]:
         """Files of snapshots that are still known; nobody can read those of expired ones."""
         table = self._open()
@@ -135,12 +163,12 @@ class ArchiveIcebergTable:
     def _state(self, table: Table) -> State:
         text = table.properties.get(STATE_KEY)
         if text is None:
-            raise ValueError(f"{self._identifier} is an Iceberg table that no archive made; name another")
+            raise TableError(f"{self._identifier} is an Iceberg table that no archive made; name another")
         state = State.from_json(text)
         files, foreign = [], []
         for task in table.scan().plan_files():
             if task.delete_files:
-                raise ValueError(
+                raise TableError(
                     f"{self._identifier} has delete files; Spark's Parquet reader would not heed them"
                 )
             path = self._relative(task.file.file_path)
@@ -169,13 +197,40 @@ class ArchiveIcebergTable:
             snapshot = transaction.update_snapshot(snapshot_properties=named)
             with snapshot.overwrite() if removed else snapshot.fast_append() as files:
                 for each in change.added:
-                    path = _address(self.location / each.path)
-                    files.append_data_file(
-                        parquet_file_to_data_file(table.io, transaction.table_metadata, path)
-                    )
+                    files.append_data_file(self._described(table, transaction.table_metadata, each))
                 for file in removed:
                     files.delete_data_file(file)
         self._sync()
+
+    def _described(self, table: Table, metadata: TableMetadata, file: DataFile) -> IcebergFile:
+        address = _address(self.location / file.path)
+        try:
+            return parquet_file_to_data_file(table.io, metadata, address)
+        except OverflowError:
+            # It takes bounds for Python's datetimes, and some times are outside of that calendar. Such columns have
+            # no bounds, and the file lies on the calendar's first or last day, where most filters find it.
+            parquet = pq.read_metadata(self.location / file.path)
+            columns = metadata.schema()
+            untold = {
+                f"write.metadata.metrics.column.{each.name}": "none"
+                for each in columns.fields
+                if isinstance(each.field_type, TimestampType | TimestamptzType)
+            }
+            statistics = data_file_statistics_from_parquet_metadata(
+                parquet,
+                compute_statistics_plan(columns, metadata.properties | untold),
+                parquet_path_to_id_mapping(columns),
+            )
+            day = min(max(file.timestamp_min_us // DAY_US, DAY_MIN), DAY_MAX)
+            return IcebergFile.from_args(
+                content=DataFileContent.DATA,
+                file_path=address,
+                file_format=FileFormat.PARQUET,
+                partition=Record(file.topic) if file.date is None else Record(file.topic, day),
+                file_size_in_bytes=file.bytes,
+                spec_id=metadata.default_spec_id,
+                **statistics.to_serialized_dict(),
+            )
 
     def _listed(self, table: Table, wanted: tuple[DataFile, ...]) -> list[Any]:
         if not wanted:
@@ -197,10 +252,14 @@ class ArchiveIcebergTable:
                 return load_catalog(self._given_catalog, **settings)
             except ValueError as error:
                 raise SparkOptionError(f"pyiceberg knows no catalog {self._given_catalog}: {error}") from None
-        database = self.location / OWN_CATALOG
-        return load_catalog(
-            "penstock", type="sql", uri=f"sqlite:///{database}", warehouse=_address(self.location), **settings
-        )
+        database = URL.create("sqlite", database=str(self.location / OWN_CATALOG)).render_as_string()
+        own = {"type": "sql", "uri": database, "warehouse": _address(self.location), **settings}
+        try:
+            return load_catalog("penstock", **own)
+        except OperationalError:
+            # Of two archivers that make the catalog at once one is told that its tables are there already.
+            time.sleep(BIRTH_PAUSE_S)
+            return load_catalog("penstock", **own)
 
     def _sync(self) -> None:
         """SQLite has synced its own file; the names of it and of the directory are ours to keep."""

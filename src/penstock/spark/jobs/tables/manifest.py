@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.spark.jobs.tables.disk import Disk, publish
+from penstock.spark.jobs.tables.errors import TableError
 from penstock.spark.jobs.tables.state import Change, CommitConflict, Shape, State, new_state, temporary_name
 
 DIRECTORY: Final = "_penstock"
@@ -89,24 +90,24 @@ class ManifestTable:
             self._disk.unlink(temporary)
             raise CommitConflict(f"{self.location} has a commit {state.batch} already") from None
         if self._lost(state.batch):
-            # Harmless where it is, for it is not the newest; and it must not stay the newest of a gap.
+            # Harmless where it is, for it is not the newest.
             self._disk.unlink(self._directory / name)
             raise CommitConflict(f"{self.location} has gone on without commit {state.batch}")
 
     def _lost(self, number: int) -> bool:
         """Whether ``number`` could be had only because it had been pruned: we slept through a hundred commits.
 
-        Manifests are pruned in order, so then the one before it is gone too. A commit that succeeded is taken
+        Also the first of all, if we slept between seeing no table and making one. A commit that succeeded is taken
         for a lost one if a hundred more followed at once; then the state is read again, and it is in it.
         """
-        return number > 0 and f"{number - 1:020d}.json" not in self._disk.names(self._directory)
+        return self._numbers()[-1] >= number + MANIFESTS_KEPT
 
     def _read(self, number: int) -> State:
         path = self._directory / f"{number:020d}.json"
         try:
             return State.from_json(self._disk.read(path))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        except TableError as error:
+            raise TableError(f"{path}: {error}") from None
 
     def _numbers(self) -> list[int]:
         found = (_NUMBERED.fullmatch(name) for name in self._disk.names(self._directory))

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+from penstock.spark.jobs.tables.errors import TableError
+
 STATE_FORMAT: Final = 1
 # Where Hive, and with it Spark, keeps rows that have no value to be partitioned by.
 NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -79,6 +81,10 @@ class Gap:
     end: int | None
     # "retention", "recreated" or "rewound": the log ended before what was archived, and may fill up differently.
     reason: str
+
+    @property
+    def at(self) -> ArchivedPartition:
+        return ArchivedPartition(self.topic, self.topic_id, self.partition)
 
     def __str__(self) -> str:
         end = "?" if self.end is None else self.end
@@ -181,7 +187,7 @@ class State:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> State:
-        """Raises ValueError for anything that `to_json` did not write."""
+        """Raises TableError for anything that `to_json` did not write."""
         try:
             document = json.loads(text)
             written = document["format"]
@@ -195,9 +201,9 @@ class State:
                     tuple(DataFile(**each) for each in document.get("files", ())),
                     tuple((path, wall_ms) for path, wall_ms in document.get("retired", ())),
                 )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the archive's state cannot be read: {error!r}") from None
-        raise ValueError(
+        except (KeyError, TypeError, ValueError) as error:
+            raise TableError(f"the archive's state cannot be read: {error!r}") from None
+        raise TableError(
             f"the archive is of format {written}, and this program for {STATE_FORMAT}; use a newer one"
         )
 

@@ -116,7 +116,7 @@ def archive_range(settings: WriteSettings, assignment: Assignment, disk: Disk | 
         while position < assignment.end:
             wanted = OffsetRange(assignment.at.topic, assignment.at.partition, position, assignment.end)
             try:
-                for batch in read(settings.read, wanted):
+                for batch in read(settings.read, wanted, bytes.fromhex(assignment.at.topic_id)):
                     position = batch.column("offset")[-1].as_py() + 1
                     parsed = settings.value_schema
                     files.add(batch if parsed is None else values.with_columns(batch, parsed))
