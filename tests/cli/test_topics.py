@@ -70,7 +70,8 @@ def test_a_description_shows_partitions_offsets_and_own_settings(kafka: Penstock
 
 def test_a_topic_that_is_not_there_is_said_to_be_missing(kafka: Penstock, unique: Unique) -> None:
     name = unique("topic")
-    missing = f"penstock: there is no topic {name}; create it with `penstock topics create {name}`\n"
+    advice = f"see `penstock topics list`, or make it: `penstock topics create {name}`"
+    missing = f"penstock: there is no topic {name}; {advice}\n"
     for words in (
         ["topics", "describe", name],
         ["topics", "delete", name, "--yes"],

@@ -33,6 +33,7 @@ PINNED = (
     (500230, 40, 3),  # a bit that flips behind the only check
     (500478, 40, 3),  # a damaged batch taken for a write that the power loss took
     (500444, 40, 3),  # killed before it wrote its new epoch down, and taken for one that lost something
+    (71014, 40, 3),  # killed before it heard its new epoch, and taken for the same by the next controller
 )
 
 

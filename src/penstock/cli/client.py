@@ -143,7 +143,9 @@ def create_topic(admin: AdminClient, new: NewTopic) -> bool:
 
 
 def no_topic(topic: str) -> Failure:
-    return Failure(f"there is no topic {topic}; create it with `penstock topics create {topic}`")
+    return Failure(
+        f"there is no topic {topic}; see `penstock topics list`, or make it: `penstock topics create {topic}`"
+    )
 
 
 def partition_numbers(admin: AdminClient, topic: str) -> list[int]:

@@ -50,9 +50,14 @@ class Bar:
 
 @contextmanager
 def progress_bar(description: str, total: int | None) -> Iterator[Bar]:
-    """A bar on stderr (stdout is the command's answer), gone when done; invisible without a terminal."""
+    with progress() as drawn:
+        yield Bar(drawn, description, total)
+
+
+def progress() -> Progress:
+    """On stderr (stdout is the command's answer), gone when done; invisible without a terminal."""
     console = Console(stderr=True)
-    with Progress(
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -61,5 +66,4 @@ def progress_bar(description: str, total: int | None) -> Iterator[Bar]:
         console=console,
         transient=True,
         disable=not console.is_terminal,
-    ) as progress:
-        yield Bar(progress, description, total)
+    )

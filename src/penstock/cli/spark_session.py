@@ -25,10 +25,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
-from penstock.cli.drawing import REDRAW_INTERVAL_S
+from penstock.cli.drawing import REDRAW_INTERVAL_S, progress
 from penstock.cli.failures import Failure, WrongUsage
 
 if TYPE_CHECKING:
@@ -128,18 +127,8 @@ def _stop() -> None:
 
 @contextlib.contextmanager
 def _bar() -> Iterator[JobBar]:
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        yield JobBar(progress)
+    with progress() as drawn:
+        yield JobBar(drawn)
 
 
 @contextlib.contextmanager
