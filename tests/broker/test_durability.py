@@ -22,6 +22,11 @@ from penstock.protocol.messages.groups import (
     OffsetFetchRequest,
     OffsetFetchRequestTopic,
 )
+from penstock.protocol.messages.offsets import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
 from penstock.protocol.messages.topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -177,6 +182,20 @@ def test_deleting_the_topic_ends_the_wait_for_the_disk(stage: Stage, peer: Peer)
     error, _ = produced(only(peer.answers()))
     assert error in (0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     assert only(only(deleting.answers()).responses).error_code == 0
+
+
+def test_deleted_records_are_told_of_once_that_is_written_down_however_long_it_takes(
+    stage: Stage, peer: Peer
+) -> None:
+    create_topic(stage, peer, "t", {})
+    peer.call(produce_request("t", batch(b"a", b"b")), 9)
+    wanted = DeleteRecordsTopic(name="t", partitions=[DeleteRecordsPartition(partition_index=0, offset=1)])
+    peer.send(DeleteRecordsRequest(topics=[wanted], timeout_ms=1000), 2)
+    stage.pass_time(2)
+    assert peer.answers() == []
+    stage.spawn.release()
+    result = only(only(only(peer.answers()).topics).partitions)
+    assert (result.error_code, result.low_watermark) == (0, 1)
 
 
 def test_a_long_poll_sees_what_was_flushed(stage: Stage, peer: Peer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,13 @@ def partition(leader: BrokerId = OTHER, epoch: int = 1, **changes: Any) -> Parti
     return PartitionImage(0, leader, epoch, epoch, both, both, (bytes(16), bytes(16)))._replace(**changes)
 
 
-def hosted(storage: Storage, image: PartitionImage, **settings: Any) -> HostedPartition:
+def hosted(
+    storage: Storage, image: PartitionImage, around: Around | None = None, **settings: Any
+) -> HostedPartition:
     config, _ = BrokerConfig.load({})
     defaults = config.topic_config(Image(), NODE, "t")
     topic = TopicImage("t", TopicId(bytes(15) + b"t"), (image,))
-    return HostedPartition(storage, Around(), topic, image, replace(defaults, **settings))
+    return HostedPartition(storage, around or Around(), topic, image, replace(defaults, **settings))
 
 
 def on_second_disk(node: Node, storage: Storage, **settings: Any) -> HostedPartition:
@@ -118,6 +121,17 @@ def test_a_replica_cut_below_its_remembered_high_watermark_says_so(node: Node) -
     assert [line for line in node.logger.lines if "committed" in line and "'start': 30, 'end': 40" in line]
 
 
+def test_a_follower_whose_old_segments_go_is_to_say_where_it_begins_now(node: Node) -> None:
+    """Its leader may delete later, or have done so before, and then has nothing more to tell it."""
+    storage = node.start()
+    around = Around()
+    one = hosted(storage, partition(), around, log=LogConfig(segment_bytes=BATCH_BYTES, retention_bytes=0))
+    one.append_fetched(fetched(0, 3), 3, 0)
+    around.told.clear()
+    assert one.expire(0) == 3
+    assert around.told == ["expired"]
+
+
 # Leading
 
 
@@ -149,6 +163,27 @@ def test_a_deletion_is_done_when_all_in_sync_have_deleted(node: Node) -> None:
     assert heard == [ErrorCode.NONE]
     one.when_deleted(5, heard.append)
     assert heard == [ErrorCode.NONE] * 2
+
+
+def test_one_request_may_wait_many_times_for_one_deletion(node: Node) -> None:
+    """Whoever compares each with every other keeps the broker busy for minutes."""
+
+    class Waiter(list[ErrorCode]):
+        __hash__ = list.__hash__
+
+        def __call__(self, error: ErrorCode) -> None:
+            self.append(error)
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("compared")
+
+    storage = node.start()
+    one = hosted(storage, partition(leader=ME))
+    waiters = [Waiter() for _ in range(3)]
+    for waiter in waiters:
+        one.when_deleted(0, waiter)
+    one.fetched_by(OTHER, 108, 0, 0)
+    assert [list(waiter) for waiter in waiters] == [[ErrorCode.NONE]] * 3
 
 
 @pytest.mark.parametrize(
@@ -230,3 +265,26 @@ def test_a_damaged_replica_whose_disk_fails_too_begins_anew_with_a_name_of_its_o
     one.assign(partition(epoch=5, directories=(storage.directory_ids[0], bytes(16))))
     assert one.append_fetched(fetched(0, 10), 10, 0) == ErrorCode.NONE
     assert os.path.exists(f"{two_disks.paths[0]}/t-0/partition.metadata")
+
+
+def test_a_flush_that_ends_when_its_log_is_gone_lets_the_next_one_begin(two_disks: Node) -> None:
+    """In flushed mode the follower fetches nothing more before that, and others in its lane wait with it."""
+    storage = two_disks.start()
+    one = on_second_disk(two_disks, storage, flush_messages=1, is_flushed=True)
+    held: list[Callable[[], None]] = []
+    do_now = two_disks.spawn.in_thread
+    two_disks.spawn.in_thread = (  # type: ignore[method-assign]
+        lambda *args, **options: held.append(lambda: do_now(*args, **options))
+    )
+    one.assign(partition(epoch=4))
+    one.append_fetched(fetched(10, 1), 10, 0)
+    storage.append_failed(one, OSError(errno.EIO, "the disk failed"))
+    one.take_offline()
+    one.assign(partition(epoch=5, directories=(storage.directory_ids[0], bytes(16))))
+    one.mend(0)
+    one.append_fetched(fetched(0, 10), 10, 0)
+    heard: list[str] = []
+    one.when_flushed(lambda: heard.append("flushed"))
+    while held:
+        held.pop(0)()
+    assert heard == ["flushed"]

@@ -460,6 +460,17 @@ def test_a_log_that_begins_later_tells_its_leader() -> None:
     assert offsets(here.take().request) == []
 
 
+def test_a_log_that_begins_later_by_itself_tells_its_leader() -> None:
+    here = Following()
+    hosted = FakeHosted(0)
+    hosted.end_offset = 9
+    here.follow(hosted)
+    hosted.log_start_offset = 5
+    here.follow(hosted)
+    here.answer(here.take(), data(0, high_watermark=9))
+    assert here.take().request.topics[0].partitions[0].log_start_offset == 5
+
+
 @pytest.mark.parametrize("is_flushed", [False, True])
 def test_after_an_append_that_failed_half_way_the_next_fetch_goes_on_behind_what_was_written(
     is_flushed: bool,

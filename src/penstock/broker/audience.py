@@ -37,7 +37,7 @@ class Audience:
         # (offset, callback), in the order of the offsets.
         self._waiters: deque[tuple[int, Callable[[ErrorCode], None]]] = deque()
         # (offset, callback). Nearly always nobody.
-        self.deleters: tuple[tuple[int, Callable[[ErrorCode], None]], ...] = ()
+        self.deleters: list[tuple[int, Callable[[ErrorCode], None]]] = []
 
     def watch(self, watcher: Watcher, *, is_replica: bool = False) -> None:
         (self.followers if is_replica else self.readers)[watcher] = None
@@ -52,7 +52,7 @@ class Audience:
 
     def wait_for_deletion(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
         """Call back when the followers have nothing left before an offset, or when nobody can tell here."""
-        self.deleters = (*self.deleters, (offset, callback))
+        self.deleters.append((offset, callback))
 
     # What there is to hear
 
@@ -78,9 +78,15 @@ class Audience:
 
     def deleted(self, have_deleted_before: Callable[[int], bool]) -> None:
         """The followers may have less than before."""
-        done = [deleter for deleter in self.deleters if have_deleted_before(deleter[0])]
-        self.deleters = tuple([deleter for deleter in self.deleters if deleter not in done])
-        for _, callback in done:
+        done: list[Callable[[ErrorCode], None]] = []
+        waiting = []
+        for offset, callback in self.deleters:
+            if have_deleted_before(offset):
+                done.append(callback)
+            else:
+                waiting.append((offset, callback))
+        self.deleters = waiting
+        for callback in done:
             callback(ErrorCode.NONE)
 
     def changed(self) -> None:
@@ -92,6 +98,6 @@ class Audience:
         """What somebody waits for will not happen here."""
         waiters = [*self._waiters, *self.deleters]
         self._waiters.clear()
-        self.deleters = ()
+        self.deleters = []
         for _, callback in waiters:
             callback(error)

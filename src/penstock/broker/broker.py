@@ -433,6 +433,10 @@ class Broker:
         self.directories.assigned(hosted)
         self._follow(hosted)
 
+    def expired(self, hosted: HostedPartition) -> None:
+        # A leader has to know where its followers begin.
+        self._follow(hosted)
+
     def _follow(self, hosted: HostedPartition) -> None:
         """Fetch from the partition's leader, if another broker is it."""
         is_ready = self.membership.are_logs_ready

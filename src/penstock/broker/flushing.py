@@ -80,7 +80,11 @@ class Flushing:
 
         def done(error: Exception | None) -> None:
             self._is_running = False
-            if hosted.is_deleted or hosted.is_offline or not hosted.is_open or hosted.log is not log:
+            if hosted.is_deleted or hosted.is_offline or not hosted.is_open:
+                return
+            if hosted.log is not log:
+                # That one was given up with its disk. The one in its place may have waited for this.
+                self._go_on(hosted.log)
                 return
             if error is not None:
                 self._storage.flush_failed(hosted, error)

@@ -79,6 +79,10 @@ class Surroundings(Protocol):
         """The metadata says something new about it, be it only who is in sync."""
         ...
 
+    def expired(self, hosted: HostedPartition) -> None:
+        """It begins later, by its own retention."""
+        ...
+
     def placed(self, hosted: HostedPartition) -> None:
         """It has a data directory now."""
         ...
@@ -602,6 +606,7 @@ class HostedPartition:
         if count:
             self._storage.doom(self, self.log)
             self.audience.moved()
+            self._surroundings.expired(self)
         return count
 
     def take_offline(self) -> None:

@@ -218,12 +218,9 @@ class _PendingDeletion:
             self._call.answer(self._response)
 
     def _timed_out(self) -> None:
-        if self._unfinished:
-            for result in self._unfinished.values():
-                if result is not None:
-                    _fail(result, ErrorCode.REQUEST_TIMED_OUT)
-            self._unfinished.clear()
-            self._call.answer(self._response)
+        """The followers take too long. The checkpoint is waited for all the same."""
+        for key in [key for key, result in self._unfinished.items() if result is not None]:
+            self._done(key, ErrorCode.REQUEST_TIMED_OUT)
 
 
 def _fail(result: DeleteRecordsPartitionResult, error: ErrorCode) -> None:
