@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from penstock.machine import MachineFiles
 from tests.spark.session import spark as spark  # noqa: PLC0414  a fixture for every test
 from tests.support import BrokerProcess
 
@@ -29,6 +30,29 @@ FOREIGN_WARNINGS = (
 def pytest_configure(config: pytest.Config) -> None:
     for foreign in FOREIGN_WARNINGS:
         config.addinivalue_line("filterwarnings", foreign)
+
+
+@pytest.fixture(autouse=True)
+def _files_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close what a test's logs have left open, as their process would by ending.
+
+    The tests are one process. Some thousand descriptors later there are clients in it, py4j for one, that wait with
+    ``select``, which knows the first 1,024 only: the thread that takes Spark's calls of foreachBatch died of it.
+    """
+    made: list[MachineFiles] = []
+    make = MachineFiles.__init__
+
+    def remember(files: MachineFiles, *arguments: int, **named: int) -> None:
+        make(files, *arguments, **named)
+        made.append(files)
+
+    monkeypatch.setattr(MachineFiles, "__init__", remember)
+    yield
+    for files in made:
+        for file in list(files._open):
+            file.close()
+        while files._locks:
+            os.close(files._locks.pop())
 
 
 @dataclass(frozen=True, slots=True)
