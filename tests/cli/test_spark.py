@@ -6,8 +6,10 @@ import inspect
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -208,6 +210,48 @@ def test_java_that_is_missing_or_too_old_is_told(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(Failure, match=f"Spark needs Java 17 or later; .*{complaint}"):
         spark_session._require_java()
+
+
+def test_a_topic_named_like_a_parameter_keeps_its_name() -> None:
+    told = "the table was made with dates (by_date), not without value_schema"
+    assert spark_session._with_options(told) == (
+        "the table was made with dates (--by-date), not without --value-schema"
+    )
+    lost = "records orders.by_date-0 [0, 5) are gone"
+    assert spark_session._with_options(lost) == lost
+
+
+def test_what_pyspark_says_while_it_stops_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its thread that takes accumulators has a traceback to tell whenever the JVM hangs up on it."""
+    from pyspark import SparkContext
+    from pyspark.accumulators import _start_update_server
+
+    context = _HangsUp(_start_update_server("secret", False))
+    monkeypatch.setattr(SparkContext, "_active_spark_context", context)
+    with spark_session._own_log() as log:
+        spark_session._stop()
+        assert "Exception occurred during processing of request" in log.read_text()
+    assert capfd.readouterr() == ("", "")
+
+
+class _HangsUp:
+    """Stops as a context does whose JVM was interrupted in the middle of a word to that thread."""
+
+    def __init__(self, accumulators: Any) -> None:
+        self._accumulators = accumulators
+        self._has_told = threading.Event()
+        accumulators.shutdown_request = self._told
+
+    def _told(self, request: socket.socket) -> None:
+        type(self._accumulators).shutdown_request(self._accumulators, request)
+        self._has_told.set()
+
+    def stop(self) -> None:
+        socket.create_connection(self._accumulators.server_address).close()
+        assert self._has_told.wait(60)
+        self._accumulators.shutdown()
 
 
 @pytest.mark.parametrize("job", ["archive", "table", "snapshot", "replay", "profile"])

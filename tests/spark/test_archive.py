@@ -16,7 +16,7 @@ import pytest
 
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import archive
-from penstock.spark.jobs.archive import ArchiveFailed, ArchiveResult
+from penstock.spark.jobs.archive import ArchiveFailed, ArchiveResult, _Archive
 from penstock.spark.jobs.tables import FORMATS, format_at, open_table
 from penstock.spark.jobs.tables.manifest import ManifestTable
 from penstock.spark.jobs.tables.state import Change, CommitConflict, Span, State
@@ -189,6 +189,32 @@ def test_a_topic_that_was_made_again_is_another_one(
     assert sorted(map(len, archived(location).values())) == [1, 15]
     assert len(state_of(location).lives(topic)) == 2
     assert archive(spark, bootstrap, topic, location).records == 0
+
+
+def test_a_topic_that_is_made_again_while_it_is_archived_ends_nothing_if_losses_are_allowed(
+    spark: SparkSession,
+    bootstrap: str,
+    topics: Topics,
+    topic: str,
+    location: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics.send(topic, numbered(0, 10))
+    archive(spark, bootstrap, topic, location)
+    topics.send(topic, numbered(10, 20))
+    run = _Archive._run
+
+    def run_too_late(archiver: _Archive, task: Any, count: int) -> Any:
+        monkeypatch.undo()
+        topics.delete(topic)
+        topics.create(topic, 2)
+        topics.send(topic, numbered(0, 30))
+        return run(archiver, task, count)
+
+    monkeypatch.setattr(_Archive, "_run", run_too_late)
+    result = archive(spark, bootstrap, topic, location, fail_on_data_loss=False)
+    assert {each.reason for each in result.gaps} == {"recreated"}
+    assert sorted(map(len, archived(location).values())) == [10, 30]
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])

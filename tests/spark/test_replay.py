@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
+from penstock.cli import spark_session
 from penstock.model import TopicPartition
 from penstock.spark.errors import DataLossError, SparkOptionError
-from penstock.spark.jobs.replay import ReplayFailed, ReplayResult, replay, shared_out
-from penstock.spark.jobs.resending import Pace, prepared
+from penstock.spark.jobs.replay import ReplayFailed, ReplayResult, _Run, replay, shared_out
+from penstock.spark.jobs.resending import Pace, Plan, Work, prepared, work
+from penstock.spark.producing import ProduceSettings
 from penstock.spark.ranges import OffsetRange
-from penstock.spark.reading import schema
-from penstock.wire import Client
+from penstock.spark.reading import ReadSettings, schema
+from penstock.wire import Client, operations
 from tests.interop.adapters.confluent import ConfluentClient
 from tests.interop.client import Outgoing, Record
 from tests.interop.murmur2 import partition_of
@@ -321,6 +325,57 @@ def test_a_replay_that_goes_on_says_what_retention_took_from_it(
     assert replay(spark, bootstrap, source, target, run_id="new", dry_run=True).records == 70
     lenient = replay(spark, bootstrap, source, target, run_id="late", fail_on_data_loss=False)
     assert lenient.records == 70
+
+
+def test_ctrl_c_is_one_also_if_a_call_on_the_way_out_fails() -> None:
+    """py4j hangs up on a call that is interrupted, and pyspark makes one more before it lets go."""
+
+    class Frame:
+        def collect(self) -> None:
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise Py4JNetworkError("Answer from Java side is empty")
+
+    frame = Frame()
+    spark: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(defaultParallelism=1),
+        range=lambda *_: SimpleNamespace(mapInArrow=lambda *_: frame),
+    )
+    run: Any = _Run(spark, *[None] * 5)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        run._round([OffsetRange("t", 0, 0, 1)])
+    with pytest.raises(KeyboardInterrupt), spark_session._explained(None):
+        frame.collect()
+
+
+def test_a_source_made_anew_is_not_replayed_in_place_of_the_one_that_was_planned(
+    bootstrap: str, client: ConfluentClient, source: str, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As between two rounds."""
+    monkeypatch.setattr(operations, "UNKNOWN_TOPIC_MS", 200)
+    target = unique("target")
+    client.create_topic(target, partitions=3)
+    reading = ReadSettings(bootstrap, headers=True, read_committed=True)
+    plan = Plan(
+        reading=reading,
+        produce=ProduceSettings(bootstrap),
+        source_id=reading.client().topics([source])[source].topic_id,
+        target=target,
+        run_id="run",
+        keep_partitions=True,
+        is_dry_run=False,
+        round_s=60.0,
+    )
+    client.delete_topic(source)
+    client.create_topic(source, partitions=3)
+    client.produce(source, [Outgoing(b"of another topic", None, (), 0, TIMESTAMP_MS)] * 30)
+    works = [Work((OffsetRange(source, 0, 10, 30),), None, None)]
+    (reports,) = work(plan, works, iter([pa.record_batch({"id": [0]})]))
+    (report,) = reports.to_pylist()
+    assert (report["next_offset"], report["records"]) == (10, 0)
+    assert f"{source}-0 is gone: its topic was deleted and made anew" in report["error"]
+    assert stored(client, target) == []
 
 
 def test_a_target_that_was_just_made_need_not_be_known_to_every_broker(

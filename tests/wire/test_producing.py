@@ -418,6 +418,21 @@ def test_a_topic_made_anew_is_not_written_on_in_another_partition_either(cluster
         writing.flush()
 
 
+def test_a_broker_that_still_knows_the_topic_before_ends_no_producer(cluster: FakeCluster) -> None:
+    before = cluster.topics["orders"][0]
+    cluster.make_topic("orders", [1, 2, 3])
+    writing = Writing(cluster)
+    writing.send(AT)
+    writing.flush()
+    now, partitions = cluster.topics["orders"]
+    cluster.topics["orders"] = (before, partitions)
+    writing.shell.ask(operations.topics, ["orders"])
+    cluster.topics["orders"] = (now, partitions)
+    writing.send(AT)
+    writing.flush()
+    assert log(cluster) == [(1, 0), (1, 1)]
+
+
 def test_a_topic_made_anew_before_anything_was_written_is_as_good(cluster: FakeCluster) -> None:
     writing = Writing(cluster)
     writing.shell.ask(operations.topics, ["orders"])

@@ -53,7 +53,8 @@ _OPTIONS = (
     (re.compile(r"say keep_partitions=False"), "pass --by-key"),
     (re.compile(r"run_id='(.*)'"), r"--run-id '\1'"),
     (re.compile(r"begin anew with full"), "begin anew with --full"),
-    (re.compile(r"\b(by|value)_(date|schema)\b"), r"--\1-\2"),
+    (re.compile(r"\(by_date\)"), "(--by-date)"),
+    (re.compile(r"\b(with|without) value_schema\b"), r"\1 --value-schema"),
 )
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
@@ -119,10 +120,16 @@ def _stop() -> None:
     from pyspark import SparkContext  # noqa: PLC0415
 
     context = SparkContext._active_spark_context
-    if context is not None:
-        # After Ctrl-C in the middle of a call the JVM may not be asked any more. It ends with us in any case.
-        with contextlib.suppress(Exception):
-            context.stop()
+    if context is None:
+        return
+    # After Ctrl-C in the middle of a call the JVM may not be asked any more. It ends with us in any case. Nor may
+    # it end its talk with pyspark's thread for accumulators, which then prints a traceback: to Spark's log.
+    with (
+        os.fdopen(os.dup(2), "w", errors="backslashreplace") as log,
+        contextlib.redirect_stderr(log),
+        contextlib.suppress(Exception),
+    ):
+        context.stop()
 
 
 @contextlib.contextmanager
@@ -195,6 +202,7 @@ def _explained(log: Path | None) -> Iterator[None]:
     from pyspark.errors import AnalysisException, ParseException, PySparkException  # noqa: PLC0415
 
     from penstock.spark.errors import DataLossError, SparkOptionError  # noqa: PLC0415
+    from penstock.spark.jobs.failures import let_interrupts_pass  # noqa: PLC0415
     from penstock.wire import WireError  # noqa: PLC0415
 
     try:
@@ -210,6 +218,7 @@ def _explained(log: Path | None) -> Iterator[None]:
         # A mistake in --sql: the first line says it, the rest is the plan.
         raise Failure(_first_line(str(error)).rstrip("; ")) from None
     except (PySparkException, Py4JError) as error:
+        let_interrupts_pass(error)
         where = "" if log is None else f"; Spark's log is in {log}"
         raise _SparkFailed(f"Spark failed: {_cause(str(error), log).rstrip('.')}{where}") from None
     except RuntimeError as error:

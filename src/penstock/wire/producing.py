@@ -90,6 +90,8 @@ class Producing:
         self._busy: dict[TopicPartition, Queue] = {}
         # The id of each topic that something of ours is, or may be, in.
         self._written: dict[str, bytes] = {}
+        # Since when another topic is known by the name of one of them.
+        self._other_since_ms: dict[str, int] = {}
         # Requests without an answer, by broker.
         self._requests: dict[Address, int] = {}
         self._identifying: Task[Identity] | None = None
@@ -251,9 +253,11 @@ class Producing:
                 continue
             topic_id = place[1].topic_id
             if self._written.get(queue.at.topic, topic_id) != topic_id:
-                what = f"topic {queue.at.topic} was deleted and made again while it was written to"
-                self._fail(TopicReplaced(what))
-                return
+                self._found_another(queue)
+                if self.error is not None:
+                    return
+                continue
+            self._other_since_ms.pop(queue.at.topic, None)
             queue.topic_id = topic_id
             waiting.setdefault(place[0], []).append(queue)
         for address, queues in waiting.items():
@@ -264,6 +268,17 @@ class Producing:
                 self._send(address, batches)
                 if self.error is not None:
                     return
+
+    def _found_another(self, queue: Queue) -> None:
+        """The topic is not the one that was written to; unless who said so is behind, and means the one before."""
+        topic, now_ms = queue.at.topic, self._core.now_ms
+        queue.trouble = f"topic {topic} was deleted and made again while it was written to"
+        if now_ms - self._other_since_ms.setdefault(topic, now_ms) >= UNKNOWN_TOPIC_MS:
+            self._fail(TopicReplaced(queue.trouble))
+            return
+        queue.failures += 1
+        queue.not_before_ms = now_ms + self._core.back_off_ms(queue.failures)
+        self._stale[topic] = None
 
     def _may_send(self, queue: Queue) -> bool:
         return (

@@ -27,7 +27,7 @@ from penstock.protocol.records import CorruptBatch
 from penstock.spark.columns import decode
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import values
-from penstock.spark.jobs.failures import reason
+from penstock.spark.jobs.failures import let_interrupts_pass, reason
 from penstock.spark.jobs.progress import Progress, followed
 from penstock.spark.jobs.tables import files_at, left_over, open_table, resolve
 from penstock.spark.jobs.tables.backlog import Backlog, Extent, backlog, deal, rewound
@@ -481,23 +481,29 @@ class _Archive:
         return taken
 
     def _may_commit(self, outcomes: Sequence[Written], planned: Iterable[ArchivedPartition]) -> bool:
+        ids = {at.topic: at.topic_id for at in planned}
         failed = next((each for each in outcomes if each.error is not None), None)
         if failed is not None:
-            if self._open().batch != self._state.batch:
-                # Perhaps the reason: whoever was faster has deleted what could not be committed any more.
+            if self._open().batch != self._state.batch or (failed.is_loss and self._is_made_anew(ids)):
+                # Perhaps the reason: whoever was faster has deleted what could not be committed any more. What is
+                # lost with a topic is found by the next plan, which knows whether the user minds.
                 self._look()
                 return False
             if failed.is_loss:
                 raise DataLossError(str(failed.error))
             raise ArchiveFailed(f"{failed.error}; what was archived before stays")
-        # Records are read by the topic's name. An id that is gone never comes back: if it is still there, all that
-        # was read is of the topic that was planned for.
-        ids = {at.topic: at.topic_id for at in planned}
-        found = self._client.topics(ids)
-        if all(name in found and found[name].topic_id.hex() == held for name, held in ids.items()):
+        # Older brokers are asked for records by the topic's name. An id that is gone never comes back: if it is
+        # still there, all that was read is of the topic that was planned for.
+        if self._ids_now(ids) == ids:
             return True
         self._look()
         return False
+
+    def _is_made_anew(self, ids: Mapping[str, str]) -> bool:
+        return any(ids[name] != now for name, now in self._ids_now(ids).items())
+
+    def _ids_now(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: topic.topic_id.hex() for name, topic in self._client.topics(list(names)).items()}
 
     def _merge(self) -> None:
         """Make large files of small ones. If that fails nothing is lost, and the next round tries again."""
@@ -520,6 +526,7 @@ class _Archive:
                 rows = numbers.mapInArrow(task, "written STRING").collect()
                 return [Written.from_json(row["written"]) for row in rows]
             except Exception as error:  # Spark's and py4j's own are many, and of a dead worker any of them
+                let_interrupts_pass(error)
                 why = reason(error)
                 if attempt == JOB_ATTEMPTS or not self._has_spark():
                     raise ArchiveFailed(f"Spark gave up: {why}; what was archived before stays") from error

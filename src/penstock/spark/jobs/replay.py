@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from penstock.protocol.compression import Codec
 from penstock.spark.errors import SparkOptionError
-from penstock.spark.jobs.failures import reason
+from penstock.spark.jobs.failures import let_interrupts_pass, reason
 from penstock.spark.jobs.progress import Progress
 from penstock.spark.jobs.resending import REPORT, Plan, Report, Work, work
 from penstock.spark.jobs.topics import find_topics
@@ -163,10 +163,12 @@ def replay(
     )
     produce = ProduceSettings(bootstrap, codec=_codec(compression), client_id="penstock-replay")
     client = options.read.client()
-    whole = Planner(options, client).batch_ranges()
+    planner = Planner(options, client)
+    whole = planner.batch_ranges()
     plan = Plan(
         reading=options.read,
         produce=produce,
+        source_id=planner.topic_ids[source],
         target=target,
         run_id=run_id or uuid.uuid4().hex[:12],
         keep_partitions=keep_partitions,
@@ -255,6 +257,7 @@ class _Run:
         try:
             rows = numbers.mapInArrow(partial(work, self._plan, works), REPORT).collect()
         except Exception as error:
+            let_interrupts_pass(error)
             # An executor that died, or Spark itself. What its tasks sent is not known: it will be sent again.
             return [], f"Spark failed: {reason(error)}"
         reports = [Report(*row) for row in rows]

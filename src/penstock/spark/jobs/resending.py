@@ -52,6 +52,8 @@ class Plan:
 
     reading: ReadSettings
     produce: ProduceSettings
+    # Of the topic that was planned for. One that was made anew under its name is another.
+    source_id: bytes
     target: str
     run_id: str
     keep_partitions: bool
@@ -163,7 +165,7 @@ def _replay_range(plan: Plan, offset_range: OffsetRange, pace: Pace) -> Report:
 
     try:
         with Sender(plan.produce, plan.target) as sender:
-            for batch in read(plan.reading, offset_range):
+            for batch in read(plan.reading, offset_range, plan.source_id):
                 portion = pace.portion(batch)
                 for first in range(0, batch.num_rows, portion):
                     piece = batch.slice(first, portion)
