@@ -7,11 +7,14 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from penstock.broker.config import BrokerConfig
+from penstock.broker.hosting import Partitions
+from penstock.broker.housekeeping import Housekeeping
+from penstock.broker.logs import Logger
 from penstock.broker.partitions import HostedPartition
 from penstock.broker.replicas import core_of
 from penstock.broker.storage import Storage
@@ -246,6 +249,18 @@ def test_a_deleted_partition_leaves_its_successors_directory_alone(node: Node) -
     with pytest.raises(OSError, match="deleted"):
         _ = one.log
     assert path.exists()
+
+
+def test_upkeep_by_metadata_of_before_leaves_alone_what_lies_there_now(node: Node) -> None:
+    """Until a node has heard from the others, what it knows may be as old as its last snapshot."""
+    storage = node.start()
+    storage.make_directory(hosted(storage, partition()))
+    write_partition_metadata(storage.environment.files, f"{node.paths[0]}/t-0", TopicId(bytes(15) + b"x"))
+    config, _ = BrokerConfig.load({})
+    topics = cast(Partitions, [hosted(storage, partition())])
+    Housekeeping(storage.environment, config, storage, topics, cast(Logger, node.logger))
+    node.spawn.run()
+    assert node.where("t-0") == node.paths
 
 
 # Mending

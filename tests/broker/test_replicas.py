@@ -544,7 +544,8 @@ def test_a_disk_that_fails_stops_its_own_partitions_only() -> None:
     here.answer(sent, data(0, b"abc"), data(1, b"abc"))
     sent = here.take()
     assert (offsets(sent.request), forgotten(sent.request)) == ([(1, 3)], [0])
-    here.follow(lost)
+    with pytest.raises(OSError, match="failed"):
+        here.follow(lost)
     assert len(here.fetchers) == 1
     here.answer(sent, data(1, b"d"))
     assert other.end_offset == 4

@@ -103,6 +103,9 @@ class Spawn:
     def later(self, delay_ms: float, callback: Callable[[], None]) -> None:
         self.timers.append(callback)
 
+    def soon(self, callback: Callable[[], None]) -> None:
+        self.timers.append(callback)
+
     def in_thread(self, work: Callable[[], Any], done: Callable[..., None], *, lane: str) -> None:
         try:
             work()
@@ -450,6 +453,41 @@ def test_a_namesake_of_a_replica_that_is_not_ours_is_set_aside(node: Node) -> No
     assert [name for path in node.paths for name in node.strays(path)] == ["t-0"]
 
 
+def test_metadata_of_before_does_not_delete_what_lies_there_now(node: Node) -> None:
+    """A start replays it from a snapshot: topics that are long gone are deleted once more."""
+    storage = node.start()
+    late, back = hosted(topic="l"), hosted(topic="b")
+    late.write(storage)
+    back.write(storage)
+    node.stop(storage, late, back)
+    again = node.start()
+    # Deleted and made anew under its name, and moved away and back.
+    again.delete_log(Hosted("l", 0, bytes(15) + b"x"))  # type: ignore[arg-type]
+    again.delete_log(hosted(topic="b"))  # type: ignore[arg-type]
+    again.quarantine_strays(image(late, back))
+    node.spawn.run()
+    assert hosted(topic="l").open(again).log_end_offset == 3
+    assert hosted(topic="b").open(again).log_end_offset == 3
+
+
+def test_what_was_deleted_while_the_node_was_away_is_removed_and_not_set_aside(node: Node) -> None:
+    storage = node.start()
+    gone, renewed, moved = hosted(topic="g"), hosted(topic="r"), hosted(topic="m")
+    for one in (gone, renewed, moved):
+        one.write(storage)
+    node.stop(storage, gone, renewed, moved)
+    again = node.start()
+    for one in (gone, renewed, moved):
+        again.delete_log(Hosted(one.topic, 0, one.topic_id))  # type: ignore[arg-type]
+    namesake = Hosted("r", 0, bytes(15) + b"x")
+    again.quarantine_strays(image(namesake, Hosted("m", 0, moved.topic_id), replicas=(1, 2)))
+    node.spawn.run()
+    left = [name for path in node.paths for name in os.listdir(path)]
+    assert not any(name.endswith(("-0", "-stray", "-delete")) for name in left)
+    # Should it come back, it is not missed.
+    assert hosted(topic="m").open(again).log_end_offset == 0
+
+
 def test_a_partition_that_its_checkpoint_remembers_is_missed(node: Node) -> None:
     storage = node.start()
     one = hosted()
@@ -471,6 +509,7 @@ def test_a_partition_that_its_checkpoint_remembers_is_missed(node: Node) -> None
 def test_a_replica_that_comes_back_is_not_measured_by_the_one_that_left(node: Node) -> None:
     """The old recovery point would keep a start after a crash from looking at the new bytes."""
     storage = node.start()
+    storage.quarantine_strays(image())
     one = hosted()
     one.write(storage, 50)
     offset, work = one.log.prepare_flush()
@@ -588,6 +627,7 @@ def test_a_log_that_started_over_lower_keeps_what_it_then_got(node: Node) -> Non
 
 def test_a_deleted_log_frees_its_name_and_its_place(node: Node) -> None:
     storage = node.start()
+    storage.quarantine_strays(image())
     partitions = [hosted(index) for index in range(3)]
     for one in partitions:
         one.write(storage)
@@ -698,6 +738,22 @@ def test_the_broker_epoch_is_not_claimed_when_a_disk_was_replaced(node: Node) ->
     assert node.start().previous_broker_epoch == 41, "one more has lost nothing"
     shutil.rmtree(node.paths[2])
     assert node.start().previous_broker_epoch == -1
+
+
+def test_a_disk_that_cannot_be_read_has_lost_nothing_until_another_is_in_its_place(node: Node) -> None:
+    """What lies there may be all that is left of a committed record: the controller must go on counting on it."""
+    node.start().remember_epoch(41)
+    broken = [("make", node.paths[1], errno.EIO)]
+    without = node.start(failures=broken)
+    assert without.previous_broker_epoch == 41
+    without.remember_epoch(42)
+    assert node.start(failures=broken).previous_broker_epoch == 42
+    assert node.start().previous_broker_epoch == 42, "it is back"
+    shutil.rmtree(node.paths[1])
+    replaced = node.start()
+    assert replaced.previous_broker_epoch == -1
+    replaced.remember_epoch(43)
+    assert node.start().previous_broker_epoch == 43, "said once"
 
 
 def test_a_damaged_registration_claims_nothing(node: Node) -> None:
@@ -816,7 +872,7 @@ def test_a_node_starts_without_a_disk_that_does_not_work(node: Node) -> None:
     assert again.offline_directory_ids == [], "nobody can tell its id"
     # Not lost: it may be on the disk that cannot be read. So the partition does not start over elsewhere.
     assert not again.has_lost(lost)
-    assert again.previous_broker_epoch == -1
+    assert again.previous_broker_epoch == 41
     again.quarantine_strays(image(*partitions))
     with pytest.raises(OSError):
         hosted(1).open(again, lost)

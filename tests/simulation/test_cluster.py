@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from penstock.sim import swarm
+from penstock.sim.disk import Directory
 from penstock.sim.report import Report
 
 FIRST_SEED = int(os.environ.get("PENSTOCK_SIM_SEED", "1"))
@@ -34,6 +36,9 @@ PINNED = (
     (500478, 40, 3),  # a damaged batch taken for a write that the power loss took
     (500444, 40, 3),  # killed before it wrote its new epoch down, and taken for one that lost something
     (71014, 40, 3),  # killed before it heard its new epoch, and taken for the same by the next controller
+    (911066, 40, 3),  # started without one of two disks, and nothing on the other was counted on either
+    (910847, 40, 3),  # started without a disk, and no longer eligible for what lay safely on it
+    (910104, 40, 3),  # a deletion replayed at the start, and what then had the topic's name deleted with it
 )
 
 
@@ -51,6 +56,21 @@ def test_a_cluster_keeps_its_promises(seed: int) -> None:
 def test_what_was_found_stays_mended(seed: int, seconds: float, nodes: int) -> None:
     report = swarm.run(seed, seconds=seconds, nodes=nodes)
     assert report.is_good, explain(report)
+
+
+def test_a_follower_whose_directory_is_gone_fetches_everything_again() -> None:
+    run = swarm.Run(replace(swarm.plan_for(3, seconds=20, nodes=3), data_dirs=1, administers=False))
+    run._begin()
+    run.loop.run_for(20_000)
+    assert run.inspector.is_whole()
+    machine = run.cluster.machines[3]
+    run.cluster.stop(machine)
+    run.loop.run_for(5_000)
+    disk = machine.disk.find("/disk1")
+    assert isinstance(disk, Directory) and "orders-0" in disk.entries
+    disk.drop("orders-0")
+    run.cluster.start(machine)
+    assert run.loop.run_until(run.inspector.is_whole, swarm.LIVENESS_MS), run.inspector.what_is_missing()
 
 
 def test_a_seed_means_the_same_in_every_process() -> None:

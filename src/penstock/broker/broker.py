@@ -7,6 +7,7 @@ only a controller: that one hosts no partitions because it never registers as a 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -448,7 +449,9 @@ class Broker:
             self.fetchers.follow(hosted, is_throttled=self.node_id in hosted.image.adding_replicas)
         except OSError as error:
             self.logger.error("cannot follow", partition=repr(hosted), error=str(error))
-            self.directories.damaged(hosted, 0)
+            if error.errno == errno.ENOENT:
+                # Its directory is gone, from a disk that works. One that fails may come back with it.
+                self.directories.damaged(hosted, 0)
 
     def placed(self, hosted: HostedPartition) -> None:
         self.directories.placed(hosted)

@@ -86,6 +86,8 @@ class Housekeeping:
 
     def _visit(self, chore: Callable[[HostedPartition], None]) -> None:
         """Do something for every partition that has anything on disk, a slice per turn."""
+        if not self._storage.knows_strays:
+            return
         everyone = iter(list(self._partitions))
 
         def next_slice() -> None:

@@ -72,10 +72,18 @@ class ReplicaFetchers:
         return len(self._followed)
 
     def follow(self, hosted: Hosted, *, is_throttled: bool = False) -> None:
-        """Fetch from the leader that the partition has now; for every assignment that does not make us it."""
+        """Fetch from the leader that the partition has now; for every assignment that does not make us it.
+
+        Raises:
+            OSError: its log cannot be opened. It is not followed then.
+        """
         key = hosted.key
-        core = core_of(hosted)
-        if core is None or core.is_leader or core.leader < 0 or self._is_closed:
+        try:
+            core = hosted.replication
+        except OSError:
+            self.unfollow(key)
+            raise
+        if core.is_leader or core.leader < 0 or self._is_closed:
             self.unfollow(key)
             return
         number = (key[1] + key[0][-1]) % self._lane_count

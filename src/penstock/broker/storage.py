@@ -32,7 +32,7 @@ from penstock.environment import Environment
 from penstock.log.log import CorruptLog, Log
 from penstock.log.names import read_partition_metadata, write_partition_metadata
 from penstock.metadata.image import Image
-from penstock.model import TopicId, TopicPartition, format_id
+from penstock.model import TopicId, TopicPartition, format_id, parse_id
 
 if TYPE_CHECKING:
     from penstock.broker.logs import Logger
@@ -83,6 +83,8 @@ class Storage:
         self._flushes_waiting: dict[HostedPartition, None] = {}
         # Where partitions lie, when there is a choice. Not all of them: see ``_home``.
         self._homes: dict[tuple[TopicId, int], Directory] = {}
+        # What was deleted by metadata that may be an old one; None once it is not.
+        self._deleted_before: set[tuple[TopicId, int]] | None = set()
 
         self.directories = [Directory(environment, path, logger) for path in data_dirs]
         self._claim()
@@ -90,8 +92,10 @@ class Storage:
         self.cluster_id = identify(
             self.directories, node_id, environment.random, is_alone=is_alone, attempt=self._attempt
         )
-        # Under which this broker was last registered, if it still has all it had then; else -1.
+        # Under which this broker was last registered, if it has lost nothing since; else -1.
         self.previous_broker_epoch = NO_EPOCH
+        # Directories it was registered with that are there, or may be there again.
+        self._registered_ids: list[bytes] = []
         for directory in self._online():
             self._attempt(directory, directory.recall)
             if len(self.directories) > 1:
@@ -134,17 +138,19 @@ class Storage:
             )
 
     def _recall_epoch(self) -> None:
-        """Find out whether this broker still has all that it had when it was last registered."""
-        if any(directory.lost_page_cache for directory in self.directories):
-            return
+        """Find out whether this broker has lost anything of what it had when it was last registered.
+
+        A disk that cannot be read now has lost nothing: it may come back with all that was confirmed. Until then
+        nothing on it can lead, because the registration does not name it.
+        """
         path = os.path.join(self.path, REGISTRATION)
         epoch, known = self.directories[0].stopped_epoch, []
         if self.environment.files.exists(path):
             with suppress(ValueError, KeyError, TypeError):
                 remembered = json.loads(self.environment.files.read(path))
-                epoch, known = int(remembered["brokerEpoch"]), list(remembered["directories"])
-        ids = [format_id(directory.id) for directory in self._online()]
-        if all(id in ids for id in known):
+                epoch, known = int(remembered["brokerEpoch"]), list(map(parse_id, remembered["directories"]))
+        self._registered_ids = [id for id in known if not self.has_lost(id)]
+        if len(self._registered_ids) == len(known) and not self.lost_page_cache:
             self.previous_broker_epoch = epoch
 
     def incarnation_id(self, described: str) -> bytes:
@@ -177,10 +183,12 @@ class Storage:
         """This broker is registered: what it writes from now on belongs to this epoch."""
         # Should it have to register again, it has lost nothing in between.
         self.previous_broker_epoch = epoch
+        ids = [directory.id for directory in self.directories if directory.id != NO_ID]
         remembered = {
             "version": 0,
             "brokerEpoch": epoch,
-            "directories": [format_id(directory.id) for directory in self._online()],
+            # Also those that cannot be read now: should one be replaced, what was on it is lost.
+            "directories": [format_id(id) for id in dict.fromkeys([*ids, *self._registered_ids])],
         }
         try:
             self.environment.files.replace(
@@ -247,13 +255,23 @@ class Storage:
         """Compare what is in the directories with committed metadata, which must not be an old one.
 
         What no metadata explains is set aside, never removed. A replica that the metadata has given to others
-        is removed. Of one that is there twice, the copy in the directory that the metadata names stays.
+        is removed, and so is one of a topic that was deleted. Of one that is there twice, the copy in the
+        directory that the metadata names stays.
         """
+        deleted, self._deleted_before = self._deleted_before, None
         seen: dict[TopicPartition, Directory] = {}
         for directory in self._online():
             for name in list(directory.partitions()):
                 topic = image.topics.get(name.topic)
-                if topic is None or name.partition >= len(topic.partitions):
+                found_id = directory.topic_id_of(*name) if deleted else None
+                if (
+                    deleted
+                    and found_id is not None
+                    and (found_id, name.partition) in deleted
+                    and found_id not in image.topics_by_id
+                ):
+                    self._remove(directory, name, found_id, "removing a replica of a topic that was deleted")
+                elif topic is None or name.partition >= len(topic.partitions):
                     _set_aside(directory, name, "no topic in the metadata has this partition")
                 elif self._node_id not in topic.partitions[name.partition].replicas:
                     self._remove_moved(directory, name, topic.id)
@@ -267,12 +285,22 @@ class Storage:
                     self._settle(topic.id, name.partition, home)
             directory.checkpoint.keep_only(image)
 
+    @property
+    def knows_strays(self) -> bool:
+        """Whether what is in the directories was compared with metadata that is not an old one."""
+        return self._deleted_before is None
+
     def _remove_moved(self, directory: Directory, name: TopicPartition, topic_id: TopicId) -> None:
         if directory.topic_id_of(*name) != topic_id:
             _set_aside(directory, name, "this node has no replica of the partition")
             return
-        self._logger.info("removing a replica that was moved away", partition=str(name))
+        self._remove(directory, name, topic_id, "removing a replica that was moved away")
+
+    def _remove(self, directory: Directory, name: TopicPartition, topic_id: TopicId, reason: str) -> None:
+        self._logger.info(reason, partition=str(name))
         directory.partition_count -= 1
+        # Should it come back, it is not missed.
+        directory.checkpoint.forget(topic_id, name.partition)
         self._remove_later([directory.rename(*name, "delete")], 0)
 
     def _choose(
@@ -504,8 +532,15 @@ class Storage:
     def delete_log(self, hosted: HostedPartition) -> None:
         """Rename at once, so that the name is free; remove later, for readers that are still at it.
 
-        For a topic that was deleted, and for a replica that is now another node's.
+        For a topic that was deleted, and for a replica that is now another node's. While a start replays what
+        was committed before, it only notes that: by now, what lies under the name may be another topic's, or the
+        replica may be back.
         """
+        if self._deleted_before is not None:
+            self._deleted_before.add((hosted.topic_id, hosted.index))
+            if hosted.is_open:
+                hosted.log.abandon()
+            return
         home = self.directory_of(hosted)
         for directory in self._online():
             directory.checkpoint.forget(hosted.topic_id, hosted.index)
