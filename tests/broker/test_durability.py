@@ -291,3 +291,32 @@ def test_the_mode_of_the_whole_broker_counts_for_its_topics() -> None:
         process.restart(kill=True)
         with Wire((process.host, process.port)) as wire:
             assert everything(wire, "t") == [b"%d" % number for number in range(20)]
+
+
+def test_what_follows_a_batch_that_the_lapsed_lease_refused_does_not_overtake_it(
+    stage: Stage, peer: Peer
+) -> None:
+    """Several are under way. One hears that nobody leads here; a heartbeat later the next one comes. Were it called
+    out of order, librdkafka would begin a new sequence, and store twice what is stored and not acknowledged yet.
+    """
+    peer.call(creation("t", {}), 7)
+
+    def send(sequence: int) -> tuple[int, int]:
+        records = batch(
+            b"%d" % sequence,
+            timestamp=stage.clock.wall_ms(),
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=sequence,
+        )
+        return produced(peer.call(produce_request("t", records), 9))
+
+    assert send(0) == (ErrorCode.NONE, 0)
+    # Nothing runs: a process that was stopped, say.
+    stage.clock.ms += stage.broker.config.broker_session_timeout_ms
+    assert send(1) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+    stage.spawn.run()
+    assert stage.broker.membership.is_serving()
+    assert send(2) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+    assert [send(1), send(2), send(3)] == [(ErrorCode.NONE, offset) for offset in (1, 2, 3)]
+    assert send(5) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1), "of that one nobody has heard"

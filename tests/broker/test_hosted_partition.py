@@ -23,6 +23,7 @@ from penstock.log.names import write_partition_metadata
 from penstock.metadata.image import Image, PartitionImage, TopicImage
 from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
+from tests.broker.phrases import batch
 from tests.broker.test_storage import NODE, Node
 from tests.log.test_replicated import BATCH_BYTES, fetched
 
@@ -303,3 +304,23 @@ def test_a_flush_that_ends_when_its_log_is_gone_lets_the_next_one_begin(two_disk
     while held:
         held.pop(0)()
     assert heard == ["flushed"]
+
+
+def test_what_follows_a_batch_that_came_before_the_election_does_not_overtake_it(node: Node) -> None:
+    """A client may hear of the new leader before it does itself, and has several batches under way."""
+
+    def append(sequence: int) -> ErrorCode:
+        records = bytearray(
+            batch(b"v", timestamp=wall_ms, producer_id=7, producer_epoch=0, base_sequence=sequence)
+        )
+        return one.append(memoryview(records)).error
+
+    storage = node.start()
+    wall_ms = storage.environment.clock.wall_ms()
+    one = hosted(storage, partition(leader=ME))
+    assert append(0) == ErrorCode.NONE
+    one.assign(partition(epoch=2))
+    assert append(1) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    one.assign(partition(leader=ME, epoch=3))
+    assert append(2) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert [append(1), append(2)] == [ErrorCode.NONE] * 2

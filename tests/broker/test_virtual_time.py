@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 
 import pytest
 
+from penstock.broker.handlers.fetch import PendingFetch
 from penstock.broker.membership import State
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -96,6 +98,28 @@ def test_a_long_poll_ends_exactly_when_its_time_is_up() -> None:
     response = client.call(fetch_request("quiet", 0, max_wait_ms=5_000), 12)
     assert response.responses[0].partitions[0].records == b""
     assert 5_000 <= world.clock.now_ms() - began_ms <= 5_002
+
+
+def test_a_long_poll_leaves_nothing_to_the_garbage_collector() -> None:
+    world = World()
+    reader, writer = world.client(), world.client()
+    create(writer, "events")
+    gc.collect()
+    gc.disable()
+    try:
+        reader.send(fetch_request("events", 0, max_wait_ms=60_000), 12)
+        world.run_for(10)
+        assert len(pending_fetches()) == 1
+        writer.call(produce_request(world, "events", b"news"), 9)
+        world.run_for(2)
+        assert values_of(reader.answers[0]) == [b"news"]
+        assert not pending_fetches()
+    finally:
+        gc.enable()
+
+
+def pending_fetches() -> list[object]:
+    return [thing for thing in gc.get_objects() if type(thing) is PendingFetch]
 
 
 def test_a_long_poll_ends_when_something_arrives() -> None:

@@ -7,6 +7,7 @@ import pytest
 from penstock.log import producers
 from penstock.log.config import LogConfig
 from penstock.log.producers import CorruptSnapshot, Duplicate, ProducerStates
+from penstock.log.refusals import PRODUCERS_REMEMBERED, REMEMBERED_MS, Refusals
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import SEQUENCE_MAX, BatchHeader, decode_header, encode_batch
 from tests.log.making import DIRECTORY, NOW, append, made_batch, made_files, names, opened
@@ -292,21 +293,48 @@ def test_made_up_producers_do_not_pile_up_and_the_busy_ones_stay(monkeypatch: py
 
 def test_what_was_sent_behind_a_refused_batch_is_refused_with_the_same_error() -> None:
     """Not as out of order, after which librdkafka begins a new sequence and stores twice what it had stored."""
-    states = ProducerStates(EXPIRATION_MS)
+    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
     for sequence in range(3):
         states.update(made_header(sequence), sequence, NOW)
-    states.refused(made_header(3), ErrorCode.KAFKA_STORAGE_ERROR)
-    states.refused(made_header(4), ErrorCode.NOT_ENOUGH_REPLICAS)
-    assert states.check(made_header(5), NOW) == ErrorCode.KAFKA_STORAGE_ERROR
-    assert states.check(made_header(3), NOW) is None
+    refusals.add(made_header(3), ErrorCode.KAFKA_STORAGE_ERROR, NOW)
+    assert states.check(made_header(5), NOW, refusals) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert states.check(made_header(3), NOW, refusals) is None
     states.update(made_header(3), 3, NOW)
-    assert states.check(made_header(5), NOW) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert states.check(made_header(4), NOW) is None
+    assert states.check(made_header(5), NOW, refusals) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert states.check(made_header(4), NOW, refusals) is None
 
 
 def test_a_first_batch_that_was_refused_is_not_overtaken() -> None:
-    states = ProducerStates(EXPIRATION_MS)
-    states.refused(made_header(0), ErrorCode.NOT_ENOUGH_REPLICAS)
-    assert states.check(made_header(1), NOW) == ErrorCode.NOT_ENOUGH_REPLICAS
-    assert states.check(made_header(0), NOW) is None
-    assert states.check(made_header(0, epoch=1), NOW) is None
+    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
+    refusals.add(made_header(0), ErrorCode.NOT_ENOUGH_REPLICAS, NOW)
+    assert states.check(made_header(1), NOW, refusals) == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert states.check(made_header(0), NOW, refusals) is None
+    assert states.check(made_header(0, epoch=1), NOW, refusals) is None
+
+
+def test_a_refused_batch_that_another_leader_has_stored_stands_in_nobodys_way() -> None:
+    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
+    refusals.add(made_header(3), ErrorCode.NOT_LEADER_OR_FOLLOWER, NOW)
+    for sequence in range(6):
+        states.update(made_header(sequence), sequence, NOW)
+    assert states.check(made_header(6), NOW, refusals) is None
+    assert states.check(made_header(7), NOW, refusals) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    refusals.add(made_header(6), ErrorCode.KAFKA_STORAGE_ERROR, NOW)
+    assert states.check(made_header(7), NOW, refusals) == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_a_refusal_is_forgotten_when_nothing_of_then_can_be_under_way() -> None:
+    """Or a producer that is forgotten too, and never sends that batch again, could not go on."""
+    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
+    refusals.add(made_header(3), ErrorCode.NOT_LEADER_OR_FOLLOWER, NOW)
+    later = NOW + REMEMBERED_MS
+    assert states.check(made_header(9), later, refusals) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert states.check(made_header(9), later + 1, refusals) is None
+
+
+def test_producers_that_were_refused_are_remembered_up_to_a_limit() -> None:
+    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
+    for producer_id in range(PRODUCERS_REMEMBERED + 1):
+        refusals.add(made_header(0, producer_id=producer_id), ErrorCode.NOT_ENOUGH_REPLICAS, NOW)
+    assert states.check(made_header(1, producer_id=0), NOW, refusals) is None
+    assert states.check(made_header(1, producer_id=1), NOW, refusals) == ErrorCode.NOT_ENOUGH_REPLICAS

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.log.producers import Duplicate, ProducerStates
+from penstock.log.refusals import Refusals
 from penstock.model import TopicPartition
 from penstock.protocol.apis import API_VERSIONS, APIS
 from penstock.protocol.errors import ErrorCode
@@ -78,6 +79,7 @@ class FakePartition:
     batches: list[tuple[int, bytes]] = field(default_factory=list)
     log_end_offset: int = 0
     producers: ProducerStates = field(default_factory=lambda: ProducerStates(10**12))
+    refusals: Refusals = field(default_factory=Refusals)
 
     def append(self, batch: bytearray, count: int) -> int:
         base_offset = self.log_end_offset
@@ -294,7 +296,7 @@ class FakeCluster:
         header = check_produced(memoryview(batch), max_message_bytes=1_000_000)
         if isinstance(header, ErrorCode):
             return header, -1
-        verdict = partition.producers.check(header, WALL_MS)
+        verdict = partition.producers.check(header, WALL_MS, partition.refusals)
         if isinstance(verdict, Duplicate):
             return ErrorCode.NONE, verdict.base_offset
         if verdict is not None:

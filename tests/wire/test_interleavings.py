@@ -14,7 +14,7 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import batches, decode_header, decode_records
 from penstock.wire import operations
 from penstock.wire.operations import FetchSettings
-from tests.wire.fake import FakeCluster, FakeShell, Writing
+from tests.wire.fake import WALL_MS, FakeCluster, FakeShell, Writing
 
 PLACES = [TopicPartition("orders", number) for number in range(3)]
 REFUSALS = [
@@ -52,7 +52,7 @@ class Mischief:
         header = decode_header(batch)
         if code is not None and code not in WRITTEN:
             if not self._is_kafka:
-                partition.producers.refused(header, code)
+                partition.refusals.add(header, code, WALL_MS)
             return code, -1
         before = partition.log_end_offset
         result = self._write(partition, batch)

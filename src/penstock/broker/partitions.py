@@ -21,6 +21,7 @@ from penstock.broker.flushing import Flushing
 from penstock.environment import Buffer, FileRange
 from penstock.log.log import CorruptLog, Log
 from penstock.log.producers import Duplicate
+from penstock.log.refusals import NONE_REFUSED, Refusals
 from penstock.metadata.image import PartitionImage, TopicImage
 from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
@@ -103,6 +104,7 @@ class HostedPartition:
         "_image",
         "_is_established",
         "_log",
+        "_refusals",
         "_storage",
         "_surroundings",
         "_topic_config",
@@ -145,6 +147,8 @@ class HostedPartition:
         self.is_deleted = False
         # Its disk has failed, or what is on it cannot be trusted.
         self.is_offline = False
+        # Batches that were not taken but will be sent again.
+        self._refusals = NONE_REFUSED
         # Exclusive. Never above the log's end; valid once the log is open.
         self.high_watermark = 0
         self.audience = Audience(self)
@@ -223,9 +227,9 @@ class HostedPartition:
 
     @property
     def has_enough_replicas(self) -> bool:
-        """Whether as many are in sync as min.insync.replicas says, or all there are. Raises OSError."""
+        """Whether we lead it with as many in sync as min.insync.replicas says, or all. Raises OSError."""
         core = self.replication
-        return len(core.isr) >= core.min_isr
+        return core.is_leader and core.has_enough
 
     # Its part in the replication
 
@@ -418,9 +422,9 @@ class HostedPartition:
         """
         config = self._topic_config
         if not self.is_leader:
-            return Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return self.refuse(records, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if self.is_offline:
-            return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
+            return self.refuse(records, ErrorCode.KAFKA_STORAGE_ERROR)
         checked = check_produced(records, max_message_bytes=config.max_message_bytes, allow_zstd=allow_zstd)
         if not isinstance(checked, BatchHeader):
             return Appended(checked)
@@ -439,11 +443,9 @@ class HostedPartition:
         try:
             log = self.log
             if by_all and not self.has_enough_replicas:
-                if header.producer_id >= 0:
-                    log.producers.refused(header, ErrorCode.NOT_ENOUGH_REPLICAS)
-                return Appended(ErrorCode.NOT_ENOUGH_REPLICAS)
+                return self._not_now(header, ErrorCode.NOT_ENOUGH_REPLICAS)
             if header.producer_id >= 0:
-                verdict = log.producers.check(header, wall_ms)
+                verdict = log.producers.check(header, wall_ms, self._refusals)
                 if isinstance(verdict, Duplicate):
                     # The first attempt may still be waiting: the repeat waits with it.
                     end_offset = verdict.base_offset + header.last_offset_delta + 1
@@ -457,18 +459,26 @@ class HostedPartition:
                 if verdict is not None:
                     return Appended(verdict)
             if not self._has_directory and not self._make_directory():
-                if header.producer_id >= 0:
-                    log.producers.refused(header, ErrorCode.KAFKA_STORAGE_ERROR)
-                return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
+                return self._not_now(header, ErrorCode.KAFKA_STORAGE_ERROR)
             if stamped != NO_TIMESTAMP:
                 header = set_log_append_time(records, 0, header, stamped)
             base_offset = log.append(records, header, self.leader_epoch)
         except OSError as error:
             self._storage.append_failed(self, error)
-            if header.producer_id >= 0 and self._log is not None:
-                self._log.producers.refused(header, ErrorCode.KAFKA_STORAGE_ERROR)
-            return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
+            return self._not_now(header, ErrorCode.KAFKA_STORAGE_ERROR)
         return Appended(ErrorCode.NONE, base_offset, stamped, log.log_end_offset, self._appended(log))
+
+    def refuse(self, records: memoryview, error: ErrorCode) -> Appended:
+        """Take nothing now, and see to it that what was sent behind it does not overtake it a moment later."""
+        checked = check_produced(records, max_message_bytes=self._topic_config.max_message_bytes)
+        return self._not_now(checked, error) if isinstance(checked, BatchHeader) else Appended(error)
+
+    def _not_now(self, header: BatchHeader, error: ErrorCode) -> Appended:
+        if header.producer_id >= 0:
+            if self._refusals is NONE_REFUSED:
+                self._refusals = Refusals()
+            self._refusals.add(header, error, self._storage.environment.clock.wall_ms())
+        return Appended(error)
 
     def append_internal(self, batch: bytearray) -> Appended:
         """Append a batch of the broker's own. Raises OSError."""

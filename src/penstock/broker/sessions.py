@@ -137,12 +137,13 @@ class FetchSession:
 
     def update(self, asked: Iterable[FetchPartition], forgotten: Iterable[Key]) -> None:
         for partition in asked:
-            known = self._partitions.get(partition.key)
+            key = partition.key
+            known = self._partitions.get(key)
             if known is not None:
                 partition.sent_high_watermark = known.sent_high_watermark
                 partition.sent_log_start_offset = known.sent_log_start_offset
-                self._remove(known)
-            self._partitions[partition.key] = partition
+                self._remove(key)
+            self._partitions[key] = partition
             self._sessions.partition_count += 1
             self._dirty[partition] = None
             if partition.hosted is not None:
@@ -150,10 +151,10 @@ class FetchSession:
                 partition.hosted.audience.watch(self, is_replica=self.is_replica)
         for key in forgotten:
             if key in self._partitions:
-                self._remove(self._partitions[key])
+                self._remove(key)
 
-    def _remove(self, partition: FetchPartition) -> None:
-        del self._partitions[partition.key]
+    def _remove(self, key: Key) -> None:
+        partition = self._partitions.pop(key)
         self._sessions.partition_count -= 1
         self._dirty.pop(partition, None)
         if partition.hosted is not None:
@@ -230,8 +231,8 @@ class FetchSession:
                 self._dirty[partition] = None
 
     def close(self) -> None:
-        for partition in list(self._partitions.values()):
-            self._remove(partition)
+        for key in list(self._partitions):
+            self._remove(key)
 
     def check(self) -> None:
         for partition in self._dirty:

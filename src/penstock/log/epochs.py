@@ -69,7 +69,8 @@ class LeaderEpochs:
 
     @property
     def latest(self) -> int:
-        return self.entries[-1][0] if self.entries else self.before_start
+        entries = self.entries
+        return entries[-1][0] if entries else self.before_start
 
     def begin(self, epoch: int, log_end_offset: int) -> None:
         """A leader was elected: its epoch begins at the end of the log (KIP-279). The file is not touched.
@@ -112,9 +113,10 @@ class LeaderEpochs:
         if not entries:
             # All that is known is what the log goes on from.
             return (epoch, log_end_offset) if epoch == self.before_start else (NO_EPOCH, NO_OFFSET)
+        latest = entries[-1][0]
+        if epoch >= latest:
+            return (epoch, log_end_offset) if epoch == latest else (NO_EPOCH, NO_OFFSET)
         place = bisect_right(entries, epoch, key=lambda entry: entry[0])
-        if place == len(entries):
-            return (epoch, log_end_offset) if entries[-1][0] == epoch else (NO_EPOCH, NO_OFFSET)
         end_offset = entries[place][1]
         if place:
             return entries[place - 1][0], end_offset

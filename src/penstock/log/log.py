@@ -232,8 +232,16 @@ class Log:
             OSError: the disk is full or failing; the log is as it was.
         """
         base_offset = self.log_end_offset
+        last_offset = base_offset + header.last_offset_delta
+        wall_ms = self._clock.wall_ms()
         patch(batch, 0, base_offset, leader_epoch)
-        self._append(batch, header, base_offset, leader_epoch)
+        segment = self._make_ready(header, base_offset, last_offset, leader_epoch, wall_ms)
+        segment.append(batch, header, last_offset, self._config)
+        self.log_end_offset = last_offset + 1
+        producers = self.producers
+        producers.log_was_empty = False
+        if header.producer_id >= 0:
+            producers.update(header, base_offset, wall_ms)
         return base_offset
 
     def append_replicated(self, data: Buffer) -> int:
@@ -301,20 +309,6 @@ class Log:
     def begin_epoch(self, epoch: int) -> None:
         """This replica was elected: its leader epoch begins at the end of the log. Nothing is written."""
         self.epochs.begin(epoch, self.log_end_offset)
-
-    def _append(
-        self, batch: bytearray | memoryview, header: BatchHeader, base_offset: int, leader_epoch: int
-    ) -> None:
-        last_offset = base_offset + header.last_offset_delta
-        wall_ms = self._clock.wall_ms()
-        segment = self._make_ready(header, base_offset, last_offset, leader_epoch, wall_ms)
-        segment.append(batch, header, last_offset, self._config)
-        self.log_end_offset = last_offset + 1
-        producers = self._producers
-        if producers is not None:
-            producers.log_was_empty = False
-            if header.producer_id >= 0:
-                producers.update(header, base_offset, wall_ms)
 
     def _make_ready(
         self, header: BatchHeader, base_offset: int, last_offset: int, leader_epoch: int, wall_ms: int

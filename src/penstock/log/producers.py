@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from penstock.log.refusals import NONE_REFUSED, Refusals
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import SEQUENCE_MAX, BatchHeader
 
@@ -37,9 +38,6 @@ _SNAPSHOT_CRC_START = 6
 _SNAPSHOT_ENTRY = Struct(">qhiqiqiq")
 
 
-# Producers of one partition that are remembered for a refused batch alone.
-REFUSED_MAX = 1_000
-_NONE_REFUSED = (-2, 0, ErrorCode.NONE)
 # Of one partition. Clients make producer ids up as they like, and each is remembered for a day.
 PRODUCERS_MAX = 50_000
 
@@ -75,15 +73,13 @@ class CorruptSnapshot(Exception):
 
 
 class ProducerStates:
-    __slots__ = ("_expiration_ms", "_refused", "_states", "log_was_empty")
+    __slots__ = ("_expiration_ms", "_states", "log_was_empty")
 
     def __init__(self, expiration_ms: int) -> None:
         self._expiration_ms = expiration_ms
         self._states: dict[int, ProducerState] = {}
         # The log has never held a record.
         self.log_was_empty = False
-        # Producers with a batch that was refused for a moment: its producer epoch and sequence, and why.
-        self._refused: dict[int, tuple[int, int, ErrorCode]] = {}
 
     def __len__(self) -> int:
         return len(self._states)
@@ -91,7 +87,9 @@ class ProducerStates:
     def get(self, producer_id: int) -> ProducerState | None:
         return self._states.get(producer_id)
 
-    def check(self, header: BatchHeader, wall_ms: int) -> Duplicate | ErrorCode | None:
+    def check(
+        self, header: BatchHeader, wall_ms: int, refusals: Refusals = NONE_REFUSED
+    ) -> Duplicate | ErrorCode | None:
         """Judge a batch a client sent: None when it is to be appended.
 
         A producer that is not known may go on at any sequence (KIP-360): its state may have expired. The
@@ -101,51 +99,28 @@ class ProducerStates:
         state = self._states.get(header.producer_id)
         base_sequence = header.base_sequence
         if state is None or wall_ms - state.last_seen_ms > self._expiration_ms:
-            overtaken = self._overtaken(header)
-            if overtaken is not None:
-                return overtaken
-            if base_sequence != 0 and self.log_was_empty:
+            overtaken = refusals.overtaken(header, -1, wall_ms)
+            if overtaken is None and base_sequence != 0 and self.log_was_empty:
                 return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-            return None
+            return overtaken
         if header.producer_epoch != state.epoch:
             if header.producer_epoch < state.epoch:
                 return ErrorCode.INVALID_PRODUCER_EPOCH
             if base_sequence == 0:
                 return None
-            return self._overtaken(header) or ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            return refusals.overtaken(header, -1, wall_ms) or ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         batches = state.batches
-        if base_sequence == (batches[-1].last_sequence + 1) & SEQUENCE_MAX:
+        last = batches[-1].last_sequence
+        if base_sequence == (last + 1) & SEQUENCE_MAX:
             return None
         last_sequence = header.last_sequence
         for batch in batches:
             if batch.base_sequence == base_sequence and batch.last_sequence == last_sequence:
                 return Duplicate(batch.base_offset, batch.timestamp)
-        return self._overtaken(header) or ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-
-    def _overtaken(self, header: BatchHeader) -> ErrorCode | None:
-        """Why the batch before this one was refused, if one was that will be sent again."""
-        epoch, sequence, error = self._refused.get(header.producer_id, _NONE_REFUSED)
-        if epoch == header.producer_epoch and header.base_sequence > sequence:
-            return error
-        return None
-
-    def refused(self, header: BatchHeader, error: ErrorCode) -> None:
-        """A batch was not taken now but will be sent again: those sent behind it may not overtake it.
-
-        They get the same error. Out of order is what they are, but a producer that hears that gives up its
-        sequence and begins another, and what is stored and not acknowledged yet is then stored twice.
-        """
-        epoch, sequence, _ = self._refused.get(header.producer_id, _NONE_REFUSED)
-        if epoch == header.producer_epoch and sequence <= header.base_sequence:
-            return
-        if len(self._refused) >= REFUSED_MAX:
-            del self._refused[next(iter(self._refused))]
-        self._refused[header.producer_id] = (header.producer_epoch, header.base_sequence, error)
+        return refusals.overtaken(header, last, wall_ms) or ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
     def update(self, header: BatchHeader, base_offset: int, wall_ms: int) -> None:
         """A batch with a producer id was appended at ``base_offset``."""
-        if self._refused:
-            self._refused.pop(header.producer_id, None)
         if header.base_sequence < 0:
             return  # a transaction marker: it has no sequence
         batch = WrittenBatch(

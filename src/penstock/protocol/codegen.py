@@ -448,7 +448,11 @@ class _EncoderWriter(_Writer):
         """The test whether a tagged field differs from its default."""
         if field.kind == "struct" and not field.nullable:
             # One that is there but says nothing is as good as absent.
-            return f"({value} is not None and {value} != {self.bind(field.element)}())"
+            differs = " or ".join(
+                f"{value}.{inner.name} != {_fresh_default(inner, self.names) or repr(inner.default)}"
+                for inner in field.element.FIELDS
+            )
+            return f"({value} is not None and ({differs}))"
         if field.default is None:
             return f"{value} is not None"
         return value if field.kind == "array" else f"{value} != {field.default!r}"

@@ -92,7 +92,6 @@ class Partition:
     __slots__ = (
         "_counting",
         "_followers",
-        "_has_enough",
         "_in_flight",
         "_live",
         "_min_isr",
@@ -103,6 +102,7 @@ class Partition:
         "_was_recovering",
         "elr",
         "epoch_start_offset",
+        "has_enough",
         "high_watermark",
         "is_leader",
         "is_recovering",
@@ -163,8 +163,8 @@ class Partition:
         self._wait_until_ms = 0
         # The committed ISR and those who may have been added to it.
         self.maximal_isr: tuple[int, ...] = ()
-        # Whether as many are in sync as must be.
-        self._has_enough = False
+        # Whether as many are in sync as must be. Kept up to date while we lead.
+        self.has_enough = False
         # The followers among them: those the high watermark waits for.
         self._counting: list[_Follower] = []
         # Whether it is worth while to ask for a proposal before the next look for laggards.
@@ -485,11 +485,11 @@ class Partition:
             members = {broker: None for broker in members if broker == self.me or broker in followers}
         self.maximal_isr = tuple(members)
         self._counting = [followers[broker] for broker in members if broker != self.me]
-        self._has_enough = len(self.isr) >= self.min_isr
+        self.has_enough = len(self.isr) >= self.min_isr
         self._advance()
 
     def _advance(self) -> None:
-        if not self._has_enough:
+        if not self.has_enough:
             return
         high_watermark = self._own_end
         for follower in self._counting:
@@ -509,7 +509,7 @@ class Partition:
         assert self.me in self.isr, "a leader is in sync with itself"
         assert self.high_watermark <= self._own_end
         assert sorted([*self._followers, self.me]) == sorted({*self.replicas, *self.isr})
-        assert self._has_enough == (len(self.isr) >= self.min_isr)
+        assert self.has_enough == (len(self.isr) >= self.min_isr)
         assert self.maximal_isr[: len(self.isr)] == self.isr
         for follower in self._followers.values():
             assert follower.is_in_isr == (follower.broker in self.isr)

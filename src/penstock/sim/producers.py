@@ -21,7 +21,7 @@ from penstock.protocol.messages.produce import (
 )
 from penstock.protocol.records import encode_batch
 from penstock.sim.client import Client, Place
-from penstock.sim.loop import Violation
+from penstock.sim.loop import Promise, Violation
 from penstock.sim.topics import MORTAL, Topics
 from penstock.sim.truths import Truths
 
@@ -44,6 +44,8 @@ FORGOTTEN = (
     ErrorCode.INVALID_PRODUCER_EPOCH,
     ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
 )
+# The leader has not heard of the partition.
+UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class Identity:
@@ -146,25 +148,20 @@ class Lane:
             return False
         wire = self._client.wire(self._client.brokers[leadership.broker])
         wall_ms = self._client.process.clock.wall_ms()
-        answers = [
-            wire.call(
-                produce_request(
-                    self._place,
-                    encode_batch(
-                        [(wall_ms, b"key", value, ()) for value in batch.values],
-                        producer_id=self._identity.producer_id,
-                        producer_epoch=self._identity.epoch,
-                        base_sequence=batch.sequence,
-                    ),
-                    self._version,
-                    ALL,
-                ),
-                self._version,
-                PRODUCE_TIMEOUT_MS + 7_000,
+        answers: list[Promise[Any]] = []
+        gap_ms = self._chance.choice([0, 0, 0, 5, 50])
+        for batch in self._pending:
+            if answers and gap_ms:
+                await self._client.pause(self._chance.expovariate(1 / gap_ms))
+            records = encode_batch(
+                [(wall_ms, b"key", value, ()) for value in batch.values],
+                producer_id=self._identity.producer_id,
+                producer_epoch=self._identity.epoch,
+                base_sequence=batch.sequence,
             )
-            for batch in self._pending
-        ]
-        for answer in answers:
+            request = produce_request(self._place, records, self._version, ALL)
+            answers.append(wire.call(request, self._version, PRODUCE_TIMEOUT_MS + 7_000))
+        for count, answer in enumerate(answers, start=1):
             result = _only(await answer)
             if result is None:
                 return False
@@ -172,12 +169,31 @@ class Lane:
                 self._forgotten(ErrorCode(result.error_code))
                 return False
             if result.error_code:
+                await self._look_behind(ErrorCode(result.error_code), answers[count:])
                 return False
             batch = self._pending.pop(0)
             for place, value in enumerate(batch.values):
                 self._truths.promises.acked(value, result.base_offset + place)
             self.acknowledged += len(batch.values)
         return True
+
+    async def _look_behind(self, refusal: ErrorCode, answers: list[Promise[Any]]) -> None:
+        """What was sent behind a refused batch must not be called out of order: librdkafka would begin another
+        sequence, and store twice what it has stored and nobody has acknowledged.
+        """
+        if refusal in UNKNOWN:
+            return  # nothing can be stored yet
+        for answer in answers:
+            result = _only(await answer)
+            if (
+                result is not None
+                and result.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+                and self._place.topic_id not in self._topics.doomed
+            ):
+                raise Violation(
+                    f"{self._name} sent batches to {self._place} behind one that was refused with "
+                    f"{refusal.name}, and they are called out of order"
+                )
 
     def _forgotten(self, error: ErrorCode) -> None:
         """Everything before the first pending batch was acknowledged, so the leader must know it."""

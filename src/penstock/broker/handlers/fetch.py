@@ -190,6 +190,8 @@ class PendingFetch:
         self._call.answer(response)
 
     def _stop(self) -> None:
+        # Or the call would hold us and we the call, until the garbage collector stops the loop for them.
+        self._call.on_abandoned = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

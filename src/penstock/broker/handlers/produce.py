@@ -52,44 +52,43 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
     failed = False
     allow_zstd = call.version >= ZSTD_SINCE_VERSION
     by_id = call.version >= TOPIC_IDS_SINCE_VERSION
-    if not refusal and not broker.membership.is_serving():
-        refusal = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    is_serving = broker.membership.is_serving()
     topics = []
     waiting: list[tuple[HostedPartition, Appended, PartitionProduceResponse]] = []
     leaders: dict[int, None] = {}
     for topic in request.topic_data:
-        name = topic.name
-        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if by_id:
-            name = broker.topic_name(topic.topic_id)
-            unknown = ErrorCode.UNKNOWN_TOPIC_ID if not name else unknown
+        name = broker.topic_name(topic.topic_id) if by_id else topic.name
         results = []
         for data in topic.partition_data:
             result = PartitionProduceResponse(index=data.index, base_offset=-1, log_append_time_ms=-1)
             results.append(result)
             hosted = broker.partitions.get(name, data.index)
-            if refusal or hosted is None:
-                elsewhere = not refusal and broker.exists(name, data.index)
-                result.error_code = refusal or (ErrorCode.NOT_LEADER_OR_FOLLOWER if elsewhere else unknown)
-                failed = True
+            if refusal:
+                error = refusal
+            elif not is_serving:
+                error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+                if hosted is not None:
+                    hosted.refuse(data.records or memoryview(b""), error)
+            elif hosted is None:
+                error = _why_not_here(broker, name, data.index, by_id=by_id)
             elif is_internal(name):
-                result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
-                failed = True
+                error = ErrorCode.INVALID_TOPIC_EXCEPTION
             else:
                 appended = hosted.append(
                     data.records or memoryview(b""), allow_zstd=allow_zstd, by_all=acks == ALL
                 )
-                if appended.error:
-                    result.error_code = appended.error
-                    failed = True
-                else:
+                error = appended.error
+                if not error:
                     result.base_offset = appended.base_offset
                     result.log_append_time_ms = appended.log_append_time_ms
                     result.log_start_offset = hosted.log.log_start_offset
                     if acks and not hosted.is_acknowledged(appended, by_all=acks == ALL):
                         waiting.append((hosted, appended, result))
-            if result.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
-                _name_leader(broker, name, result, leaders)
+            if error:
+                result.error_code = error
+                failed = True
+                if error == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                    _name_leader(broker, name, result, leaders)
         topics.append(TopicProduceResponse(name=name, topic_id=topic.topic_id, partition_responses=results))
     if acks == 0:
         return CLOSE if failed else NO_RESPONSE
@@ -100,6 +99,12 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
         return response
     _PendingProduce(broker, call, response, waiting, request.timeout_ms, by_all=acks == ALL)
     return WAITING
+
+
+def _why_not_here(broker: Broker, name: str, index: int, *, by_id: bool) -> ErrorCode:
+    if broker.exists(name, index):
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return ErrorCode.UNKNOWN_TOPIC_ID if by_id and not name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _name_leader(

@@ -112,9 +112,9 @@ class StaleResponseApplied(World):
 
 class _NeverFreezes(Partition):
     def _advance(self) -> None:
-        self._has_enough = True
+        self.has_enough = True
         super()._advance()
-        self._has_enough = len(self.isr) >= self.min_isr
+        self.has_enough = len(self.isr) >= self.min_isr
 
 
 class WatermarkMovesBelowMinIsr(World):

@@ -1,0 +1,65 @@
+"""Batches of idempotent producers that were not taken for the moment, and will be sent again.
+
+A client has several batches under way. When one is refused (nobody leads just now, too few replicas are in sync,
+the disk is full) and the broker is itself again before the next one comes, that one must not overtake it. Out of
+order is what it is, but librdkafka, when it hears that, gives up its sequence and begins another, and what was
+stored before and is not acknowledged yet is then stored twice. So it hears what the refused one heard.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.records import BatchHeader
+
+# Of each producer: as many as a client may have in flight.
+BATCHES_REMEMBERED = 5
+PRODUCERS_REMEMBERED = 1_000
+# For as long as what was sent behind a refused batch may be on its way.
+REMEMBERED_MS = 60_000
+
+
+class _Refused(NamedTuple):
+    producer_epoch: int
+    error: ErrorCode
+    sequences: deque[int]
+    wall_ms: int
+
+
+class Refusals:
+    """Of one partition. What was stored since, perhaps by another leader, is not taken back here: see ``after``."""
+
+    __slots__ = ("_by_producer",)
+
+    def __init__(self) -> None:
+        self._by_producer: dict[int, _Refused] = {}
+
+    def add(self, header: BatchHeader, error: ErrorCode, wall_ms: int) -> None:
+        known = self._by_producer.pop(header.producer_id, None)
+        if known is None or known.producer_epoch != header.producer_epoch:
+            if len(self._by_producer) >= PRODUCERS_REMEMBERED:
+                del self._by_producer[next(iter(self._by_producer))]
+            sequences: deque[int] = deque(maxlen=BATCHES_REMEMBERED)
+        else:
+            sequences = known.sequences
+        if header.base_sequence not in sequences:
+            sequences.append(header.base_sequence)
+        self._by_producer[header.producer_id] = _Refused(header.producer_epoch, error, sequences, wall_ms)
+
+    def overtaken(self, header: BatchHeader, after: int, wall_ms: int) -> ErrorCode | None:
+        """Why a batch before this one was refused, if one was. ``after`` is the last sequence that is stored."""
+        known = self._by_producer.get(header.producer_id)
+        if (
+            known is not None
+            and known.producer_epoch == header.producer_epoch
+            and wall_ms - known.wall_ms <= REMEMBERED_MS
+            and any(after < sequence < header.base_sequence for sequence in known.sequences)
+        ):
+            return known.error
+        return None
+
+
+# For all that never refused anything, as most partitions have not.
+NONE_REFUSED = Refusals()
