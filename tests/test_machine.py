@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
 
 import pytest
 
 from penstock.environment import Stream
-from penstock.machine import MachineNetwork
+from penstock.machine import LONG_COLLECTION_S, SPARED_S, MachineNetwork, Survivors
 
 
 @pytest.mark.parametrize("host", ["kafka..example", "x" * 300, "a\0b", ""])
@@ -24,3 +26,30 @@ def test_what_cannot_be_a_host_is_a_host_that_cannot_be_reached(host: str) -> No
 
     assert stream is None
     assert isinstance(error, OSError)
+
+
+def test_what_a_long_collection_has_left_over_is_spared_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, worked_s, done = 0.0, 0.0, []
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "thread_time", lambda: worked_s)
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
+    monkeypatch.setattr(gc, "unfreeze", lambda: done.append("unfreeze"))
+    survivors = Survivors()
+
+    def collect(generation: int, takes_s: float) -> list[str]:
+        nonlocal worked_s
+        done.clear()
+        survivors.collected("start", {"generation": generation})
+        worked_s += takes_s
+        survivors.collected("stop", {"generation": generation, "collected": 0})
+        return list(done)
+
+    assert collect(1, 2 * LONG_COLLECTION_S) == []
+    assert collect(2, LONG_COLLECTION_S / 2) == [], "with few objects all is as ever"
+    assert collect(2, 2 * LONG_COLLECTION_S) == ["freeze"]
+    now_s += SPARED_S - 1
+    assert collect(2, 2 * LONG_COLLECTION_S) == ["freeze"]
+    assert collect(2, LONG_COLLECTION_S / 2) == []
+    now_s += 1
+    assert collect(2, LONG_COLLECTION_S / 2) == ["unfreeze"]
+    assert collect(2, LONG_COLLECTION_S / 2) == [], "nothing is set aside any more"

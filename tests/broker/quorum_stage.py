@@ -207,14 +207,18 @@ class Stage:
     def run_for(self, ms: int) -> None:
         end_ms = self.clock.now_ms() + ms
         while self._timers and self._timers[0][0] <= end_ms:
-            at_ms, _, timer = heapq.heappop(self._timers)
-            self.clock.advance(max(0, int(at_ms - self.clock.now_ms())))
-            if timer.callback is not None:
-                timer.callback()
-                for node in self.nodes.values():
-                    if node.is_up:
-                        node.consensus.check()
+            self.step()
         self.clock.advance(max(0, end_ms - self.clock.now_ms()))
+
+    def step(self) -> None:
+        """Let the next thing happen."""
+        at_ms, _, timer = heapq.heappop(self._timers)
+        self.clock.advance(max(0, int(at_ms - self.clock.now_ms())))
+        if timer.callback is not None:
+            timer.callback()
+            for node in self.nodes.values():
+                if node.is_up:
+                    node.consensus.check()
 
     def run_until(self, condition: Callable[[], bool], within_ms: int = 20_000) -> None:
         deadline_ms = self.clock.now_ms() + within_ms

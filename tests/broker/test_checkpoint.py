@@ -30,10 +30,9 @@ def loaded(files: FakeFiles) -> Checkpoint:
 
 def write(checkpoint: Checkpoint, *logs: tuple[TopicId, int, int, int]) -> None:
     """Topic, partition, recovery point and high watermark, start."""
-    checkpoint.prepare_write(
-        ((topic_id, index), Remembered(recovery_point, start, recovery_point))
-        for topic_id, index, recovery_point, start in logs
-    )()
+    for topic_id, index, recovery_point, start in logs:
+        checkpoint.remember(topic_id, index, Remembered(recovery_point, start, recovery_point))
+    checkpoint.prepare_write()()
 
 
 def test_what_was_written_is_read_back(files: FakeFiles) -> None:
@@ -47,7 +46,8 @@ def test_what_was_written_is_read_back(files: FakeFiles) -> None:
 @pytest.mark.parametrize("high_watermark", [0, 7, 100, 2000])
 def test_the_high_watermark_is_read_back(files: FakeFiles, high_watermark: int) -> None:
     checkpoint = loaded(files)
-    checkpoint.prepare_write([((ONE, 0), Remembered(100, 10, high_watermark))])()
+    checkpoint.remember(ONE, 0, Remembered(100, 10, high_watermark))
+    checkpoint.prepare_write()()
     assert loaded(files).get(ONE, 0) == (100, 10, high_watermark)
     checkpoint.lower(ONE, 0, 50)
     assert loaded(files).get(ONE, 0) == (50, 10, min(50, high_watermark))
@@ -97,7 +97,8 @@ def test_a_checkpoint_that_was_prepared_before_does_not_raise_it(files: FakeFile
     """It is written by another thread, which may be late."""
     checkpoint = loaded(files)
     write(checkpoint, (ONE, 0, 100, 10))
-    late = checkpoint.prepare_write([((ONE, 0), Remembered(110, 10, 110))])
+    checkpoint.remember(ONE, 0, Remembered(110, 10, 110))
+    late = checkpoint.prepare_write()
     checkpoint.lower(ONE, 0, 60)
     late()
     assert loaded(files).get(ONE, 0) == (60, 10, 60)
@@ -139,7 +140,8 @@ def test_a_log_that_was_forgotten_begins_anew(files: FakeFiles) -> None:
     """A replica that was given to another node and comes back, before the file was written again."""
     checkpoint = loaded(files)
     write(checkpoint, (ONE, 0, 100, 10), (TWO, 0, 100, 10))
-    late = checkpoint.prepare_write([((ONE, 0), Remembered(110, 10, 110))])
+    checkpoint.remember(ONE, 0, Remembered(110, 10, 110))
+    late = checkpoint.prepare_write()
     checkpoint.forget(ONE, 0)
     checkpoint.renew(ONE, 0)
     checkpoint.renew(TWO, 0)
@@ -185,7 +187,8 @@ def test_it_is_never_above_what_was_lowered_whatever_a_crash_leaves(files: FakeF
                 late.clear()  # one thread writes them, in order
             case "prepare":
                 ceiling += chance.randrange(20)
-                late.append(checkpoint.prepare_write([((ONE, 0), Remembered(ceiling, 0, ceiling))]))
+                checkpoint.remember(ONE, 0, Remembered(ceiling, 0, ceiling))
+                late.append(checkpoint.prepare_write())
             case "late" if late:
                 late.pop(0)()
             case "lower":
@@ -199,3 +202,13 @@ def test_it_is_never_above_what_was_lowered_whatever_a_crash_leaves(files: FakeF
                 checkpoint = loaded(files)
                 late.clear()
         assert max(loaded(files).get(ONE, 0)) <= ceiling
+
+
+def test_of_a_log_that_is_as_new_nothing_is_written(files: FakeFiles) -> None:
+    checkpoint = loaded(files)
+    write(checkpoint, (ONE, 0, 0, 0), (TWO, 0, 5, 0))
+    assert files.read(PATH).count(b"\n") == 2, "the title and one log"
+    assert loaded(files).get(ONE, 0) == (0, 0, 0)
+    # But of one that was another before, that must be said.
+    write(checkpoint, (TWO, 0, 0, 0))
+    assert loaded(files).get(TWO, 0) == (0, 0, 0)

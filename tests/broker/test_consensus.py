@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker import quorum_snapshots
+from penstock.broker import quorum_committed, quorum_snapshots
 from penstock.broker.consensus import ConsensusSettings
 from penstock.broker.options import ServeError
 from penstock.metadata import changes as metadata_changes
@@ -97,6 +97,76 @@ def test_a_decision_without_changes_waits_for_those_before_it() -> None:
     assert not outcome
     stage.run_for(10)
     assert outcome == ["none"]
+
+
+def test_what_is_committed_at_once_is_applied_in_turns_and_answered_when_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quorum_committed, "CHANGES_PER_TURN", 5)
+    stage = Stage((1,))
+    node = stage.nodes[1]
+    node.start()
+    stage.leader()
+    node.deltas.clear()
+    seen: dict[str, list[str]] = {}
+
+    def answered(name: str) -> None:
+        seen[name] = list(node.topics)
+
+    for number in range(1, 7):
+        assert node.consensus.propose(topic(f"topic-{number}", number, 2), answered, seen.clear)
+    stage.run_until(lambda: len(seen) == 6)
+    # Of three changes each: one in a turn, for two would be too much.
+    assert [delta.created for delta in node.deltas] == [(f"topic-{number}",) for number in range(1, 7)]
+    assert all(name in topics for name, topics in seen.items()), "answered before it was applied"
+
+
+def test_a_controller_begins_with_all_that_is_committed_however_many_turns_that_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quorum_committed, "CHANGES_PER_TURN", 1)
+    stage = Stage((1,))
+    node = stage.nodes[1]
+    node.start()
+    stage.leader()
+    stage.commit(node, 5)
+    node.crash()
+    seen: list[int] = []
+    node.start(on_active=lambda is_active: seen.append(len(node.topics)))
+    stage.leader()
+    assert seen == [5]
+
+
+def test_leadership_that_is_lost_between_two_turns_makes_no_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quorum_committed, "CHANGES_PER_TURN", 1)
+    stage = born()
+    stage.commit(stage.leader(), 5)
+    stage.agree()
+    for node in stage.nodes.values():
+        node.crash()
+    for node in stage.nodes.values():
+        node.activity.clear()
+        node.start()
+    turning: list[StagedNode] = []
+
+    def look() -> bool:
+        # It leads and may go on, but has not come to the end of what it knows to be committed.
+        turning[:] = [node for node in stage.nodes.values() if node.consensus.committed._established]
+        return bool(turning)
+
+    for _ in range(100_000):
+        if look():
+            break
+        stage.step()
+    (node,) = turning
+    assert not node.consensus.is_active and len(node.topics) < 5
+    node.consensus.resign()
+    stage.run_for(2)
+    assert not node.activity
+    stage.leader()
+    stage.agree()
 
 
 def test_a_full_disk_refuses_a_proposal_and_nothing_else() -> None:

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.broker.controlling import ASLEEP_MS, RETRY_MS, ActiveController, refusal
+from penstock.broker.controlling import AHEAD_MAX, ASLEEP_MS, RETRY_MS, ActiveController, refusal
 from penstock.broker.logs import Logger
 from penstock.decision import Decision
 from penstock.environment import Environment
+from penstock.metadata import brokers as metadata_brokers
 from penstock.metadata.image import Image
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
@@ -273,6 +274,50 @@ def test_fencing_that_found_no_room_is_tried_again() -> None:
     stage.quorum.is_full = False
     stage.world.advance(RETRY_MS + SESSION_MS)
     assert not stage.is_active(1)
+
+
+def test_large_decision_goes_on_as_it_is_committed_so_that_nobody_waits_behind_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metadata_brokers, "PORTION", 1)
+    stage = Stage()
+    stage.on.on_active(True)
+    stage.join(1)
+    stage.join(2)
+    asked = topics.CreatableTopic(name="a", num_partitions=20, replication_factor=2)
+    assert not stage.ask(topics.CreateTopicsRequest(topics=[asked]), 7).topics[0].error_code
+    stage.quorum.commits_at_once = False
+    stage.on.broker_lost(1)
+    rounds = 0
+    while any(1 in partition.isr for partition in stage.quorum.image.topics["a"].partitions):
+        rounds += 1
+        assert rounds < 20, "it never comes to an end"
+        stage.world.advance(100)
+        assert len(stage.quorum.waiting) <= AHEAD_MAX + 1
+        stage.quorum.commit()
+    assert rounds > 20 // (AHEAD_MAX + 1)
+
+
+def test_next_controller_does_not_wait_for_what_the_last_one_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata_brokers, "PORTION", 1)
+    stage = Stage()
+    stage.on.on_active(True)
+    stage.join(1)
+    stage.join(2)
+    asked = topics.CreatableTopic(name="a", num_partitions=20, replication_factor=2)
+    assert not stage.ask(topics.CreateTopicsRequest(topics=[asked]), 7).topics[0].error_code
+    stage.quorum.commits_at_once = False
+    stage.on.broker_lost(1)
+    stage.world.advance(100)
+    stage.quorum.commit()
+    stage.world.advance(100)
+    assert stage.quorum.waiting
+    stage.on.on_active(False)
+    stage.quorum.lose()
+    stage.quorum.commits_at_once = True
+    stage.on.on_active(True)
+    stage.world.advance(100)
+    assert all(partition.isr == (2,) for partition in stage.quorum.image.topics["a"].partitions)
 
 
 REQUESTS: list[tuple[int, Message]] = [

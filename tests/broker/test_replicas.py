@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.lanes import FETCH_PATIENCE_MS
+from penstock.broker.lanes import FETCH_PATIENCE_MS, URGENT_MAX
 from penstock.broker.replicas import LOOKS_PER_TURN, IsrProposals, ReplicaFetchers
 from penstock.environment import Buffer, Environment
 from penstock.protocol.errors import ErrorCode
@@ -333,6 +333,28 @@ def test_a_partition_assigned_while_a_request_lies_at_the_leader_does_not_wait_f
     assert not here.peers.sent
     here.answer(both, data(1, b"f"))
     assert second.end_offset == 6
+
+
+def test_more_than_the_second_line_takes_wait_for_the_first() -> None:
+    here = Following()
+    here.follow(FakeHosted(0))
+    parked = here.take()
+    for index in range(1, URGENT_MAX + 11):
+        here.fetchers.follow(FakeHosted(index))
+    here.loop.run_for(0)
+    urgent = here.take()
+    assert (urgent.lane, named(urgent.request)) == ("fetch-0-urgent", list(range(1, URGENT_MAX + 1)))
+    here.answer(urgent, session=5)
+    urgent = here.take()
+    here.answer(parked, data(0))
+    here.answer(urgent, session=5)
+    rest = here.take()
+    assert (rest.lane, rest.request.max_wait_ms) == ("fetch-0", 0)
+    assert named(rest.request)[:10] == list(range(URGENT_MAX + 1, URGENT_MAX + 11))
+    here.answer(rest)
+    last = here.take()
+    both = [*named(rest.request), *named(last.request)]
+    assert sorted(both) == list(range(1, URGENT_MAX + 11)), "all of them are on the first line now"
 
 
 def test_the_first_line_does_not_wait_for_ever_for_the_second() -> None:

@@ -143,6 +143,7 @@ class Hosted:
         self._log: Log | None = None
         self.flushes = 0
         self.high_watermark = 0
+        self.is_deleted = False
 
     def __repr__(self) -> str:
         return f"{self.topic}-{self.index}"
@@ -210,7 +211,8 @@ class Node:
     def stop(self, storage: Storage, *hosted: Hosted, epoch: int = 5) -> None:
         for one in hosted:
             one.log.close()
-        storage.prepare_checkpoint(hosted)()  # type: ignore[arg-type]
+        storage.remember(hosted)  # type: ignore[arg-type]
+        storage.prepare_checkpoint()()
         storage.leave_clean_marker(epoch)
 
     def where(self, name: str) -> list[str]:
@@ -515,13 +517,45 @@ def test_a_replica_that_comes_back_is_not_measured_by_the_one_that_left(node: No
     offset, work = one.log.prepare_flush()
     work()
     one.log.flushed(offset)
-    storage.prepare_checkpoint([one])()  # type: ignore[list-item]
+    storage.remember([one])  # type: ignore[list-item]
+    storage.prepare_checkpoint()()
     storage.delete_log(one)  # type: ignore[arg-type]
     back = hosted()
     back.write(storage, 3)
     again = node.start()
     found = hosted().open(again)
     assert found.log_end_offset == 3
+    assert found.recovery is not None and not found.recovery.was_cut
+
+
+def test_what_is_deleted_while_a_checkpoint_is_gathered_is_not_remembered_again(tmp_path: Path) -> None:
+    storage = Node(tmp_path, "a").start()
+    storage.quarantine_strays(image())
+    one = hosted()
+    one.write(storage, 50)
+    offset, work = one.log.prepare_flush()
+    work()
+    one.log.flushed(offset)
+    one.is_deleted = True
+    storage.delete_log(one)  # type: ignore[arg-type]
+    storage.remember([one])  # type: ignore[list-item]
+    storage.prepare_checkpoint()()
+    assert storage.directories[0].checkpoint.get(one.topic_id, one.index) == (0, 0, 0)
+
+
+def test_a_log_that_is_cut_before_the_checkpoint_is_written_is_remembered_as_shorter(node: Node) -> None:
+    storage = node.start()
+    one = hosted()
+    log = one.write(storage, 50)
+    offset, work = log.prepare_flush()
+    work()
+    log.flushed(offset)
+    storage.remember([one])  # type: ignore[list-item]
+    log.truncate_to(10)
+    log.append_replicated(fetched(10, 10, epoch=2))
+    storage.prepare_checkpoint()()
+    found = hosted().open(node.start())
+    assert found.log_end_offset == 20
     assert found.recovery is not None and not found.recovery.was_cut
 
 
@@ -533,7 +567,8 @@ def test_a_log_that_is_cut_is_remembered_as_shorter_before_it_grows_again(node: 
     work()
     log.flushed(offset)
     log.delete_before(40)
-    storage.prepare_checkpoint([one])()  # type: ignore[list-item]
+    storage.remember([one])  # type: ignore[list-item]
+    storage.prepare_checkpoint()()
     log.truncate_to(10)
     log.append_replicated(fetched(10, 10, epoch=2))
     found = hosted().open(node.start())
@@ -575,7 +610,8 @@ def test_a_high_watermark_is_not_remembered_beyond_a_cut(node: Node) -> None:
     one = hosted()
     log = one.write(storage, 50)
     one.high_watermark = 30
-    storage.prepare_checkpoint([one])()  # type: ignore[list-item]
+    storage.remember([one])  # type: ignore[list-item]
+    storage.prepare_checkpoint()()
     assert log.recovery_point == 0
     again = node.start()
     fresh = hosted()
@@ -597,7 +633,8 @@ def test_what_recovery_has_cut_is_remembered_until_the_replica_is_mended(node: N
     work()
     log.flushed(offset)
     one.high_watermark = 50
-    storage.prepare_checkpoint([one])()  # type: ignore[list-item]
+    storage.remember([one])  # type: ignore[list-item]
+    storage.prepare_checkpoint()()
     (segment,) = Path(node.where("t-0")[0], "t-0").glob("*.log")
     segment.write_bytes(segment.read_bytes()[: segment.stat().st_size // 2 + 1])
     for _ in range(2):
@@ -618,7 +655,8 @@ def test_a_log_that_started_over_lower_keeps_what_it_then_got(node: Node) -> Non
     one = hosted()
     log = one.write(storage, 50)
     log.delete_before(40)
-    storage.prepare_checkpoint([one])()  # type: ignore[list-item]
+    storage.remember([one])  # type: ignore[list-item]
+    storage.prepare_checkpoint()()
     log.start_over_at(5)
     log.append_replicated(fetched(5, 10, epoch=2))
     found = hosted().open(node.start())
@@ -912,7 +950,8 @@ def test_a_full_disk_does_not_keep_a_log_from_being_cut(node: Node) -> None:
     offset, work = log.prepare_flush()
     work()
     log.flushed(offset)
-    storage.prepare_checkpoint([one])()  # type: ignore[list-item]
+    storage.remember([one])  # type: ignore[list-item]
+    storage.prepare_checkpoint()()
     node.files.failures = [("append", node.paths[0], errno.ENOSPC)]
     log.truncate_to(10)
     assert log.log_end_offset == 10
@@ -925,6 +964,7 @@ def test_one_checkpoint_that_cannot_be_written_does_not_hold_up_the_others(node:
         one.write(storage)
     node.files.failures = [("replace", f"{node.paths[0]}/penstock-checkpoint", errno.ENOSPC)]
     with pytest.raises(OSError):
-        storage.prepare_checkpoint(partitions)()  # type: ignore[arg-type]
+        storage.remember(partitions)  # type: ignore[arg-type]
+        storage.prepare_checkpoint()()
     written = [os.path.exists(f"{path}/penstock-checkpoint") for path in node.paths]
     assert written == [False, True, True]

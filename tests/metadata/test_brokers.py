@@ -424,7 +424,7 @@ def test_new_topic_has_the_active_brokers_in_sync_and_the_fenced_ones_as_replica
 def test_controllers_that_follow_each_other_finish_what_was_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.metadata import brokers
 
-    monkeypatch.setattr(brokers, "CHANGES_MAX", 3)
+    monkeypatch.setattr(brokers, "PORTION", 3)
     on = Ensemble(brokers=3)
     on.create("a", *[(1, 2, 3)] * 10)
     on.lost(1)
@@ -439,7 +439,7 @@ def test_large_decisions_come_in_portions_and_a_broker_waits_for_the_last(
 ) -> None:
     from penstock.metadata import brokers
 
-    monkeypatch.setattr(brokers, "CHANGES_MAX", 3)
+    monkeypatch.setattr(brokers, "PORTION", 3)
     on = Ensemble(brokers=2)
     on.create("a", *[(1, 2)] * 10)
     decision = on.decided(on.on.broker_lost(1, -1, on.now_ms))
@@ -454,7 +454,7 @@ def test_large_decisions_come_in_portions_and_a_broker_waits_for_the_last(
 def test_leaderships_move_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.metadata import brokers
 
-    monkeypatch.setattr(brokers, "CHANGES_MAX", 3)
+    monkeypatch.setattr(brokers, "PORTION", 3)
     on = Ensemble(brokers=2)
     on.create("a", *[(2, 1), (1, 2)] * 3)
     on.lost(1)
@@ -466,7 +466,7 @@ def test_registration_after_a_loss_waits_until_nothing_rests_on_the_broker(
 ) -> None:
     from penstock.metadata import brokers
 
-    monkeypatch.setattr(brokers, "CHANGES_MAX", 4)
+    monkeypatch.setattr(brokers, "PORTION", 4)
     on = Ensemble(brokers=2)
     on.create("a", *[(1, 2)] * 10)
     epoch = on.broker(1).epoch
@@ -492,6 +492,43 @@ def test_controlled_shutdown_hands_leaderships_over_before_the_broker_stops() ->
     assert (second.should_shut_down, second.is_fenced) == (True, True)
     on.restart(1)
     assert on.state("single") == (1, (1,), ())
+
+
+def test_broker_with_much_to_hand_over_need_not_ask_for_each_portion(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.metadata import brokers
+
+    monkeypatch.setattr(brokers, "PORTION", 3)
+    on = Ensemble(brokers=3)
+    on.create("a", *[(1, 2, 3)] * 10)
+    assert not on.beat(1, want_shut_down=True).should_shut_down
+    assert sum(partition.leader == 1 for partition in on.on.image.topics["a"].partitions) == 7
+    on.settle()
+    assert all(partition.isr == (2, 3) for partition in on.on.image.topics["a"].partitions)
+    assert not on.broker(1).fenced, "it says itself when it stops"
+    assert on.beat(1, want_shut_down=True).should_shut_down
+
+
+def test_broker_that_stops_hands_its_leaderships_over_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.metadata import brokers
+
+    monkeypatch.setattr(brokers, "PORTION", 3)
+    on = Ensemble(brokers=3)
+    on.create("a", *[(2, 1, 3), (1, 2, 3)] * 3)
+    on.beat(1, want_shut_down=True)
+    assert [partition.leader for partition in on.on.image.topics["a"].partitions] == [2] * 6
+    assert [1 in partition.isr for partition in on.on.image.topics["a"].partitions] == [True, False] * 3
+
+
+def test_the_next_process_of_a_broker_does_not_go_on_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.metadata import brokers
+
+    monkeypatch.setattr(brokers, "PORTION", 3)
+    on = Ensemble(brokers=3)
+    on.create("a", *[(1, 2, 3)] * 10)
+    on.beat(1, want_shut_down=True)
+    on.restart(1)
+    on.settle()
+    assert on.broker(1).is_active
 
 
 def test_broker_that_leads_nothing_may_stop_at_once() -> None:
@@ -545,6 +582,20 @@ def test_broker_is_unregistered_with_everything_that_rested_on_it() -> None:
     assert on.beat(1).error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
     on.join(1)
     assert on.state("single")[0] == 1
+
+
+def test_broker_with_more_than_a_portion_is_unregistered_by_one_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Portions are for what the controller does by itself. An operator would have to ask again for each."""
+    from penstock.metadata import brokers
+
+    monkeypatch.setattr(brokers, "PORTION", 3)
+    on = Ensemble(brokers=2)
+    on.create("a", *[(1, 2)] * 10)
+    assert on.handle(UnregisterBrokerRequest(broker_id=1)).error_code == ErrorCode.NONE
+    assert 1 not in on.on.image.brokers
+    assert all(partition.isr == (2,) for partition in on.on.image.topics["a"].partitions)
 
 
 # Directories.

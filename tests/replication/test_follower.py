@@ -8,7 +8,14 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
 from penstock.protocol.schema import decode, encode
 from penstock.replication.events import Append, Backoff, Effect, StartOver, Truncate
-from penstock.replication.follower import SESSION_EPOCH_MAX, Fetcher, FetchLimits, Throttle
+from penstock.replication.follower import (
+    JOIN_INTERVAL_MS,
+    NAMED_MAX,
+    SESSION_EPOCH_MAX,
+    Fetcher,
+    FetchLimits,
+    Throttle,
+)
 from tests.replication.making import data, forgotten, key, named, response
 
 SESSION = 77
@@ -62,8 +69,15 @@ def test_the_first_request_names_everything_and_later_ones_what_changed() -> Non
 
 def test_thirty_thousand_quiet_partitions_are_named_once() -> None:
     talk = Conversation(*range(30_000))
-    assert len(named(talk.ask())) == 30_000
-    talk.hear(response(SESSION))
+    seen: list[int] = []
+    while len(seen) < 30_000:
+        request = talk.ask()
+        assert request is not None
+        assert 0 < len(named(request)) <= NAMED_MAX, "neither side is busy with one of them for long"
+        seen += named(request)
+        assert (request.max_wait_ms == 0) == (len(seen) < 30_000), "the rest does not wait"
+        talk.hear(response(SESSION))
+    assert seen == list(range(30_000))
     for _ in range(3):
         request = talk.ask()
         assert request is not None
@@ -71,6 +85,81 @@ def test_thirty_thousand_quiet_partitions_are_named_once() -> None:
         assert request.forgotten_topics_data == []
         assert len(encode(request, 17)) < 60
         talk.hear(response(SESSION))
+
+
+def test_a_leader_without_room_for_a_session_is_told_of_everything_each_time() -> None:
+    talk = Conversation(*range(NAMED_MAX + 5))
+    assert len(named(talk.ask())) == NAMED_MAX
+    talk.hear(response(0))
+    for _ in range(2):
+        assert named(talk.ask()) == list(range(NAMED_MAX + 5))
+        talk.hear(response(0))
+
+
+def test_partitions_that_moved_are_all_named_and_new_ones_wait_for_them() -> None:
+    talk = Conversation(*range(NAMED_MAX))
+    talk.round()
+    for index in range(NAMED_MAX, NAMED_MAX + 10):
+        talk.fetcher.assign(key(index), 5, 10, 4)
+    for index in range(NAMED_MAX):
+        talk.fetcher.moved(key(index), 12, 5, 0)
+    # Those that wait longer go first. But the leader would send again what the others have already.
+    request = talk.ask()
+    assert sorted(named(request)) == list(range(NAMED_MAX + 10))
+    talk.hear(response(SESSION))
+    for index in range(NAMED_MAX):
+        talk.fetcher.moved(key(index), 13, 5, 0)
+    for index in range(NAMED_MAX + 10, NAMED_MAX + 20):
+        talk.fetcher.assign(key(index), 5, 10, 4)
+    assert named(talk.ask()) == list(range(NAMED_MAX))
+    talk.hear(response(SESSION))
+    assert named(talk.ask()) == list(range(NAMED_MAX + 10, NAMED_MAX + 20))
+
+
+def test_many_that_are_not_in_sync_are_named_again_some_at_a_time() -> None:
+    talk = Conversation()
+    count = 3 * NAMED_MAX
+    for index in range(count):
+        talk.fetcher.assign(key(index), 5, 10, 4, is_in_sync=False)
+    for _ in range(3):
+        talk.round()
+    assert named(talk.ask()) == [], "all of them have just been named"
+    talk.hear(response(SESSION))
+    talk.now_ms += JOIN_INTERVAL_MS
+    seen: list[int] = []
+    for _ in range(3):
+        request = talk.ask()
+        assert len(named(request)) == NAMED_MAX
+        seen += named(request)
+        talk.hear(response(SESSION))
+    assert seen == list(range(count))
+
+
+def test_who_is_not_in_sync_is_named_again_however_much_moves() -> None:
+    talk = Conversation(*range(NAMED_MAX))
+    talk.fetcher.assign(key(NAMED_MAX), 5, 10, 4, is_in_sync=False)
+    talk.round()
+    talk.round()
+    talk.now_ms += JOIN_INTERVAL_MS
+    for index in range(NAMED_MAX):
+        talk.fetcher.moved(key(index), 12, 5, 0)
+    assert named(talk.ask()) == list(range(NAMED_MAX + 1))
+
+
+def test_who_is_to_be_named_again_does_not_end_a_pause() -> None:
+    talk = Conversation()
+    for index in range(NAMED_MAX + 1):
+        talk.fetcher.assign(key(index), 5, 10, 4, is_in_sync=False)
+    talk.round()
+    talk.round()
+    talk.now_ms += JOIN_INTERVAL_MS
+    assert len(named(talk.ask())) == NAMED_MAX, "and one is left for the next time"
+    talk.hear(response(SESSION))
+    for index in range(NAMED_MAX + 1):
+        talk.fetcher.failed(key(index), talk.now_ms)
+    assert talk.ask() is None
+    retry_ms = talk.fetcher.retry_ms(talk.now_ms)
+    assert retry_ms is not None and retry_ms >= talk.now_ms + 10
 
 
 def test_one_request_is_outstanding_at_a_time() -> None:

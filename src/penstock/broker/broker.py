@@ -22,7 +22,7 @@ from penstock.broker.directories import DirectoryReports
 from penstock.broker.hosting import Partitions
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.logs import Logger
-from penstock.broker.membership import Membership
+from penstock.broker.membership import Membership, State
 from penstock.broker.options import ServeOptions
 from penstock.broker.partitions import HostedPartition
 from penstock.broker.peers import Peers
@@ -56,6 +56,8 @@ FORWARD_RETRY_MS = 50
 # After the controller has made a topic, this broker should hear of it; longer than this nobody waits.
 SEEN_TIMEOUT_MS = 2_000
 RECOVERED_PER_TURN = 16
+# Partitions to begin to follow in one turn of the loop: some 30 ms.
+FOLLOWED_PER_TURN = 500
 
 
 class Broker:
@@ -208,7 +210,8 @@ class Broker:
             self.environment.files.sync_everything()
         for hosted in hosted_logs:
             hosted.log.close()
-        self.storage.prepare_checkpoint(self.partitions)()
+        self.storage.remember(self.partitions)
+        self.storage.prepare_checkpoint()()
         self.consensus.close()
         self.storage.leave_clean_marker(self.membership.epoch)
 
@@ -487,11 +490,20 @@ class Broker:
     def _prepared(self, then: Callable[[], None]) -> None:
         def go_on() -> None:
             then()
-            for hosted in list(self.partitions):
-                self.role_changed(hosted)
+            # Coordinators first. And whoever gets another role meanwhile is looked at twice, which does no harm.
+            everyone = sorted(self.partitions, key=lambda hosted: hosted.topic != CONSUMER_OFFSETS)
+            self._begin_with(everyone, 0)
 
         # Whoever is let in may be made a leader: the controller has to know first which replicas are no good.
         self.directories.when_reported(go_on)
+
+    def _begin_with(self, everyone: list[HostedPartition], start: int) -> None:
+        if self.membership.state is State.STOPPED:
+            return  # and the logs are closed
+        for hosted in everyone[start : start + FOLLOWED_PER_TURN]:
+            self.role_changed(hosted)
+        if start + FOLLOWED_PER_TURN < len(everyone):
+            self.environment.spawn.soon(lambda: self._begin_with(everyone, start + FOLLOWED_PER_TURN))
 
     def _recover(self, hosted: HostedPartition) -> None:
         try:

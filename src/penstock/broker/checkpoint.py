@@ -19,7 +19,7 @@ ones. So ``lower`` is durable before the cut. It is a line appended to a second 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 from zlib import crc32
 
@@ -36,6 +36,9 @@ class Remembered(NamedTuple):
     log_start_offset: int = 0
     # Everything below was committed.
     high_watermark: int = 0
+
+
+_NOTHING = Remembered()
 
 
 class Checkpoint:
@@ -81,7 +84,7 @@ class Checkpoint:
                 self._logs[key] = log
 
     def get(self, topic_id: TopicId, partition: int) -> Remembered:
-        return self._logs.get((topic_id, partition), Remembered())
+        return self._logs.get((topic_id, partition), _NOTHING)
 
     def lower(self, topic_id: TopicId, partition: int, offset: int) -> None:
         """A log is about to be cut here. Durable when this returns.
@@ -132,20 +135,26 @@ class Checkpoint:
         """Forget the topics that no longer exist."""
         self._logs = {key: log for key, log in self._logs.items() if key[0] in image.topics_by_id}
 
-    def prepare_write(self, logs: Iterable[tuple[tuple[TopicId, int], Remembered]]) -> Callable[[], None]:
-        """Remember these; the work of writing everything down, for a worker thread."""
-        self._logs.update(logs)
+    def remember(self, topic_id: TopicId, partition: int, log: Remembered) -> None:
+        """To be written with the next write."""
+        key = (topic_id, partition)
+        # Of a log that is as new, nothing need be remembered.
+        if log != _NOTHING or key in self._logs:
+            self._logs[key] = log
+
+    def prepare_write(self) -> Callable[[], None]:
+        """The work of writing everything down, as it is now, for a worker thread."""
+        logs = self._logs.copy()
         lowered = self._lowered
         self._writes += 1
         writes = self._writes
         self._forgotten = {key: after for key, after in self._forgotten.items() if after >= self._writes_done}
-        text = "".join(_line(key, log) for key, log in self._logs.items())
-        if lowered:
-            text = f"lowered {lowered}\n{text}"
-        content = f"{_title(text)}\n{text}".encode()
 
         def write() -> None:
-            self._files.replace(self._path, content)
+            text = "".join(_line(key, log) for key, log in logs.items())
+            if lowered:
+                text = f"lowered {lowered}\n{text}"
+            self._files.replace(self._path, f"{_title(text)}\n{text}".encode())
             self._lowered_in_file = lowered
             self._writes_done = writes
 

@@ -156,6 +156,7 @@ class Consensus:
             logger,
             on_committed=on_committed,
             on_active=on_active,
+            later=self._later,
             snapshot_bytes=settings.snapshot_bytes,
             snapshot_records=settings.snapshot_records,
         )
@@ -307,6 +308,15 @@ class Consensus:
         self._happenings.append(happening)
         if not self._is_busy:
             self._run()
+
+    def _later(self, work: Callable[[], None]) -> None:
+        """Do something in another turn of the loop, as if the core had asked for it then."""
+
+        def happening(_: int) -> list[Effect]:
+            work()
+            return []
+
+        self._environment.spawn.soon(lambda: self._step(happening))
 
     def _run(self) -> None:
         """Carry out effects and tell of happenings until nothing is left, or a promise has to be stored."""

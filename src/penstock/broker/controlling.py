@@ -28,6 +28,9 @@ from penstock.protocol.schema import Message
 RETRY_MS = 1000
 # A timer that is so late was not late: this process, or its machine, was stopped.
 ASLEEP_MS = 3000
+# What the controller decides by itself may be so many decisions ahead of what is committed: the next one is made
+# while the last is on its way to the others. With more, whoever asks for something waits behind all of them.
+AHEAD_MAX = 2
 # Kafka's cluster ids are random UUIDs.
 CLUSTER_ID_BYTES = 16
 
@@ -73,6 +76,8 @@ class ActiveController:
         self._brokers_expected = brokers_expected
         # Only while this node is the active controller.
         self._controller: Controller | None = None
+        # Decisions that nobody has asked it for and that are not committed yet.
+        self._ahead = 0
         self._timer: Timer | None = None
         self._timer_at_ms = 0
 
@@ -144,6 +149,7 @@ class ActiveController:
             static=self._config.static,
             brokers_expected=self._brokers_expected,
         )
+        self._ahead = 0
         controller.took_over(self._environment.clock.now_ms())
         return controller
 
@@ -166,7 +172,7 @@ class ActiveController:
     def _tick(self) -> None:
         self._timer = None
         controller = self._controller
-        if controller is None:
+        if controller is None or self._ahead >= AHEAD_MAX:
             return
         clock = self._environment.clock
         now_ms = clock.now_ms()
@@ -174,14 +180,24 @@ class ActiveController:
             self._logger.warning("the controller was asleep", ms=now_ms - self._timer_at_ms)
             controller.was_asleep(now_ms)
         decision = controller.tick(now_ms, clock.wall_ms())
-        if decision.changes and not self._propose(decision, _ignore, _nothing, _nothing):
-            self._set_timer(now_ms + RETRY_MS)
-        else:
+        if not decision.changes:
             self._plan()
+            return
+        self._ahead += 1
+
+        def committed(_: object) -> None:
+            if self._controller is controller:
+                self._ahead -= 1
+                self._plan()
+
+        if self._propose(decision, committed, _nothing, _nothing):
+            self._plan()
+        else:
+            self._set_timer(now_ms + RETRY_MS)
 
     def _plan(self) -> None:
         """Be called when the controller wants to be asked next."""
-        if self._controller is None:
+        if self._controller is None or self._ahead >= AHEAD_MAX:
             return
         deadline_ms = self._controller.next_deadline_ms(self._environment.clock.now_ms())
         # Deadlines mostly move away, with every heartbeat. A timer that comes too early looks for the next one.

@@ -31,6 +31,8 @@ FETCH_PATIENCE_MS = 4_500
 URGENT_WAIT_MS = 20
 # But not for longer than this.
 URGENT_PATIENCE_MS = 100
+# More than these are not urgent: who comes to the second line has to move to the first one afterwards.
+URGENT_MAX = 1_000
 
 Done: TypeAlias = Callable[[Any | None], None]
 
@@ -108,7 +110,8 @@ class Lane:
             return
         first.unfollow(key)
         second.unfollow(key)
-        (second if first.core.is_outstanding else first).follow(hosted, is_throttled)
+        is_urgent = first.core.is_outstanding and len(second.hosted) < URGENT_MAX
+        (second if is_urgent else first).follow(hosted, is_throttled)
 
     def unfollow(self, key: PartitionKey) -> None:
         self._first.unfollow(key)
@@ -259,8 +262,11 @@ class _Line:
         if self._is_closed:
             return
         now_ms = self._means.environment.clock.now_ms()
+        # A turn follows at once: whatever is done here need not schedule another.
+        was_scheduled, self._is_scheduled = self._is_scheduled, True
         for effect in self.core.answered(request, response, now_ms):
             self._carry_out(effect, now_ms)
+        self._is_scheduled = was_scheduled
         self._on_turn(self)
 
     def _carry_out(self, effect: Effect, now_ms: int) -> None:

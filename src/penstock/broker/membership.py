@@ -162,6 +162,10 @@ class Membership:
         if self.state is not State.REGISTERING:
             return
         if response is None or response.error_code:
+            if response is not None and response.error_code == ErrorCode.REQUEST_TIMED_OUT:
+                # The controller is about to, and does the next portion of it when asked again.
+                self._again_in(0)
+                return
             if response is not None:
                 self._refused(response.error_code)
             self._again_in(RETRY_MS)

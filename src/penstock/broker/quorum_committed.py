@@ -5,8 +5,9 @@ more.
 are, or until this node leads no more. And since an image is all that is needed of the log before it, this
 is also where snapshots are made, and where one of the leader's takes the place of what was known.
 
-What a newcomer gets wrong: all that is committed at once is applied at once. An image per batch would copy
-every topic for each.
+What a newcomer gets wrong: an image per batch would copy every topic for each, so what is committed at once
+is applied at once; but not more of it than the loop can do without keeping everybody waiting. The rest has its
+turn later, so the image may be behind the high watermark for a while.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from penstock.raft.events import WriteSnapshot
 from penstock.raft.storage import SnapshotId
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# Of one turn of the loop, unless one batch has more: some 50 ms, with all that follows from them at a broker.
+CHANGES_PER_TURN = 1_000
 
 
 class _Waiting(NamedTuple):
@@ -50,20 +53,27 @@ class Committed:
         *,
         on_committed: Callable[[Image, Delta], None],
         on_active: Callable[[bool], None],
+        later: Callable[[Callable[[], None]], None],
         snapshot_bytes: int,
         snapshot_records: int,
     ) -> None:
+        """``later(work)`` does it in another turn of the loop, when nothing else of the quorum is under way."""
         # What is committed, and so what clients may be told.
         self.image = image
         # Leads, and has committed and applied a record of its epoch: only then may there be a controller.
         self.is_active = False
         self._waiting: deque[_Waiting] = deque()
+        # Exclusive: what may be applied; and the epoch in which this node leads and has committed something.
+        self._offset = 0
+        self._established: int | None = None
+        self._is_going_on = False
         self._log = log
         self._snapshots = snapshots
         self._logger = logger
         self._addresses = addresses
         self._on_committed = on_committed
         self._on_active = on_active
+        self._later = later
         # When so much was committed since the last one, another is due.
         self._snapshot_bytes = snapshot_bytes
         self.snapshot_records = snapshot_records
@@ -88,13 +98,38 @@ class Committed:
     # What became of them
 
     def commit(self, offset: int, epoch: int, is_established: bool) -> None:
-        """Apply all batches below this offset. ``is_established`` says that this node leads that epoch, and has
-        committed something of it.
+        """Apply all batches below this offset, now or in some turns. ``is_established`` says that this node leads
+        that epoch, and has committed something of it.
         """
+        self._offset = offset
+        self._established = epoch if is_established else None
+        if not self._is_going_on:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._is_going_on = False
+        is_done = self._apply_some()
+        if is_done and self._established is not None and not self.is_active:
+            self.is_active = True
+            self._logger.info("this node is the active controller", epoch=self._established)
+            self._on_active(True)
+        applied = self._offset if is_done else self.image.offset + 1
+        while self._waiting and self._waiting[0].offset <= applied:
+            self._waiting.popleft().answer()
+        if is_done:
+            self._make_snapshot_when_due()
+        else:
+            self._is_going_on = True
+            self._later(self._go_on)
+
+    def _apply_some(self) -> bool:
+        """Apply as much as one turn has time for; False when there is more."""
         unapplied = self._log.unapplied
         changes: list[Message] = []
         end_offset, last_epoch = self.image.offset + 1, self.image.epoch
-        while unapplied and unapplied[0].end_offset <= offset:
+        while unapplied and unapplied[0].end_offset <= self._offset:
+            if changes and len(changes) + len(unapplied[0].changes) > CHANGES_PER_TURN:
+                break
             batch = unapplied.popleft()
             changes += batch.changes
             self._records_since_snapshot += batch.end_offset - end_offset
@@ -103,15 +138,10 @@ class Committed:
         if end_offset > self.image.offset + 1:
             self.image, delta = self.image.apply(changes, offset=end_offset - 1, epoch=last_epoch)
             self._on_committed(self.image, delta)
-        if is_established and not self.is_active:
-            self.is_active = True
-            self._logger.info("this node is the active controller", epoch=epoch)
-            self._on_active(True)
-        while self._waiting and self._waiting[0].offset <= offset:
-            self._waiting.popleft().answer()
-        self._make_snapshot_when_due()
+        return not unapplied or unapplied[0].end_offset > self._offset
 
     def lead_no_more(self, epoch: int) -> None:
+        self._established = None
         if self.is_active:
             self.is_active = False
             self._logger.info("this node is no longer the active controller", epoch=epoch)

@@ -54,7 +54,8 @@ SNAPSHOT_VERSION = 1
 TIMEOUT_MS = 1_000
 SNAPSHOT_TIMEOUT_MS = 5_000
 
-FETCH_BYTES_MAX = 1024 * 1024
+# Some thousand changes: whoever fetches them reads them all in one turn of its loop.
+FETCH_BYTES_MAX = 256 * 1024
 SNAPSHOT_CHUNK_BYTES = 1024 * 1024
 LISTENER = "INTERNAL"
 

@@ -590,17 +590,22 @@ class Storage:
 
     # Checkpoints
 
-    def prepare_checkpoint(self, partitions: Iterable[HostedPartition]) -> Callable[[], None]:
-        """The work of writing the checkpoints, for a worker thread. It raises OSError when one could not be."""
-        logs: dict[Directory, list[tuple[tuple[TopicId, int], Remembered]]]
-        logs = {directory: [] for directory in self._online()}
+    def remember(self, partitions: Iterable[HostedPartition]) -> None:
+        """Take down for the next checkpoint where these logs begin, and how far they are durable."""
         for hosted in partitions:
             home = self._known_home(hosted)
-            if hosted.is_open and home in logs:
+            # What was deleted since somebody made the list is not to be found again.
+            if hosted.is_open and not hosted.is_deleted and home is not None and home.is_online:
                 log = hosted.log
-                remembered = Remembered(log.recovery_point, log.log_start_offset, hosted.high_watermark)
-                logs[home].append(((hosted.topic_id, hosted.index), remembered))
-        works = [directory.checkpoint.prepare_write(known) for directory, known in logs.items()]
+                home.checkpoint.remember(
+                    hosted.topic_id,
+                    hosted.index,
+                    Remembered(log.recovery_point, log.log_start_offset, hosted.high_watermark),
+                )
+
+    def prepare_checkpoint(self) -> Callable[[], None]:
+        """The work of writing the checkpoints, for a worker thread. It raises OSError when one could not be."""
+        works = [directory.checkpoint.prepare_write() for directory in self._online()]
 
         def write() -> None:
             failed: OSError | None = None

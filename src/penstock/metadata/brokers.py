@@ -18,10 +18,10 @@ every broker a whole session, and lets a new incarnation replace one that it has
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from penstock.metadata.census import Key
-from penstock.metadata.decided import CHANGES_MAX, Decided
+from penstock.metadata.decided import CHANGES_MAX, PORTION, Decided
 from penstock.metadata.elections import Election
 from penstock.metadata.isr import placed_in
 from penstock.metadata.refusal import Refusal
@@ -33,6 +33,7 @@ from penstock.metadata.values import (
     ConfigResource,
     Endpoint,
     PartitionImage,
+    TopicImage,
     config_record,
     newcomer_record,
     registration_record,
@@ -86,6 +87,8 @@ class Brokers:
         # partitions of which they are the only replica stay as they are: there is nobody to hand them to, and a
         # restart would otherwise cost two changes for each.
         self.to_evict: dict[BrokerId, bool] = {}
+        # Brokers that want to stop, and still have something to give away.
+        self.to_hand_over: dict[BrokerId, None] = {}
         # Of brokers that were registered and not heard of since: the epoch they had before, if they had lost
         # nothing. One that dies before it has written its new epoch down comes back with that one.
         self._epochs_before: dict[BrokerId, int] = {}
@@ -97,6 +100,7 @@ class Brokers:
         self.sessions.clear()
         self.fenced_since_ms.clear()
         self._epochs_before.clear()
+        self.to_hand_over.clear()
         self.joined_ms = now_ms
         for broker in self._decided.image.brokers.values():
             if broker.fenced:
@@ -122,7 +126,7 @@ class Brokers:
             session.deadline_ms = now_ms + self._session_ms
 
     def next_deadline_ms(self, now_ms: int) -> int | None:
-        if self.to_evict or self.has_to_elect:
+        if self.to_evict or self.to_hand_over or self.has_to_elect:
             return now_ms
         return min([session.deadline_ms for session in self.sessions.values()], default=None)
 
@@ -131,8 +135,10 @@ class Brokers:
         for id, session in list(self.sessions.items()):
             if now_ms >= session.deadline_ms:
                 self.fence(id, now_ms)
-        self._evict_all(CHANGES_MAX)
-        self._elect(CHANGES_MAX)
+        for id in list(self.to_hand_over):
+            self._hand_over(self._decided.image.brokers[id])
+        self._evict_all(PORTION)
+        self._elect(PORTION)
 
     def lost(self, id: BrokerId, epoch: int, now_ms: int) -> None:
         """Its connection closed and nobody listens where it was: no need to wait for the session."""
@@ -140,11 +146,12 @@ class Brokers:
         # With an older epoch, the news is of a process that was replaced.
         if known is not None and epoch in (-1, known.epoch) and not known.fenced:
             self.fence(id, now_ms)
-            self._evict_all(CHANGES_MAX)
-            self._elect(CHANGES_MAX)
+            self._evict_all(PORTION)
+            self._elect(PORTION)
 
     def fence(self, id: BrokerId, now_ms: int, *, keep_single: bool = False) -> None:
         self.sessions.pop(id, None)
+        self.to_hand_over.pop(id, None)
         known = self._decided.image.brokers.get(id)
         if known is None:
             return
@@ -168,6 +175,8 @@ class Brokers:
         brokers = self._decided.image.brokers
         for id in self.sessions:
             assert id in brokers, f"a session of broker {id}, which is not registered"
+        for id in self.to_hand_over:
+            assert brokers[id].in_controlled_shutdown, f"broker {id} does not want to stop"
         for id in self.fenced_since_ms:
             assert brokers[id].fenced, f"broker {id} is not fenced"
 
@@ -202,7 +211,7 @@ class Brokers:
         else:
             self._epochs_before.pop(id, None)
             self.fence(id, now_ms, keep_single=True)
-            if not self._give_up_on(id, keep_single=True, directories=request.log_dirs):
+            if not self._give_up_on(id, PORTION, keep_single=True, directories=request.log_dirs):
                 # All of it goes before the registration, so that no other controller can take what is left for
                 # trustworthy. The broker asks again.
                 raise Refusal(ErrorCode.REQUEST_TIMED_OUT)
@@ -225,6 +234,8 @@ class Brokers:
         )
         assert known is None or known.epoch < broker.epoch
         decided.take([registration_record(broker)])
+        # What it stopped for is done: this is the next process.
+        self.to_hand_over.pop(id, None)
         if len(broker.directories) == 1 and (
             # What lies in no directory of a broker that has the same as before is on a disk that it had to start
             # without, and may come back.
@@ -234,7 +245,7 @@ class Brokers:
         self._heard(id, now_ms)
         self.fenced_since_ms[id] = self.joined_ms = now_ms
         self.to_evict[id] = True
-        self._evict_all(CHANGES_MAX)
+        self._evict_all(PORTION)
         return broker.epoch
 
     def _check_registration(self, request: BrokerRegistrationRequest) -> None:
@@ -321,11 +332,11 @@ class Brokers:
             may_stop = request.want_fence or not self._hand_over(known)
             if may_stop:
                 self.fence(id, now_ms, keep_single=True)
-                self._evict_all(CHANGES_MAX)
+                self._evict_all(PORTION)
         elif request.want_fence:
             self.fence(id, now_ms)
-            self._evict_all(CHANGES_MAX)
-        self._elect(CHANGES_MAX)
+            self._evict_all(PORTION)
+        self._elect(PORTION)
         return BrokerHeartbeatResponse(
             is_caught_up=has_caught_up,
             is_fenced=self._decided.image.brokers[id].fenced,
@@ -336,7 +347,7 @@ class Brokers:
         self.sessions[id] = Session(now_ms + self._session_ms, is_heard=True)
 
     def _unfence(self, known: BrokerImage, now_ms: int) -> None:
-        self._evict_all(CHANGES_MAX)
+        self._evict_all(PORTION)
         if known.id in self.to_evict:
             return
         self._decided.take(
@@ -357,10 +368,10 @@ class Brokers:
             return
         # Also at the first news of old failures: another controller may not have come to the end.
         self.to_evict.setdefault(known.id, True)
-        self._evict_all(CHANGES_MAX)
+        self._evict_all(PORTION)
 
     def _hand_over(self, known: BrokerImage) -> bool:
-        """Give away what a broker that wants to stop can give away; False when nothing is left."""
+        """Give away what a broker that wants to stop can give away; False when nothing was left."""
         decided = self._decided
         if not known.in_controlled_shutdown:
             decided.take(
@@ -371,8 +382,7 @@ class Brokers:
                 ]
             )
         changes: list[PartitionChangeRecord] = []
-        for key in decided.census.in_isr.get(known.id, ()):
-            topic, partition = decided.find(key)
+        for topic, partition in self._leaderships_first(known.id):
             if len(partition.isr) == 1 and not partition.eligible_leader_replicas:
                 continue
             revision = decided.revision(topic, partition)
@@ -382,8 +392,11 @@ class Brokers:
             # Where nobody could take its place, it leads to the end.
             if change is not None and revision.isr and change.leader != NO_LEADER:
                 changes.append(change)
-                if len(changes) == CHANGES_MAX:
+                if len(changes) == PORTION:
+                    self.to_hand_over[known.id] = None
                     break
+        else:
+            self.to_hand_over.pop(known.id, None)
         decided.take(changes)
         return bool(changes)
 
@@ -396,7 +409,7 @@ class Brokers:
                 error_code=ErrorCode.BROKER_ID_NOT_REGISTERED, error_message=f"There is no broker {id}."
             )
         self.fence(id, now_ms)
-        if not self._give_up_on(id, keep_single=False):
+        if not self._give_up_on(id, CHANGES_MAX, keep_single=False):
             return UnregisterBrokerResponse(
                 error_code=ErrorCode.REQUEST_TIMED_OUT,
                 error_message="It is in the ISR of very many partitions: try again.",
@@ -405,7 +418,7 @@ class Brokers:
         self.sessions.pop(id, None)
         self.fenced_since_ms.pop(id, None)
         self.to_evict.pop(id, None)
-        self._elect(CHANGES_MAX)
+        self._elect(PORTION)
         return UnregisterBrokerResponse(error_message=None)
 
     # Moving partitions.
@@ -424,31 +437,37 @@ class Brokers:
         """Take a broker out of the ISRs that it must not be in; the number of changes that took."""
         decided = self._decided
         broker = decided.image.brokers.get(id)
-        keys = decided.census.in_isr.get(id, {})
         changes: list[PartitionChangeRecord] = []
-        # Leaderships first: their clients are waiting.
-        for is_led in (True, False) if decided.census.led.get(id) else (False,):
-            for key in keys:
-                topic, partition = decided.find(key)
-                if (partition.leader == id) != is_led:
-                    continue
-                has_directory = broker is not None and broker.has(partition.directory(id))
-                if broker is not None and not broker.fenced and has_directory:
-                    continue
-                if keep_single and has_directory and partition.replicas == (id,):
-                    continue
-                revision = decided.revision(topic, partition)
-                revision.leave_isr(id)
-                change = revision.change()
-                assert change is not None
-                changes.append(change)
-                if len(changes) >= changes_max:
-                    decided.take(changes)
-                    return len(changes)
+        for topic, partition in self._leaderships_first(id):
+            has_directory = broker is not None and broker.has(partition.directory(id))
+            if broker is not None and not broker.fenced and has_directory:
+                continue
+            if keep_single and has_directory and partition.replicas == (id,):
+                continue
+            revision = decided.revision(topic, partition)
+            revision.leave_isr(id)
+            change = revision.change()
+            assert change is not None
+            changes.append(change)
+            if len(changes) >= changes_max:
+                decided.take(changes)
+                return len(changes)
         decided.take(changes)
         return len(changes)
 
-    def _give_up_on(self, id: BrokerId, *, keep_single: bool, directories: Collection[bytes] = ()) -> bool:
+    def _leaderships_first(self, id: BrokerId) -> Iterator[tuple[TopicImage, PartitionImage]]:
+        """The partitions whose ISR a broker is in, those that it leads first: their clients are waiting."""
+        decided = self._decided
+        keys = decided.census.in_isr.get(id, {})
+        for is_led in (True, False) if decided.census.led.get(id) else (False,):
+            for key in keys:
+                topic, partition = decided.find(key)
+                if (partition.leader == id) == is_led:
+                    yield topic, partition
+
+    def _give_up_on(
+        self, id: BrokerId, changes_max: int, *, keep_single: bool, directories: Collection[bytes] = ()
+    ) -> bool:
         """Let nothing rest on what a broker holds, because it lost some of it; False when more is to do.
 
         What was lost are writes that were not on its disk. Of a topic that is flushed there are none among what
@@ -465,7 +484,7 @@ class Brokers:
             topic = decided.image.topics_by_id[topic_id]
             if partition.directory(id) in directories and decided.is_flushed(topic.name):
                 continue
-            if len(changes) >= CHANGES_MAX:
+            if len(changes) >= changes_max:
                 decided.take(changes)
                 return False
             revision = decided.revision(topic, partition)

@@ -21,9 +21,11 @@ from penstock.metadata.values import UNASSIGNED_DIRECTORY
 from penstock.model import BrokerId
 from penstock.protocol.schema import Message
 
-# More changes than these are made in several decisions: a batch of the metadata log is written, sent and applied
-# as a whole, and everything else waits for it.
+# The most that one request may change.
 CHANGES_MAX = 10_000
+# What the controller decides by itself is done so many changes at a time: a batch of the metadata log is written,
+# sent and applied as a whole, and everything else waits for it. Some 30 ms.
+PORTION = 500
 
 FLUSH_MESSAGES = "flush.messages"
 UNCLEAN = "unclean.leader.election.enable"

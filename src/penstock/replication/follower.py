@@ -5,10 +5,11 @@ incremental fetch session (KIP-227) and turns each response into effects. At mos
 and only its own response is taken: one that was delayed or repeated says things that were true of another
 log (trap 5).
 
-A request names what changed since the last one, so ten thousand quiet partitions cost nothing. Three kinds of
-partition are named again though nothing of theirs changed: all of them when the session is lost; those that
-are back from a pause; and once a second those that are not in sync, because what a leader knows of a follower
-it forgets when the follower drops out.
+A request names what changed since the last one, so ten thousand quiet partitions cost nothing. Ten thousand
+that are new to the leader are named some at a time, so that no single request keeps either side busy for long.
+Three kinds of partition are named again though nothing of theirs changed: all of them when the session is
+lost; those that are back from a pause; and once a second those that are not in sync, because what a leader
+knows of a follower it forgets when the follower drops out.
 
 What a newcomer gets wrong: there is no separate step of finding out where two logs part. Every fetch carries
 the epoch of the last record we have, whoever leads and whether or not it led before; the leader answers with
@@ -19,6 +20,7 @@ was not enough, the next fetch says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from penstock.protocol.errors import ErrorCode
@@ -51,6 +53,13 @@ JOIN_INTERVAL_MS = 1_000
 BACKOFF_FIRST_MS = 25
 # How much of a second's throttled bytes may be used at once.
 THROTTLE_BURST_MS = 1_000
+# How many one request names that the leader does not know, or has merely to be reminded of. It looks at all of
+# them in one turn of its loop, and so do we at what it answers.
+NAMED_MAX = 1_000
+# However much has moved, it is reminded of some.
+REMINDED_MIN = 100
+# And of so many in a second at the most.
+JOINERS_PER_SECOND = 10_000
 
 
 class FetchLimits(NamedTuple):
@@ -145,6 +154,8 @@ class Fetcher:
         # Not in sync; named again and again.
         self._joining: dict[PartitionKey, None] = {}
         self._next_join_ms = 0
+        # Those whose turn it is.
+        self._to_remind: dict[PartitionKey, None] = {}
         # Being added by a reassignment, and held back while the throttle is empty.
         self._throttled: dict[PartitionKey, None] = {}
         self._is_throttling = False
@@ -152,8 +163,10 @@ class Fetcher:
         # The session at the leader: 0 and 0 before there is one, or when a new one has to begin.
         self._session_id = 0
         self._session_epoch = 0
+        # The leader has no room for one: each request has to name everything.
+        self._is_refused = False
         self._in_session: dict[PartitionKey, None] = {}
-        # What the next request of the session has to say.
+        # What the next requests of the session have to say.
         self._dirty: dict[PartitionKey, None] = {}
         self._forgotten: dict[PartitionKey, None] = {}
 
@@ -209,6 +222,7 @@ class Fetcher:
         followed.is_throttled = is_throttled
         if is_in_sync:
             self._joining.pop(key, None)
+            self._to_remind.pop(key, None)
         else:
             self._joining[key] = None
         if is_throttled and key not in self._throttled:
@@ -226,6 +240,7 @@ class Fetcher:
             return
         self._paused.pop(key, None)
         self._joining.pop(key, None)
+        self._to_remind.pop(key, None)
         self._throttled.pop(key, None)
         self._leave_out(key)
 
@@ -280,20 +295,22 @@ class Fetcher:
             sum(key not in self._paused for key in self._throttled) if self._is_throttling else 0
         ):
             return None
-        if self._joining and now_ms >= self._next_join_ms:
-            self._next_join_ms = now_ms + JOIN_INTERVAL_MS
-            self._dirty.update((key, None) for key in self._joining if self._is_fetched(key))
+        if self._joining and not self._to_remind and now_ms >= self._next_join_ms:
+            self._next_join_ms = now_ms + max(
+                JOIN_INTERVAL_MS, len(self._joining) * 1000 // JOINERS_PER_SECOND
+            )
+            self._to_remind = dict(self._joining)
 
-        forgotten: dict[bytes, list[int]] = {}
         if self._session_epoch == 0:
-            self._in_session = {key: None for key in self._partitions if self._is_fetched(key)}
-            named = self._in_session
-        else:
-            named = self._dirty
-            self._in_session.update(named)
-            for key in self._forgotten:
-                if key not in named:
-                    forgotten.setdefault(key[0], []).append(key[1])
+            self._in_session = {}
+            self._dirty = {key: None for key in self._partitions if self._is_fetched(key)}
+            self._forgotten = {}
+        named = self._choose()
+        self._in_session.update(named)
+        forgotten: dict[bytes, list[int]] = {}
+        for key in self._forgotten:
+            if key not in self._in_session:
+                forgotten.setdefault(key[0], []).append(key[1])
         topics: dict[bytes, list[FetchPartition]] = {}
         for key in named:
             topic_id, index = key
@@ -301,11 +318,11 @@ class Fetcher:
             if partitions is None:
                 partitions = topics[topic_id] = []
             partitions.append(self._asked(self._partitions[key], index))
-        self._dirty = {}
         self._forgotten = {}
         request = FetchRequest(
             replica_state=ReplicaState(replica_id=self.me, replica_epoch=broker_epoch),
-            max_wait_ms=self._wait_ms(now_ms),
+            # With more to say it should be back at once.
+            max_wait_ms=0 if self._dirty or self._to_remind else self._wait_ms(now_ms),
             min_bytes=self.limits.min_bytes,
             max_bytes=self.limits.max_bytes,
             session_id=self._session_id,
@@ -317,6 +334,26 @@ class Fetcher:
         )
         self._outstanding = request
         return request
+
+    def _choose(self) -> dict[PartitionKey, None]:
+        """What to name now. The rest waits for the next request."""
+        named, self._dirty = self._dirty, {}
+        if len(named) > NAMED_MAX and not self._is_refused:
+            everyone, named = named, {}
+            for key in everyone:
+                # What moved must be named, or the leader would send again what we have.
+                if len(named) < NAMED_MAX or key in self._in_session:
+                    named[key] = None
+                else:
+                    self._dirty[key] = None
+        if self._to_remind:
+            for key in named:
+                self._to_remind.pop(key, None)
+        for key in list(islice(self._to_remind, max(REMINDED_MIN, NAMED_MAX - len(named)))):
+            del self._to_remind[key]
+            if self._is_fetched(key) and key not in self._dirty:
+                named[key] = None
+        return named
 
     def _asked(self, followed: _Followed, index: int) -> FetchPartition:
         followed.sent_offset = followed.offset
@@ -367,12 +404,12 @@ class Fetcher:
         if is_full:
             self._session_id = response.session_id
             self._session_epoch = 1 if response.session_id else 0
+            self._is_refused = not response.session_id
         else:
             self._session_epoch = (
                 1 if request.session_epoch == SESSION_EPOCH_MAX else request.session_epoch + 1
             )
         if not self._session_id:
-            # The leader has no room for a session: each request names everything.
             self._in_session = {}
         return list(self._effects(response, now_ms))
 
@@ -477,6 +514,7 @@ class Fetcher:
             assert followed.key == key
             assert (key in self._joining) == (not followed.is_in_sync)
             assert (key in self._throttled) == followed.is_throttled
+        assert all(key in self._joining for key in self._to_remind)
         for few in (self._paused, self._joining, self._throttled, self._in_session, self._dirty):
             assert all(key in self._partitions for key in few)
         for key in self._dirty:
