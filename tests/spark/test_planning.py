@@ -12,7 +12,7 @@ from penstock.spark import planning
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.options import Mode, parse
 from penstock.spark.planning import Planner
-from penstock.spark.ranges import OffsetRange, Offsets
+from penstock.spark.ranges import OffsetRange, Offsets, StreamOffset
 from penstock.wire import Client, OffsetAt
 from tests.spark.topics import Topics
 
@@ -43,6 +43,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def offsets(topic: str, *each: int) -> Offsets:
     return {TopicPartition(topic, number): offset for number, offset in enumerate(each)}
+
+
+def at(topic: str, *each: int) -> StreamOffset:
+    return StreamOffset(offsets(topic, *each))
 
 
 def test_subscriptions_find_their_partitions(
@@ -151,14 +155,14 @@ def test_a_stream_sees_new_partitions_from_their_beginning(
     planner = plan("stream", subscribe=topic)
     topics.grow(topic, 2)
     topics.send(topic, [b"v"] * 3, partition=1)
-    available = planner.available(offsets(topic, 2))
+    available = planner.available(at(topic, 2))
     assert available.ends == offsets(topic, 4, 3)
     assert available.backlog == offsets(topic, 2, 3)
-    ranges = planner.ranges(offsets(topic, 2), available.ends)
+    ranges = planner.ranges(at(topic, 2), StreamOffset(available.ends))
     assert ranges == [OffsetRange(topic, 0, 2, 4), OffsetRange(topic, 1, 0, 3)]
     # Decided when an AvailableNow run began: what came later is for the next run.
-    assert planner.available(offsets(topic, 2), until=offsets(topic, 3)).ends == offsets(topic, 3)
-    assert planner.available(offsets(topic, 4), until=offsets(topic, 3)).ends == offsets(topic, 4)
+    assert planner.available(at(topic, 2), until=at(topic, 3)).ends == offsets(topic, 3)
+    assert planner.available(at(topic, 4), until=at(topic, 3)).ends == offsets(topic, 4)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -169,12 +173,12 @@ def test_a_topic_that_cannot_be_seen_is_never_read_again_from_its_beginning(
     stands_at = {**offsets(here, 0), **offsets(gone, 7, 9)}
     strict = plan("stream", subscribe=f"{here},{gone}")
     with pytest.raises(DataLossError, match=f"{gone}-0, {gone}-1 are no longer there"):
-        strict.available(stands_at)
+        strict.available(StreamOffset(stands_at))
     lenient = plan("stream", subscribe=f"{here},{gone}", failOnDataLoss="false")
-    available = lenient.available(stands_at)
+    available = lenient.available(StreamOffset(stands_at))
     assert available.ends == stands_at
     assert lenient.limited(available) == stands_at
-    assert lenient.ranges(stands_at, available.ends) == []
+    assert lenient.ranges(StreamOffset(stands_at), StreamOffset(available.ends)) == []
 
 
 @pytest.mark.usefixtures("impatient")
@@ -185,14 +189,15 @@ def test_a_topic_made_anew_is_data_loss_or_read_from_its_beginning(
     topics.send(topic, [b"v"] * 3)
     stands_at = offsets(topic, 100)
     with pytest.raises(DataLossError, match=f"{topic}-0 was read up to offset 100 but ends at 3 now"):
-        plan("stream", subscribe=topic).available(stands_at)
+        plan("stream", subscribe=topic).available(StreamOffset(stands_at))
     lenient = plan("stream", subscribe=topic, failOnDataLoss="false", maxOffsetsPerTrigger="2")
-    available = lenient.available(stands_at)
+    available = lenient.available(StreamOffset(stands_at))
     end = lenient.limited(available)
     assert end == offsets(topic, 2)
-    assert lenient.ranges(stands_at, end) == [OffsetRange(topic, 0, 0, 2)]
+    assert lenient.ranges(StreamOffset(stands_at), StreamOffset(end)) == [OffsetRange(topic, 0, 0, 2)]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_topic_made_anew_with_as_many_records_is_noticed_by_a_running_stream(
     plan: Plan, topics: Topics, unique: Callable[[str], str]
 ) -> None:
@@ -205,8 +210,9 @@ def test_a_topic_made_anew_with_as_many_records_is_noticed_by_a_running_stream(
     topics.create(topic, 1)
     topics.send(topic, [b"v"] * 5)
     with pytest.raises(DataLossError, match=f"topic {topic} was deleted and made anew"):
-        strict.available(offsets(topic, 3))
-    assert lenient.available(offsets(topic, 3)).ends == offsets(topic, 5)
+        strict.available(at(topic, 3))
+    available = lenient.available(at(topic, 3))
+    assert (available.starts, available.ends) == (offsets(topic, 0), offsets(topic, 5))
 
 
 def test_an_idle_stream_asks_one_question_a_time(
@@ -215,7 +221,7 @@ def test_an_idle_stream_asks_one_question_a_time(
     topic = topics.create(unique("t"), 2)
     topics.send(topic, [b"v"] * 3)
     planner = plan("stream", subscribe=topic)
-    stands_at = planner.available(offsets(topic, 0, 0)).ends
+    stands_at = planner.available(at(topic, 0, 0)).ends
     asked = []
     for name in ("topics", "list_offsets"):
         real = getattr(Client, name)
@@ -226,7 +232,7 @@ def test_an_idle_stream_asks_one_question_a_time(
 
         monkeypatch.setattr(Client, name, counted)
     monkeypatch.setattr(planning, "METADATA_AGE_S", 3600.0)
-    assert planner.available(stands_at).ends == stands_at == offsets(topic, 3, 0)
+    assert planner.available(StreamOffset(stands_at)).ends == stands_at == offsets(topic, 3, 0)
     assert asked == ["list_offsets"]
 
 
@@ -238,12 +244,12 @@ def test_retention_that_overtakes_a_stream_is_data_loss(
     topics.delete_records(topic, 0, 6)
     strict = plan("stream", subscribe=topic)
     with pytest.raises(DataLossError, match=rf"records {topic}-0 \[2, 6\) are gone.*failOnDataLoss to false"):
-        strict.ranges(offsets(topic, 2), offsets(topic, 10))
+        strict.ranges(at(topic, 2), at(topic, 10))
     lenient = plan("stream", subscribe=topic, failOnDataLoss="false", maxOffsetsPerTrigger="3")
     # What is gone takes nothing of the limit.
-    assert lenient.limited(lenient.available(offsets(topic, 2))) == offsets(topic, 9)
-    assert lenient.ranges(offsets(topic, 2), offsets(topic, 10)) == [OffsetRange(topic, 0, 6, 10)]
-    assert lenient.ranges(offsets(topic, 2), offsets(topic, 5)) == []
+    assert lenient.limited(lenient.available(at(topic, 2))) == offsets(topic, 9)
+    assert lenient.ranges(at(topic, 2), at(topic, 10)) == [OffsetRange(topic, 0, 6, 10)]
+    assert lenient.ranges(at(topic, 2), at(topic, 5)) == []
 
 
 def test_limits_per_trigger(plan: Plan, topics: Topics, unique: Callable[[str], str]) -> None:
@@ -255,7 +261,7 @@ def test_limits_per_trigger(plan: Plan, topics: Topics, unique: Callable[[str], 
 
     def limited(**options: str) -> Offsets:
         planner = plan("stream", subscribe=topic, **options)
-        return planner.limited(planner.available(start))
+        return planner.limited(planner.available(StreamOffset(start)))
 
     assert limited() == offsets(topic, 300, 100)
     assert limited(maxOffsetsPerTrigger="40") == offsets(topic, 30, 10)
@@ -274,7 +280,7 @@ def test_a_deleted_topic_holds_up_a_lenient_stream_only_once(
     here, gone = topics.create(unique("t"), 1), unique("gone")
     stands_at = {**offsets(here, 0), **offsets(gone, 7)}
     planner = plan("stream", subscribe=f"{here},{gone}", failOnDataLoss="false")
-    assert planner.available(stands_at).ends == stands_at
+    assert planner.available(StreamOffset(stands_at)).ends == stands_at
     topics.send(here, [b"v"] * 2)
 
     def sleep(_: float) -> None:
@@ -282,14 +288,14 @@ def test_a_deleted_topic_holds_up_a_lenient_stream_only_once(
 
     monkeypatch.setattr(planning.time, "sleep", sleep)
     moved = {**stands_at, **offsets(here, 2)}
-    assert planner.available(stands_at).ends == moved
-    assert planner.ranges(stands_at, moved) == [OffsetRange(here, 0, 0, 2)]
+    assert planner.available(StreamOffset(stands_at)).ends == moved
+    assert planner.ranges(StreamOffset(stands_at), StreamOffset(moved)) == [OffsetRange(here, 0, 0, 2)]
     monkeypatch.undo()
     # It may come back, and then it is read again.
     topics.create(gone, 1)
     topics.send(gone, [b"v"] * 9)
     monkeypatch.setattr(planning, "METADATA_AGE_S", 0.0)
-    assert planner.available(moved).ends == {**moved, **offsets(gone, 9)}
+    assert planner.available(StreamOffset(moved)).ends == {**moved, **offsets(gone, 9)}
 
 
 @pytest.mark.parametrize("strictness", ["true", "false"])
@@ -309,7 +315,7 @@ def test_a_batch_that_is_repeated_waits_for_brokers_that_do_not_show_its_topic_y
         return {} if empty_answers and empty_answers.pop() else real(*given, **settings)
 
     monkeypatch.setattr(Client, "topics", late)
-    assert planner.ranges(offsets(topic, 1), offsets(topic, 4)) == [OffsetRange(topic, 0, 1, 4)]
+    assert planner.ranges(at(topic, 1), at(topic, 4)) == [OffsetRange(topic, 0, 1, 4)]
     assert not empty_answers
 
 
@@ -320,10 +326,10 @@ def test_a_batch_that_is_repeated_on_a_log_that_was_cut_reads_what_is_there(
     topic = topics.create(unique("t"), 1)
     topics.send(topic, [b"v"] * 5)
     with pytest.raises(DataLossError, match=f"{topic}-0 was to be read up to offset 9 but ends at 5 now"):
-        plan("stream", subscribe=topic).ranges(offsets(topic, 3), offsets(topic, 9))
+        plan("stream", subscribe=topic).ranges(at(topic, 3), at(topic, 9))
     lenient = plan("stream", subscribe=topic, failOnDataLoss="false")
-    assert lenient.ranges(offsets(topic, 3), offsets(topic, 9)) == [OffsetRange(topic, 0, 3, 5)]
-    assert lenient.ranges(offsets(topic, 7), offsets(topic, 9)) == []
+    assert lenient.ranges(at(topic, 3), at(topic, 9)) == [OffsetRange(topic, 0, 3, 5)]
+    assert lenient.ranges(at(topic, 7), at(topic, 9)) == []
 
 
 def test_an_available_now_run_never_plans_beyond_the_log(
@@ -333,7 +339,7 @@ def test_an_available_now_run_never_plans_beyond_the_log(
     topics.send(topic, [b"v"] * 5)
     # The topic was made anew since the run began.
     planner = plan("stream", subscribe=topic, failOnDataLoss="false")
-    assert planner.available(offsets(topic, 3), until=offsets(topic, 90)).ends == offsets(topic, 5)
+    assert planner.available(at(topic, 3), until=at(topic, 90)).ends == offsets(topic, 5)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -353,6 +359,6 @@ def test_a_stream_that_stands_behind_an_open_transaction_has_lost_nothing(
     monkeypatch.setattr(Client, "list_offsets", stable)
     planner = plan("stream", subscribe=topic, kafka__isolation__level="read_committed")
     # It read so far before it was told to read committed records only.
-    assert planner.available(offsets(topic, 4)).ends == offsets(topic, 4)
+    assert planner.available(at(topic, 4)).ends == offsets(topic, 4)
     with pytest.raises(DataLossError, match="but ends at"):
-        planner.available(offsets(topic, 6))
+        planner.available(at(topic, 6))

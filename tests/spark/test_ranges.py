@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.model import TopicPartition
-from penstock.spark.ranges import OffsetRange, from_json, share, split, to_json
+from penstock.spark.ranges import OffsetRange, StreamOffset, from_json, share, split, to_json
 
 offset_ranges = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 1000), st.integers(0, 500)).map(
@@ -69,10 +69,24 @@ def test_offsets_are_written_as_kafkas_json_in_one_order() -> None:
     offsets = {TopicPartition("b", 10): 1, TopicPartition("b", 2): 2, TopicPartition("a", 0): 3}
     text = json.dumps(to_json(offsets))
     assert text == '{"a": {"0": 3}, "b": {"2": 2, "10": 1}}'
-    assert from_json(json.loads(text)) == offsets
+    assert from_json(json.loads(text)) == StreamOffset(offsets)
 
 
-@pytest.mark.parametrize("nested", [[], {"t": 3}, {"t": {"x": 1}}, {"t": {"0": "1"}}, {"t": {"0": True}}])
+def test_the_ids_of_topics_stand_behind_the_offsets_as_topics_without_partitions() -> None:
+    offsets = {TopicPartition("a", 0): 3, TopicPartition("b", 2): 2, TopicPartition("c", 0): 1}
+    ids = {"a": bytes(range(16)), "b": bytes([255] * 16)}
+    text = json.dumps(to_json(offsets, ids | {"c": bytes(16), "gone": bytes(range(16))}))
+    assert text == (
+        '{"a": {"0": 3}, "b": {"2": 2}, "c": {"0": 1}, '
+        '"a@AAECAwQFBgcICQoLDA0ODw": {}, "b@_____________________w": {}}'
+    )
+    assert from_json(json.loads(text)) == StreamOffset(offsets, ids)
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [[], {"t": 3}, {"t": {"x": 1}}, {"t": {"0": "1"}}, {"t": {"0": True}}, {"t@short": {}}, {"t@": {}}],
+)
 def test_json_of_another_shape_is_refused(nested: object) -> None:
     with pytest.raises(ValueError, match=r"offsets|topic|t-0"):
         from_json(nested)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from penstock.spark import reading, source
 from penstock.spark.errors import DataLossError
 from penstock.spark.options import parse
 from penstock.spark.source import PenstockReader, PenstockStreamReader
-from penstock.wire import TimedOut, operations
+from penstock.wire import PartitionInfo, TimedOut, TopicInfo, operations
 from tests.spark.topics import Topics
 
 if TYPE_CHECKING:
@@ -175,6 +175,9 @@ def test_a_coordinator_that_is_away_does_not_hold_up_every_batch(monkeypatch: py
     committed: list[Any] = []
 
     class Away:
+        def topics(self, names: Any) -> Any:
+            return {name: TopicInfo(name, bytes(16), {0: PartitionInfo(1, 0)}, False) for name in names}
+
         def commit(self, group: str, offsets: Any) -> None:
             committed.append(offsets)
             raise TimedOut("no answer")

@@ -51,9 +51,9 @@ def test_a_stream_goes_on_from_its_checkpoint_and_repeats_and_skips_nothing(
     assert stream.table.sizes == [50, 50, 5]
     assert topics.committed(group) == {(topic, 0): 45, (topic, 1): 60}
     last = sorted((stream.checkpoint / "offsets").glob("[0-9]*"))[-1].read_text().splitlines()[-1]
-    assert json.loads(last) == {topic: {"0": 45, "1": 60}}
+    assert json.loads(last)[topic] == {"0": 45, "1": 60}
     source = query.lastProgress.sources[0]
-    assert json.loads(source.latestOffset) == {topic: {"0": 45, "1": 60}}
+    assert json.loads(source.latestOffset) == json.loads(last)
 
     stream.drain(**options)
     assert stream.table.sizes == [50, 50, 5]
@@ -109,6 +109,22 @@ def test_a_stream_from_latest_leaves_out_what_was_there(
     stream.drain(**options)
     assert stream.table.rows == expected(topic, 0, 5, 6, 7)
     assert topics.committed(group) == {(topic, 0): 8}
+
+
+@pytest.mark.parametrize("strictness", ["true", "false"])
+def test_a_stream_from_latest_that_fails_at_once_begins_where_it_was_started_first(
+    stream: Stream, topics: Topics, unique: Callable[[str], str], strictness: str
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    send(topics, topic, 0, 0, 5)
+    options = {"subscribe": topic, "startingOffsets": "latest", "failOnDataLoss": strictness}
+    stream.table.fail_after = 0
+    with pytest.raises(PySparkException, match="the table is full"):
+        stream.drain(**options)
+    stream.table.fail_after = None
+    send(topics, topic, 0, 5, 8)
+    stream.drain(**options)
+    assert stream.table.rows == expected(topic, 0, 5, 6, 7)
 
 
 def test_a_stream_waits_for_the_least_amount_or_for_the_longest_delay(

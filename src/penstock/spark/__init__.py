@@ -7,6 +7,7 @@ first (``session`` does it). Importing this package costs nothing; pyspark is im
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def session(app_name: str = "penstock", master: str | None = None, **conf: str) 
 
     # Spark starts its Python workers as whatever `python3` is on the PATH, which rarely has this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _be_found()
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         # Under spark-submit the JVM runs already and knows what spark-submit was told; SparkConf then asks it.
         SparkContext._ensure_initialized()
@@ -54,3 +56,11 @@ def session(app_name: str = "penstock", master: str | None = None, **conf: str) 
     for name, value in conf.items():
         builder = builder.config(name, value)
     return register(builder.getOrCreate())
+
+
+def _be_found() -> None:
+    """Spark does not start on a machine that cannot resolve its own name, as a laptop in a foreign network."""
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 from penstock.model import TopicPartition
 from penstock.spark.errors import SparkOptionError
 from penstock.spark.given import INT32_MAX, INT64_MAX, OF_JAVA_CLIENTS, Given, Names, at_most
-from penstock.spark.ranges import Offsets, from_json
+from penstock.spark.ranges import Offsets, StreamOffset, from_json
 from penstock.spark.reading import (
     CLIENT_ID,
     DEADLINE_MS,
@@ -133,9 +133,18 @@ class Place:
     kind: Literal["earliest", "latest", "offsets", "time", "times"]
     # By partition: offsets (-1 latest, -2 earliest) for "offsets", milliseconds since 1970 for "times".
     values: Offsets = field(default_factory=dict)
+    # Of which topics the offsets are, where that was said: who copies them from a checkpoint copies the ids too.
+    topic_ids: dict[str, bytes] = field(default_factory=dict)
     time_ms: int = 0  # for "time"
     # Whether a time later than every record means the end of the log; otherwise it is an error.
     is_late_latest: bool = True
+
+    @property
+    def moves(self) -> bool:
+        """Whether it may be further on when it is looked for again."""
+        if self.kind in ("time", "times"):
+            return self.is_late_latest
+        return self.kind == "latest" or -1 in self.values.values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +247,7 @@ def _place(given: Given, side: Literal["starting", "ending"], default: Place) ->
     if one_time in given:
         return Place(one_time, "time", time_ms=_time_ms(given, one_time), is_late_latest=is_late_latest)
     if times in given:
-        values = _offsets_json(given[times], times, '{"topic": {"0": 1700000000000}}')
+        values = _offsets_json(given[times], times, '{"topic": {"0": 1700000000000}}').offsets
         if min(values.values()) < 0:
             raise SparkOptionError(f"{times} needs times in milliseconds since 1970, none below 0")
         return Place(times, "times", values, is_late_latest=is_late_latest)
@@ -249,10 +258,10 @@ def _place(given: Given, side: Literal["starting", "ending"], default: Place) ->
         return Place(offsets, "earliest")
     if text.lower() == "latest":
         return Place(offsets, "latest")
-    values = _offsets_json(text, offsets, '{"topic": {"0": 23, "1": -1}} (-2 earliest, -1 latest)')
-    if min(values.values()) < -2:
+    given_offsets = _offsets_json(text, offsets, '{"topic": {"0": 23, "1": -1}} (-2 earliest, -1 latest)')
+    if min(given_offsets.offsets.values()) < -2:
         raise SparkOptionError(f"{offsets} has an offset below -2; -2 is earliest, -1 is latest")
-    return Place(offsets, "offsets", values)
+    return Place(offsets, "offsets", given_offsets.offsets, given_offsets.topic_ids)
 
 
 def _strategy_is_latest(given: Given) -> bool:
@@ -263,17 +272,17 @@ def _strategy_is_latest(given: Given) -> bool:
     return strategy == "latest"
 
 
-def _offsets_json(text: str, name: str, example: str) -> Offsets:
+def _offsets_json(text: str, name: str, example: str) -> StreamOffset:
     words = "" if name.endswith("ByTimestamp") else "earliest, latest or "
     wanted = f"{name} needs {words}JSON like {example}"
     nested = _json_object(text, f"{wanted}, not {text!r}")
     try:
-        offsets = from_json(nested)
+        found = from_json(nested)
     except ValueError as error:
         raise SparkOptionError(f"{wanted}: {error}") from None
-    if not offsets:
+    if not found.offsets:
         raise SparkOptionError(f"{wanted}; it names no partition")
-    return offsets
+    return found
 
 
 def _check_batch(parsed: SourceOptions, given: Given) -> None:

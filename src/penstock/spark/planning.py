@@ -2,8 +2,9 @@
 
 Batch reads are planned once, streams for every micro-batch: ``available`` says how far the topics reach,
 ``limited`` how much of it the next micro-batch takes, ``ranges`` what its tasks read. What a newcomer gets wrong:
-an answer from a broker that has just started may lack topics. A partition that was there and is not is asked for
-again for a while, and its offset is never forgotten; a stream that forgot it would read everything once more.
+an answer from a broker that has just started may lack topics, or tell of one that was deleted long ago. A partition
+that was there and is not is asked for again for a while, and its offset is never forgotten; a stream that forgot it
+would read everything once more. Only a topic with another id is a new one, whatever its name, and begins anew.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.model import TopicPartition
+from penstock.model import NO_TOPIC_ID, TopicPartition, format_id
 from penstock.protocol.records import HEADER_SIZE, decode_header
 from penstock.spark.errors import SparkOptionError
 from penstock.spark.options import INTERNAL_TOPICS, Place, SourceOptions, Subscription
-from penstock.spark.ranges import OffsetRange, Offsets, share, split
+from penstock.spark.ranges import OffsetRange, Offsets, StreamOffset, share, split
 from penstock.spark.reading import GONE_AFTER_S, lose
 from penstock.wire import EARLIEST, LATEST, Client, OffsetOutOfRange, UnknownTopic
 
@@ -40,10 +41,24 @@ class Available:
     ends: Offsets
     # Where the logs begin, of those partitions that have something to read.
     log_starts: Offsets
+    # Which topics the ends are of.
+    topic_ids: dict[str, bytes]
 
     @property
     def backlog(self) -> Offsets:
         return {each: max(0, end - self.starts[each]) for each, end in self.ends.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What there is now of the partitions that somebody needs."""
+
+    # How far each partition reaches that can be seen, needed or not.
+    latest: Offsets
+    # Those that end before what is needed of them.
+    shrunk: set[TopicPartition]
+    # Topics of which there is another now, and the ids of those that were needed.
+    replaced: dict[str, bytes]
 
 
 class Planner:
@@ -55,10 +70,14 @@ class Planner:
         self._client = client
         self._seen: set[TopicPartition] | None = None
         self._seen_at = 0.0
-        # Of the topics that were seen: a plan is for them, and for no other that gets the name of one.
+        # Of the topics as they were seen last: a plan is for them, and for no other that gets the name of one.
         self.topic_ids: dict[str, bytes] = {}
+        # As they were seen first. Offsets that do not say which topics they are of are taken to be of these.
+        self._first_ids: dict[str, bytes] = {}
         # Those of a stream that were told to be gone, and have not come back.
         self._gone: set[TopicPartition] = set()
+        # Topics by name and id that were told to have been replaced.
+        self._told: set[tuple[str, bytes]] = set()
 
     # Batch
 
@@ -85,9 +104,11 @@ class Planner:
         while True:
             found = self._visible()
             missing = self._missing(found)
-            if missing is None:
+            is_late = time.monotonic() > deadline
+            # What is another topic than was asked for may be so only to a broker that has not heard yet.
+            if missing is None and (is_late or not self._foreign()):
                 return list(self._options.subscription.assigned) or sorted(found)
-            if time.monotonic() > deadline:
+            if missing is not None and is_late:
                 raise SparkOptionError(missing)
             time.sleep(GONE_PAUSE_S)
 
@@ -106,6 +127,16 @@ class Planner:
                 return f"assign names partition {number} of topic {topic}, which has {count}, from 0 on"
         return None
 
+    def _foreign(self) -> bool:
+        """Whether offsets were given of a topic that there is not, but another of its name."""
+        places = (self._options.starting, self._options.ending)
+        return any(self._is_other(*each) for place in places for each in place.topic_ids.items())
+
+    def _is_other(self, topic: str, topic_id: bytes) -> bool:
+        """Whether the topic of this name is known to be another than the one with this id."""
+        current = self.topic_ids.get(topic, NO_TOPIC_ID)
+        return NO_TOPIC_ID not in (current, topic_id) and current != topic_id
+
     def _visible(self) -> set[TopicPartition]:
         """Every partition of the topics that are subscribed to and exist."""
         subscription = self._options.subscription
@@ -115,10 +146,8 @@ class Planner:
             if _matches(subscription, name)
         }
         for name, topic in topics.items():
-            # Offsets of the old topic mean nothing in the new one, even where it has as many records.
-            if self.topic_ids.setdefault(name, topic.topic_id) != topic.topic_id:
-                self.topic_ids[name] = topic.topic_id
-                lose(self._settings, f"topic {name} was deleted and made anew while it was read")
+            self.topic_ids[name] = topic.topic_id
+            self._first_ids.setdefault(name, topic.topic_id)
         return {TopicPartition(name, number) for name, topic in topics.items() for number in topic.partitions}
 
     # Where to begin and to end
@@ -168,10 +197,12 @@ class Planner:
 
     def _at_offsets(self, place: Place) -> Offsets:
         given = place.values
+        foreign = {topic: old for topic, old in place.topic_ids.items() if self._is_other(topic, old)}
+        self._lose_replaced(foreign, f"{place.option} is for the old one", "on without them")
         earliest, latest = self.earliest(given), self.latest(given)
         offsets: Offsets = {}
         for each, offset in given.items():
-            if offset == EARLIEST:
+            if offset == EARLIEST or each.topic in foreign:
                 offsets[each] = earliest[each]
             elif offset == LATEST:
                 offsets[each] = latest[each]
@@ -188,47 +219,61 @@ class Planner:
 
     # Streams
 
-    def available(self, start: Offsets, *, until: Offsets | None = None) -> Available:
+    def available(self, start: StreamOffset, *, until: StreamOffset | None = None) -> Available:
         """How far the topics reach now, or reached at ``until``.
 
-        A stream at ``start`` whose partitions have vanished, or have fewer records than it has read, has lost data:
-        with ``failOnDataLoss`` that is an error.
+        A stream at ``start`` whose partitions have vanished, have fewer records than it has read, or are those of a
+        new topic with an old name, has lost data: with ``failOnDataLoss`` that is an error. Without it, a new topic
+        is read from its beginning.
         """
-        latest, shrunk = self._look(start)
-        for each in sorted(shrunk):
-            self._lose_shrunk(each, start[each], latest[each])
+        look = self._look(start)
+        latest, replaced = look.latest, look.replaced
+        if until is not None:
+            # Made since the run began, so for the next run, which will tell of it.
+            newer = {each.topic for each in latest if self._is_newer(each.topic, until)}
+            latest = {each: offset for each, offset in latest.items() if each.topic not in newer}
+            if not self._settings.fail_on_data_loss:
+                replaced = {topic: old for topic, old in replaced.items() if topic not in newer}
+        self._lose_replaced(replaced, "the stream has read the old one")
+        for each in sorted(look.shrunk & latest.keys()):
+            self._lose_shrunk(each, start.offsets[each], latest[each])
+        stands_at = start.without(replaced)
         # An idle stream looks many times a second: it asks where logs begin only when there is something to read.
-        earliest = self.earliest({each for each in latest if latest[each] != start.get(each)})
+        earliest = self.earliest({each for each in latest if latest[each] != stands_at.get(each)})
         starts: Offsets = {}
         ends: Offsets = {}
-        for each in latest.keys() | start.keys():
-            stood_at = start.get(each)
+        for each in latest.keys() | stands_at.keys():
+            stood_at = stands_at.get(each)
             reach = latest.get(each)
             if until is not None and reach is not None:
-                reach = min(until[each], reach) if each in until else None
+                reach = min(until.offsets[each], reach) if each in until.offsets else None
             if reach is None:
                 if stood_at is None:
                     continue  # newer than `until`
                 starts[each] = ends[each] = stood_at
-            elif stood_at is None or each in shrunk:
+            elif stood_at is None or each in look.shrunk:
                 starts[each], ends[each] = min(earliest[each], reach), reach
             else:
                 # A stream may stand behind `until`, and retention may have overtaken the stream.
                 ends[each] = max(reach, stood_at)
                 starts[each] = min(max(stood_at, earliest.get(each, stood_at)), ends[each])
-        return Available(starts, ends, earliest)
+        # A topic that is not there now is still the one that it was.
+        current = {each.topic: self.topic_ids[each.topic] for each in latest}
+        return Available(starts, ends, earliest, self.named(start).topic_ids | current)
 
-    def _look(self, needed: Offsets) -> tuple[Offsets, set[TopicPartition]]:
-        """How far each partition reaches that can be seen, and which of them end before what is ``needed``.
+    def _look(self, needed: StreamOffset) -> _Look:
+        """How far each partition reaches that can be seen, and what of that is not as it is ``needed``.
 
-        A broker that has just started may not show everything yet, so what is missing is looked for again for a
-        while. What is gone after that is data loss, told once.
+        A broker that has just started may not show everything yet, or show what is no more; so what is missing is
+        looked for again for a while. What is gone after that is data loss, told once.
         """
         deadline = time.monotonic() + GONE_AFTER_S
         while True:
             visible = self._visible_assigned(age_s_max=METADATA_AGE_S)
             self._gone -= visible
-            gone = needed.keys() - visible - self._gone
+            replaced = self._replaced(needed, visible)
+            same = needed.without(replaced)
+            gone = same.keys() - visible - self._gone
             try:
                 latest = self.latest(visible)
             except UnknownTopic:
@@ -236,15 +281,31 @@ class Planner:
                 if time.monotonic() > deadline:
                     raise
             else:
-                shrunk = self._shrunk(needed, latest)
-                if not (gone or shrunk) or time.monotonic() > deadline:
+                shrunk = self._shrunk(same, latest)
+                news = gone or shrunk or replaced.items() - self._told
+                if not news or time.monotonic() > deadline:
                     break
             self._seen = None
             time.sleep(GONE_PAUSE_S)
         if gone:
             lose(self._settings, f"{_names(gone)} no longer there: topics were deleted or made anew")
             self._gone |= gone
-        return latest, shrunk
+        return _Look(latest, shrunk, replaced)
+
+    def _replaced(self, needed: StreamOffset, visible: set[TopicPartition]) -> dict[str, bytes]:
+        """Which of the topics that are needed have become others, and the ids that they had."""
+        ids = self.named(needed).topic_ids
+        topics = {each.topic for each in needed.offsets} & {each.topic for each in visible}
+        return {topic: ids[topic] for topic in topics if self._is_other(topic, ids[topic])}
+
+    def named(self, offsets: StreamOffset) -> StreamOffset:
+        """The same, with the ids of all topics that were ever seen."""
+        topics = {each.topic for each in offsets.offsets}
+        first = {topic: self._first_ids[topic] for topic in topics & self._first_ids.keys()}
+        return StreamOffset(offsets.offsets, first | offsets.topic_ids)
+
+    def _is_newer(self, topic: str, until: StreamOffset) -> bool:
+        return topic in until.topic_ids and self._is_other(topic, until.topic_ids[topic])
 
     def _shrunk(self, needed: Offsets, latest: Offsets) -> set[TopicPartition]:
         short = {each for each in needed.keys() & latest.keys() if latest[each] < needed[each]}
@@ -254,9 +315,16 @@ class Planner:
             short = {each for each in short if ends[each].offset < needed[each]}
         return short
 
-    def reach(self) -> Offsets:
+    def reach(self) -> StreamOffset:
         """How far the subscribed partitions reach now, of those that can be seen. Complains about nothing."""
-        return self.latest(self._visible_assigned())
+        latest = self.latest(self._visible_assigned())
+        return StreamOffset(latest, {each.topic: self.topic_ids[each.topic] for each in latest})
+
+    def present(self, offsets: StreamOffset) -> Offsets:
+        """Those of the offsets whose partitions are there, and in the topics that they are of."""
+        visible = self._visible_assigned(age_s_max=METADATA_AGE_S)
+        there = offsets.without(self._replaced(offsets, visible))
+        return {each: offset for each, offset in there.items() if each in visible}
 
     def _visible_assigned(self, *, age_s_max: float = 0.0) -> set[TopicPartition]:
         """What of the subscription can be seen, as of now or of ``age_s_max`` ago."""
@@ -304,29 +372,39 @@ class Planner:
             position += header.size
         return max(1.0, position / max(1, next_offset - start))
 
-    def ranges(self, start: Offsets, end: Offsets, earliest: Offsets | None = None) -> list[OffsetRange]:
+    def ranges(
+        self, start: StreamOffset, end: StreamOffset, earliest: Offsets | None = None
+    ) -> list[OffsetRange]:
         """What the tasks of a micro-batch read. ``earliest`` saves asking, if it was asked just now.
 
         Spark asks for the same again after a crash, perhaps much later: what has gone meanwhile is data loss too.
         """
-        moved = {each for each, offset in end.items() if start.get(each) != offset}
+        # A batch that was planned with a new topic reads all of it, wherever the stream stood in the old one.
+        replaced = {
+            topic: old for topic, old in start.topic_ids.items() if end.topic_ids.get(topic, old) != old
+        }
+        self._lose_replaced(replaced, "the stream has read the old one")
+        begins, ends = start.without(replaced), end.offsets
+        moved = {each for each, offset in ends.items() if begins.get(each) != offset}
         # Where partitions end that do not reach as far as was planned.
         reach: Offsets = {}
         if earliest is None or not moved <= earliest.keys():
-            latest, shrunk = self._look({each: end[each] for each in moved})
-            for each in sorted(shrunk):
-                reach[each] = latest[each]
+            look = self._look(StreamOffset({each: ends[each] for each in moved}, end.topic_ids))
+            self._lose_replaced(look.replaced, "a micro-batch of the old one was not finished")
+            for each in sorted(look.shrunk):
+                reach[each] = look.latest[each]
                 lose(
                     self._settings,
-                    f"{each} was to be read up to offset {end[each]} but ends at {latest[each]} now: its topic was "
+                    f"{each} was to be read up to offset {ends[each]} but ends at {reach[each]} now: its topic was "
                     "made anew, or lost what it had",
                 )
-            earliest = self.earliest(moved & latest.keys())
-        known_topics = {each.topic for each in start}
+            moved = {each for each in moved & look.latest.keys() if each.topic not in look.replaced}
+            earliest = self.earliest(moved)
+        known_topics = {each.topic for each in begins}
         ranges = []
         for each in sorted(moved & earliest.keys()):
-            log_start, until = earliest[each], end[each]
-            begin = start.get(each)
+            log_start, until = earliest[each], ends[each]
+            begin = begins.get(each)
             if begin is None:
                 if log_start > 0 and each.topic in known_topics:
                     lose(self._settings, f"records [0, {log_start}) of the new partition {each} went unread")
@@ -345,6 +423,21 @@ class Planner:
         return split(
             ranges, partitions_min=self._options.partitions_min, records_max=self._options.records_max
         )
+
+    def _lose_replaced(
+        self, replaced: Mapping[str, bytes], why: str, way_on: str = "the new one from its beginning"
+    ) -> None:
+        """Tell, once, of topics that there are others of now; they are given with the ids that they had."""
+        for topic, old in sorted(replaced.items() - self._told):
+            now = self.topic_ids.get(topic)
+            ids = f"id {format_id(old)}" + ("" if now is None else f", now {format_id(now)}")
+            lose(
+                self._settings,
+                f"topic {topic} was deleted and made anew ({ids}), and {why}: its offsets mean nothing in the new "
+                "one, and records that were not read are gone",
+                way_on,
+            )
+            self._told.add((topic, old))
 
     def _lose_shrunk(self, partition: TopicPartition, offset: int, end: int) -> None:
         lose(

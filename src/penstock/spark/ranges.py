@@ -1,23 +1,27 @@
 """Offsets and ranges of offsets: the arithmetic of planning, with no broker in it.
 
 Offsets travel as ``{TopicPartition: offset}`` here and as Kafka's JSON, ``{"topic": {"0": 123}}``, in Spark's
-checkpoint. An offset is the next one to read, so a range's end is exclusive. What a newcomer gets wrong: a range
-of 100 offsets may hold fewer than 100 records, since compaction and transactions leave gaps.
+checkpoint. An offset is the next one to read, so a range's end is exclusive. It means something in one topic only,
+not in another that got its name later: a ``StreamOffset`` says which topics it is of. What a newcomer gets wrong: a
+range of 100 offsets may hold fewer than 100 records, since compaction and transactions leave gaps.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil, floor
 from typing import Any, NamedTuple, TypeAlias
 
-from penstock.model import TopicPartition
+from penstock.model import NO_TOPIC_ID, TopicPartition, format_id, parse_id
 
 Offsets: TypeAlias = dict[TopicPartition, int]
 
 OFFSET_MAX = 2**63 - 1
+# Between a topic's name and its id. No topic has it in its name.
+ID_SIGN = "@"
 
 
 class OffsetRange(NamedTuple):
@@ -39,22 +43,49 @@ class OffsetRange(NamedTuple):
         return f"{self.topic}-{self.partition} [{self.start}, {self.end})"
 
 
-def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """In the order of topics and partitions: Spark compares offsets by their text."""
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """Offsets, and which topics they are of: where a stream stands."""
+
+    offsets: Offsets
+    # By name, of those that are known. Spark's Kafka source does not keep them, nor does a person write them.
+    topic_ids: dict[str, bytes] = field(default_factory=dict)
+
+    def without(self, topics: Iterable[str]) -> Offsets:
+        left_out = set(topics)
+        return {each: offset for each, offset in self.offsets.items() if each.topic not in left_out}
+
+
+def to_json(
+    offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes] | None = None
+) -> dict[str, dict[str, int]]:
+    """In the order of topics and partitions: Spark compares offsets by their text.
+
+    Behind them come the topics' ids, each as a topic without partitions: ``"orders@KkOLcoYySkKAMbbx2U7vCg": {}``.
+    Whoever knows Kafka's JSON alone, as Spark's Kafka source on the same checkpoint, finds no fault in that.
+    """
     nested: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         nested.setdefault(topic, {})[str(partition)] = offset
+    for topic in list(nested):
+        topic_id = (topic_ids or {}).get(topic, NO_TOPIC_ID)
+        if topic_id != NO_TOPIC_ID:
+            nested[f"{topic}{ID_SIGN}{format_id(topic_id)}"] = {}
     return nested
 
 
-def from_json(nested: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """What ``to_json`` wrote. Raises ValueError for anything of another shape."""
+def from_json(nested: Mapping[str, Mapping[str, int]]) -> StreamOffset:
+    """What ``to_json`` wrote, with or without ids. Raises ValueError for anything of another shape."""
     if not isinstance(nested, Mapping):
         raise ValueError(f"offsets must be a JSON object of topics, not {nested!r}")
     offsets: Offsets = {}
+    topic_ids: dict[str, bytes] = {}
     for topic, partitions in nested.items():
         if not isinstance(partitions, Mapping):
             raise ValueError(f"topic {topic} needs a JSON object of partitions, not {partitions!r}")
+        if ID_SIGN in topic and not partitions:
+            name, _, text = topic.partition(ID_SIGN)
+            topic_ids[name] = _topic_id(name, text)
         for partition, offset in partitions.items():
             if not str(partition).isdecimal():
                 raise ValueError(f"topic {topic} has no partition {partition!r}: partitions are numbers")
@@ -63,7 +94,7 @@ def from_json(nested: Mapping[str, Mapping[str, int]]) -> Offsets:
             if not -OFFSET_MAX <= offset <= OFFSET_MAX:
                 raise ValueError(f"{topic}-{partition} needs a number of 64 bits, not {offset}")
             offsets[TopicPartition(topic, int(partition))] = offset
-    return offsets
+    return StreamOffset(offsets, topic_ids)
 
 
 def split(
@@ -109,6 +140,13 @@ def share(backlog: Mapping[TopicPartition, int], limit: int) -> Offsets:
 def _cut(whole: OffsetRange, count: int) -> list[OffsetRange]:
     bounds = [whole.start + whole.size * index // count for index in range(count + 1)]
     return [whole._replace(start=start, end=end) for start, end in pairwise(bounds)]
+
+
+def _topic_id(topic: str, text: str) -> bytes:
+    try:
+        return parse_id(text)
+    except ValueError:
+        raise ValueError(f"topic {topic} has no id {text!r}: ids are 22 letters, digits, - and _") from None
 
 
 def _is_whole(value: Any) -> bool:

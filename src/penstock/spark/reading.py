@@ -168,11 +168,11 @@ def _settle_process() -> None:
     gc.freeze()
 
 
-def lose(settings: ReadSettings, what: str) -> None:
+def lose(settings: ReadSettings, what: str, way_on: str = "on without them") -> None:
     """Say that records are gone: an error if the user wants one, otherwise a line in the log."""
     if settings.fail_on_data_loss:
-        raise DataLossError(f"{what}. To read on without them set failOnDataLoss to false.")
-    _log.warning("%s. Reading on without them, as failOnDataLoss is false.", what)
+        raise DataLossError(f"{what}. To read {way_on} set failOnDataLoss to false.")
+    _log.warning("%s. Reading %s, as failOnDataLoss is false.", what, way_on)
 
 
 class _Shape:

@@ -6,7 +6,8 @@ only parse, and connections come from ``ReadSettings.client``, one per process.
 
 What a newcomer gets wrong: a micro-batch is *done* only when Spark asks ``latestOffset`` to go on from its end.
 ``commit`` comes later than that, and never after the last batch of an AvailableNow trigger; so it is there that
-progress is mirrored into ``groupId``.
+progress is mirrored into ``groupId``. And Spark keeps only where micro-batches end: to repeat the first one after a
+crash it asks once more where the stream begins. Where that may be another place by then, the first one is empty.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from pyspark.sql.types import (
 from penstock.spark.errors import SparkOptionError
 from penstock.spark.options import SourceOptions, check, parse
 from penstock.spark.planning import Available, Planner
-from penstock.spark.ranges import OffsetRange, Offsets, from_json, to_json
+from penstock.spark.ranges import OffsetRange, StreamOffset, from_json, to_json
 from penstock.spark.reading import read
 from penstock.wire import BrokerRefused, WireError
 
@@ -141,20 +142,26 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._planning: Planner | None = None
+        # Where a new stream begins at a place that moves, until its first micro-batch is planned.
+        self._beginning: dict[str, Any] | None = None
         # The end of an AvailableNow run, decided when it begins.
-        self._until: Offsets | None = None
+        self._until: StreamOffset | None = None
         # As of the last look at the brokers.
         self._available: Available | None = None
         self._batch_planned_at = time.monotonic()
-        # What the group was told last.
-        self._mirrored: Offsets | None = None
+        # Up to where the group was told.
+        self._mirrored: StreamOffset | None = None
         self._mirror_not_before = 0.0
 
     # Planning, on the driver
 
     def initialOffset(self) -> dict[str, Any]:
         planner = self._planner()
-        return to_json(planner.resolve(self._options.starting, planner.partitions()))
+        starts = planner.resolve(self._options.starting, planner.partitions())
+        beginning = to_json(starts, planner.topic_ids)
+        if self._options.starting.moves:
+            self._beginning = beginning
+        return beginning
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Spark passes on one limit only; ``latestOffset`` applies all that the options name."""
@@ -174,23 +181,32 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         stands_at = from_json(start)
         self._mirror(stands_at)
+        if self._is_beginning(start):
+            return start
         planner = self._planner()
         self._available = available = planner.available(stands_at, until=self._until)
         if isinstance(limit, ReadAllAvailable):
-            return to_json(available.ends)
+            return to_json(available.ends, available.topic_ids)
         if self._is_too_little(available):
-            return start
+            named = planner.named(stands_at)
+            # The same text, if nothing is new: to Spark another would be another offset, and a batch.
+            return start if named == stands_at else to_json(named.offsets, named.topic_ids)
         self._batch_planned_at = time.monotonic()
-        return to_json(planner.limited(available))
+        return to_json(planner.limited(available), available.topic_ids)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return None if self._available is None else to_json(self._available.ends)
+        known = self._available
+        return None if known is None else to_json(known.ends, known.topic_ids)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if self._is_beginning(start):
+            return []  # the first one once more: it ends where the stream began then
         log_starts = None if self._available is None else self._available.log_starts
-        planner = self._planner()
-        ranges = planner.ranges(from_json(start), from_json(end), log_starts)
-        return [RangePartition(each, planner.topic_ids[each.topic]) for each in ranges]
+        planner, ends_at = self._planner(), from_json(end)
+        ranges = planner.ranges(from_json(start), ends_at, log_starts)
+        # Planned for the topics that the brokers showed then. There may be others of these names by now.
+        topic_ids = planner.topic_ids | ends_at.topic_ids
+        return [RangePartition(each, topic_ids[each.topic]) for each in ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
         self._mirror(from_json(end))
@@ -207,6 +223,11 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planning = Planner(self._options, self._options.read.client())
         return self._planning
 
+    def _is_beginning(self, start: dict[str, Any]) -> bool:
+        """Whether the first micro-batch of all is being planned. Says so once."""
+        is_first, self._beginning = start == self._beginning, None
+        return is_first
+
     def _is_too_little(self, available: Available) -> bool:
         """Whether minOffsetsPerTrigger lets this trigger pass. What AvailableNow found it reads in any case."""
         smallest = self._options.offsets_min
@@ -215,11 +236,16 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         waited_ms = (time.monotonic() - self._batch_planned_at) * 1000
         return sum(available.backlog.values()) < smallest and waited_ms < self._options.trigger_delay_ms_max
 
-    def _mirror(self, done: Offsets) -> None:
+    def _mirror(self, done: StreamOffset) -> None:
         group = self._options.group
         if group is None or done == self._mirrored or time.monotonic() < self._mirror_not_before:
             return
-        moved = {each: offset for each, offset in done.items() if (self._mirrored or {}).get(each) != offset}
+        told = self._mirrored or StreamOffset({})
+        changed = {topic for topic, each in done.topic_ids.items() if told.topic_ids.get(topic) != each}
+        unmoved = {at for at, offset in told.without(changed).items() if done.offsets.get(at) == offset}
+        # In a topic that is gone, or got the name of one that was read, the group stands nowhere.
+        there = self._planner().present(done)
+        moved = {at: offset for at, offset in there.items() if at not in unmoved}
         try:
             replace(self._options.read, deadline_ms=MIRROR_DEADLINE_MS).client().commit(group, moved)
         except WireError as error:
@@ -231,7 +257,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._mirror_not_before = time.monotonic() + MIRROR_PAUSE_S
             _log.warning("progress was not mirrored into group %s: %s", group, error)
             return
-        self._mirrored = done
+        self._mirrored = StreamOffset(there, done.topic_ids)
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:

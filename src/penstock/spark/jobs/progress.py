@@ -46,12 +46,13 @@ def followed(spark: SparkSession, description: str, total: int, progress: Progre
     thread.start()
     try:
         yield
-        progress(total, total)
     finally:
         ended.set()
         thread.join()
         # Or jobs of the caller's would be counted, and cancelled, with ours.
         context.setLocalProperty("spark.jobGroup.id", "")
+    # The last word: whoever follows may have been in the middle of one when the jobs ended.
+    progress(total, total)
 
 
 def _share_done(tracker: StatusTracker, group: str) -> float:

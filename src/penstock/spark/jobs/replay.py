@@ -281,7 +281,11 @@ class _Run:
         return resumed
 
     def _commit(self, source: str, reports: list[Report]) -> None:
-        if reports and not self._plan.is_dry_run:
+        if not reports or self._plan.is_dry_run:
+            return
+        # A group goes by names. In a topic that was made anew this run has come nowhere.
+        found = self._client.topics([source]).get(source)
+        if found is not None and found.topic_id == self._plan.source_id:
             offsets = {
                 OffsetRange(source, each.partition, 0, 0).topic_partition: each.next_offset
                 for each in reports

@@ -37,7 +37,7 @@ from penstock.spark.jobs.tables.state import Gap, Span, State
 from penstock.spark.jobs.topics import find_topics
 from penstock.spark.jobs.versions import CURRENT, DELETED, SUPERSEDED, Version, Versions
 from penstock.spark.ranges import Offsets, to_json
-from penstock.wire import EARLIEST, LATEST, Client, shared
+from penstock.wire import EARLIEST, LATEST, Client, TopicInfo, shared
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -124,7 +124,7 @@ def snapshot(
             f"topic {topic} was deleted and made again since its last snapshot; begin anew with full"
         )
     archived = None if archive is None else _archived(archive, topic, found.topic_id.hex())
-    reach = _Reach(client, topic, sorted(found.partitions), base, archived, fail_on_data_loss)
+    reach = _Reach(client, found, base, archived, fail_on_data_loss)
     parsed_text = None if parsed is None else values.schema_text(parsed)
     offsets = {each.partition: end for each, end in reach.ends.items()}
     # Nothing to read, and nothing that was lost with the user's leave, to be lost only once.
@@ -226,13 +226,13 @@ class _Reach:
     def __init__(
         self,
         client: Client,
-        topic: str,
-        partitions: list[int],
+        topic: TopicInfo,
         base: Version | None,
         archived: _Archived | None,
         fail_on_data_loss: bool,
     ) -> None:
-        places = [TopicPartition(topic, number) for number in partitions]
+        places = [TopicPartition(topic.name, number) for number in sorted(topic.partitions)]
+        self._topic_ids = {topic.name: topic.topic_id}
         self._fail_on_data_loss = fail_on_data_loss
         self._archived = archived
         self.ends = _ends(client, places, base)
@@ -273,8 +273,10 @@ class _Reach:
             options = {
                 "kafka.bootstrap.servers": bootstrap,
                 "assign": json.dumps(_assigned(hot)),
-                "startingOffsets": json.dumps(to_json(hot)),
-                "endingOffsets": json.dumps(to_json({each: self.ends[each] for each in hot})),
+                "startingOffsets": json.dumps(to_json(hot, self._topic_ids)),
+                "endingOffsets": json.dumps(
+                    to_json({each: self.ends[each] for each in hot}, self._topic_ids)
+                ),
                 "kafka.isolation.level": "read_committed",
                 "failOnDataLoss": str(self._fail_on_data_loss).lower(),
                 "maxRecordsPerPartition": str(RECORDS_PER_TASK),

@@ -99,6 +99,8 @@ class Seam:
     files: tuple[DataFile, ...]
     # What the brokers are read for: from where the archive ends to where the log ended. None of them is empty.
     hot: tuple[OffsetRange, ...]
+    # Of the topic that has them. A DataFrame may be read when there is another.
+    topic_id: bytes
 
 
 def find_seam(client: Client, topic: str, archive: ArchiveTable, fail_on_data_loss: bool) -> Seam:
@@ -154,7 +156,7 @@ def _seam(topic: str, state: State, topic_id: str, hot: tuple[OffsetRange, ...])
             f"topic {topic} was deleted and made again, and another program has merged files of both, which cannot "
             "be told apart; read the table itself"
         )
-    return Seam(topic, state, tuple(state.files_of(topic, topic_id)), hot)
+    return Seam(topic, state, tuple(state.files_of(topic, topic_id)), hot, bytes.fromhex(topic_id))
 
 
 def columns_of(state: State) -> StructType:
@@ -202,13 +204,14 @@ def _hot(spark: SparkSession, settings: ReadSettings, seam: Seam) -> DataFrame:
 
     starts = {each.topic_partition: each.start for each in seam.hot}
     ends = {each.topic_partition: each.end for each in seam.hot}
+    ids = {seam.topic: seam.topic_id}
     frame = (
         register(spark)
         .read.format("penstock")
         .option("kafka.bootstrap.servers", settings.bootstrap)
         .option("assign", json.dumps({seam.topic: [each.partition for each in seam.hot]}))
-        .option("startingOffsets", json.dumps(to_json(starts)))
-        .option("endingOffsets", json.dumps(to_json(ends)))
+        .option("startingOffsets", json.dumps(to_json(starts, ids)))
+        .option("endingOffsets", json.dumps(to_json(ends, ids)))
         .option("includeHeaders", str(seam.state.shape.headers).lower())
         .option("kafka.isolation.level", "read_committed")
         .option("failOnDataLoss", str(settings.fail_on_data_loss).lower())
