@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from penstock.machine import MachineFiles
 from tests.spark.session import spark as spark  # noqa: PLC0414  a fixture for every test
@@ -25,6 +26,13 @@ FOREIGN_WARNINGS = (
     # kafka-python reads its message schemas this way, when imported and at first use.
     "ignore:(read_text|open_text|contents) is deprecated:DeprecationWarning",
 )
+
+# How long an example takes says more about the machine than about the code. The rest is as Hypothesis has it, which
+# with CI=true draws the same examples every time.
+settings.register_profile(
+    "patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,6 +63,14 @@ def _files_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             os.close(files._locks.pop())
 
 
+# Records of tests are of all times, and retention looks for old ones every five minutes by default: whichever test
+# it then meets would lose them in the middle. Nor need a rebalance wait for latecomers.
+BROKER_SETTINGS = {
+    "log.retention.check.interval.ms": str(24 * 3_600_000),
+    "group.initial.rebalance.delay.ms": "0",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
     """A broker that somebody else started."""
@@ -68,7 +84,7 @@ def broker() -> Iterator[BrokerProcess | RunningBroker]:
     if bootstrap:
         yield RunningBroker(bootstrap)
         return
-    with BrokerProcess({"group.initial.rebalance.delay.ms": "0"}) as process:
+    with BrokerProcess(BROKER_SETTINGS) as process:
         yield process
 
 

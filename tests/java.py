@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from tests.tools import Missing, cached, program, run, skip_or_fail
+from tests.tools import Missing, cached, download, program, run, skip_or_fail
 
 # The broker and its command-line tools follow the clients by some weeks, so the two versions may differ.
 KAFKA_VERSION = "4.3.1"
@@ -44,8 +44,9 @@ def jars(*coordinates: str, alone: bool = False) -> list[Path]:
             dependencies = "\n".join(_DEPENDENCY.format(*map(escape, part), exclusions) for part in parts)
             (directory / "pom.xml").write_text(_POM.format(dependencies=dependencies))
             copy = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-            run(
-                [program("mvn"), "-q", "-B", copy, "-DincludeScope=runtime", "-DoutputDirectory=lib"],
+            # It remembers what a registry did not have a moment ago, except with -U.
+            download(
+                [program("mvn"), "-q", "-B", "-U", copy, "-DincludeScope=runtime", "-DoutputDirectory=lib"],
                 cwd=directory,
             )
         found = sorted((directory / "lib").glob("*.jar"))

@@ -1,8 +1,9 @@
 """Programs and packages that tests need and that pip does not bring: found, or installed, on first use.
 
 Everything lands in the git-ignored ``.cache/`` of the checkout and is reused by later runs; two runs at once
-take turns. The policy for what cannot be had: on a developer's machine the test is skipped with the reason;
-where ``CI=true`` it fails, because a test that CI silently skips protects nobody.
+take turns. A registry that fails once in a while is asked again. The policy for what cannot be had: on a
+developer's machine the test is skipped with the reason; where ``CI=true`` it fails, because a test that CI
+silently skips protects nobody.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +25,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
 
-INSTALL_TIMEOUT_S = 600
+INSTALL_TIMEOUT_S = 300
+DOWNLOAD_ATTEMPTS = 3
+# Before the second attempt; twice as long before the third.
+DOWNLOAD_PAUSE_S = 5.0
 
 # KafkaJS brings gzip only. Its usual codec packages compile C++ or download binaries when installed; these
 # are whole as they are downloaded.
@@ -69,6 +75,28 @@ def run(command: Sequence[str | Path], *, cwd: Path | None = None, env: dict[str
     return done.stdout
 
 
+def download(
+    command: Sequence[str | Path], *, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> str:
+    """Run an installer that asks a registry, and again when that fails. Raises Missing.
+
+    The clock of the test that happens to come first stands still meanwhile: its timeout is for what it tests.
+    """
+    left_s, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        for attempt in range(1, DOWNLOAD_ATTEMPTS):
+            try:
+                return run(command, cwd=cwd, env=env)
+            except Missing:
+                time.sleep(DOWNLOAD_PAUSE_S * attempt)
+        try:
+            return run(command, cwd=cwd, env=env)
+        except Missing as missing:
+            raise Missing(f"at the last of {DOWNLOAD_ATTEMPTS} attempts {missing}") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left_s)
+
+
 @contextmanager
 def cached(kind: str, *inputs: str | bytes) -> Iterator[tuple[Path, bool]]:
     """A directory of the cache named after what is made from ``inputs``, and whether it is there already.
@@ -93,8 +121,10 @@ def kcat() -> str:
     found = shutil.which("kcat")
     if found is None and os.geteuid() == 0 and shutil.which("apt-get") is not None:
         quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-        run(["apt-get", "update", "-qq"], env=quiet)
-        run(["apt-get", "install", "-y", "-qq", "kcat"], env=quiet)
+        # Somebody else may be installing something.
+        patient = ("-o", "DPkg::Lock::Timeout=120")
+        download(["apt-get", "update", "-qq"], env=quiet)
+        download(["apt-get", "install", "-y", "-qq", *patient, "kcat"], env=quiet)
     return program("kcat")
 
 
@@ -106,7 +136,7 @@ def node_modules() -> Path:
         if not made:
             (directory / "package.json").write_text('{"private": true}\n')
             quiet = ("--no-audit", "--no-fund", "--ignore-scripts")
-            run([npm, "install", *quiet, *KAFKAJS_PACKAGES], cwd=directory)
+            download([npm, "install", *quiet, *KAFKAJS_PACKAGES], cwd=directory)
         return directory
 
 
@@ -123,5 +153,5 @@ def go_program(module: Path, package: str) -> Path:
                 "GOCACHE": str(CACHE / "go" / "build"),
                 "GOFLAGS": "-mod=readonly -modcacherw -trimpath",
             }
-            run([go, "build", "-o", target, f"./{package}"], cwd=module, env=environment)
+            download([go, "build", "-o", target, f"./{package}"], cwd=module, env=environment)
         return target

@@ -12,9 +12,10 @@ import pytest
 
 from tests.broker.phrases import handshake
 from tests.broker.wire import Closed, Wire
+from tests.conftest import BROKER_SETTINGS
 from tests.support import BrokerProcess
 
-SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
+SETTINGS = BROKER_SETTINGS
 
 
 class Node:

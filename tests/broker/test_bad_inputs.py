@@ -104,7 +104,7 @@ class Target(Node):
     """The broker under attack, and what the attack may cost."""
 
     memory_bytes = 48 * MEGABYTE
-    # How long another client may have to wait. Tests run beside each other on slow machines.
+    # How long another client may have to wait, in processor time of the broker. Machines may be slow.
     stall_s = 3.0
 
 
@@ -128,7 +128,7 @@ def under_watch(node: Target) -> Iterator[Target]:
     vars(node).pop("stall_s", None)
     forget_peak(node.pid)
     before = resident_bytes(node.pid)
-    with Witness(node.address) as witness:
+    with Witness(node.address, node.pid) as witness:
         yield node
         node.assert_well()
     cost = peak_bytes(node.pid) - before
@@ -794,7 +794,7 @@ def test_a_setting_of_ten_megabytes_is_survived(target: Target, unique: Unique) 
 
 
 def test_a_list_that_grows_by_a_hundred_thousand_elements_does_not_stop_the_broker() -> None:
-    with BrokerProcess(SETTINGS) as process, Wire((process.host, process.port), timeout_s=5) as wire:
+    with BrokerProcess(SETTINGS) as process, Wire((process.host, process.port)) as wire:
         create_topic(wire, "t")
         try:
             for number in range(2):
@@ -809,7 +809,7 @@ def test_a_list_that_grows_by_a_hundred_thousand_elements_does_not_stop_the_brok
             assert handshake(wire) > 0
         except TimeoutError:
             process.kill()
-            pytest.fail("the broker does nothing else for more than five seconds")
+            pytest.fail("the broker does nothing else for a long time")
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -883,10 +883,10 @@ def test_two_thousand_idle_connections_cost_little(target: Target, many_files: N
     with ExitStack() as stack:
         for _ in range(2000):
             stack.enter_context(target.connect())
-        wait_until(lambda: open_files(target.pid) > 2000, 10, "all of them are accepted")
+        wait_until(lambda: open_files(target.pid) > 2000, 60, "all of them are accepted")
         with target.connect() as wire:
             assert handshake(wire) > 0
-    wait_until(lambda: open_files(target.pid) < 200, 10, "all of them are forgotten")
+    wait_until(lambda: open_files(target.pid) < 200, 60, "all of them are forgotten")
 
 
 def test_two_thousand_requests_that_have_only_begun_cost_little(target: Target, many_files: None) -> None:
@@ -910,7 +910,7 @@ def test_large_requests_that_have_only_begun_do_not_keep_others_out() -> None:
                     wire = stack.enter_context(target.connect(timeout_s=0.2))
                     with contextlib.suppress(TimeoutError):
                         wire.socket.sendall(begun)
-                with target.connect(timeout_s=3) as other:
+                with target.connect() as other:
                     assert handshake(other) > 0
                     create_topic(other, "t")
                     assert put(other, "t", b"x" * 10_000) == 0
@@ -931,7 +931,7 @@ def test_a_flood_of_connections_leaves_descriptors_for_the_logs(many_files: None
         for _ in under_watch(Target(process)):
             with ExitStack() as stack:
                 for _ in range(2 * FrugalBroker.descriptors):
-                    connection = socket.create_connection((process.host, process.port), timeout=5)
+                    connection = socket.create_connection((process.host, process.port), timeout=60)
                     stack.callback(connection.close)
                 # Those who were there first go on, and what needs files gets them.
                 for partition in range(20):
@@ -941,6 +941,6 @@ def test_a_flood_of_connections_leaves_descriptors_for_the_logs(many_files: None
                 assert put(wire, "meanwhile", b"v") == 0
                 with Wire((process.host, process.port)) as late:
                     assert late.is_closed()
-            wait_until(lambda: open_files(process.pid) < 200, 10, "the connections are gone")
+            wait_until(lambda: open_files(process.pid) < 200, 60, "the connections are gone")
             with Wire((process.host, process.port)) as again:
                 assert handshake(again) > 0

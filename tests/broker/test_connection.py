@@ -120,16 +120,16 @@ def test_answers_come_in_the_order_of_the_requests(wire: Wire, unique: Unique) -
         assert wire.receive().topics == []
 
 
-def test_what_waits_behind_a_long_poll_is_answered_after_it(wire: Wire, unique: Unique) -> None:
+def test_what_waits_behind_a_long_poll_is_answered_after_it(node: Node, wire: Wire, unique: Unique) -> None:
     name = unique("t")
     create_topic(wire, name)
-    wire.send(fetch_request(name, 0, max_wait_ms=400), 12)
+    wire.send(fetch_request(name, 0, max_wait_ms=600_000), 12)
     wire.send(ApiVersionsRequest(), 2)
-    begin = time.monotonic()
     assert wire.is_silent(0.2)
+    with node.connect() as other:
+        put(other, name, b"v")
     assert only(wire.receive().responses).topic == name
     assert wire.receive().error_code == 0
-    assert time.monotonic() - begin < 5
 
 
 def test_more_requests_than_may_wait_are_all_answered_in_order(wire: Wire, unique: Unique) -> None:
@@ -245,7 +245,7 @@ def test_more_large_requests_at_once_than_fit_are_all_served(unique: Unique) -> 
 
         def produce_one() -> None:
             try:
-                with Wire(address, timeout_s=15) as wire:
+                with Wire(address, timeout_s=60) as wire:
                     errors.append(produce(wire, name, large).error_code)
             except Exception as error:
                 errors.append(error)

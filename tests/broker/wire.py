@@ -114,7 +114,7 @@ class Wire:
         (size,) = struct.unpack(">i", self._exactly(4))
         return self._exactly(size)
 
-    def is_closed(self, within_s: float = 5.0) -> bool:
+    def is_closed(self, within_s: float = TIMEOUT_S) -> bool:
         """Whether the broker closes the connection within the time, without another byte of an answer."""
         self.socket.settimeout(within_s)
         try:

@@ -1,10 +1,10 @@
 """How long the faults go on, and the seed of the moments at which they strike.
 
-PENSTOCK_CHAOS_SECONDS is the time that the longest test spends on faults (the others take shares of it),
-PENSTOCK_CHAOS_SEED repeats the choices of a run; ``random`` makes new ones, as ``make chaos`` does, and without
-it they are those that found the last bug, so that a change is judged by the same damage as the one before. Real
-processes are not deterministic: the same seed gives
-the same moments and the same damage, not the same interleaving.
+PENSTOCK_CHAOS_SECONDS is the time that the longest test spends on faults (the others take shares of it); on a
+slow machine they go on until as much has happened as they ask for. PENSTOCK_CHAOS_SEED repeats the choices of a
+run; ``random`` makes new ones, as ``make chaos`` does, and without it they are those that found the last bug, so
+that a change is judged by the same damage as the one before. Real processes are not deterministic: the same seed
+gives the same moments and the same damage, not the same interleaving.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.chaos.ledger import Ledger, Place, Reading, decode_value, encode_value, identity_of
+from tests.support import closing_lost_sockets
 
 PATIENCE_S = 60.0
 # librdkafka would by default forget the brokers it knows when none answers, and take a second to ask again.
@@ -75,7 +77,9 @@ def create_topics(bootstrap: str, places: list[Place]) -> None:
 
 def produce(bootstrap: str, ledger: Ledger, place: Place, sequences: range, *, writer: int = 0) -> None:
     """Send some records and see each of them acknowledged."""
-    producer = Producer(settings(bootstrap, enable_idempotence=True, message_timeout_ms=10_000))
+    producer = Producer(
+        settings(bootstrap, enable_idempotence=True, message_timeout_ms=int(PATIENCE_S * 1000))
+    )
     failures = []
 
     def delivered(identity: int, error: KafkaError | None, message: Message) -> None:
@@ -92,7 +96,7 @@ def produce(bootstrap: str, ledger: Ledger, place: Place, sequences: range, *, w
             partition=place.partition,
             on_delivery=partial(delivered, identity),
         )
-    producer.flush(20)
+    assert producer.flush(2 * PATIENCE_S) == 0, "not everything was acknowledged"
     assert not failures, failures[0]
 
 
@@ -141,8 +145,10 @@ def read_with_kafka_python(bootstrap: str, place: Place) -> Reading:
     """One partition again, with a client that shares no code with librdkafka."""
     import kafka
 
-    consumer = kafka.KafkaConsumer(bootstrap_servers=bootstrap, check_crcs=True)
-    try:
+    with (
+        closing_lost_sockets(),
+        closing(kafka.KafkaConsumer(bootstrap_servers=bootstrap, check_crcs=True)) as consumer,
+    ):
         partition = kafka.TopicPartition(*place)
         consumer.assign([partition])
         consumer.seek_to_beginning(partition)
@@ -154,5 +160,3 @@ def read_with_kafka_python(bootstrap: str, place: Place) -> Reading:
                 reading.records += [(record.offset, decode_value(record.value)) for record in records]
             assert time.monotonic() < deadline, f"no more to read before {end}"
         return reading
-    finally:
-        consumer.close()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from penstock.protocol.records import BatchHeader, batches
 from tests.chaos.brokers import ChaosBroker
-from tests.chaos.errands import create_topics, patiently, read_everything, settings
+from tests.chaos.errands import PATIENCE_S, create_topics, patiently, read_everything, settings
 from tests.chaos.ledger import Place, Reading, decode_value, encode_value, identity_of
 
 pytestmark = pytest.mark.chaos
@@ -36,7 +37,7 @@ Harm = Callable[[Path, random.Random], None]
 
 RECORDS = 600
 RECORDS_PER_BATCH = 20
-# Long enough for a client to try a few times.
+# Long enough for a client to try a few times, when it has read all that it must be able to read.
 IDLE_S = 2.0
 FIRST_TIMESTAMP = 1_700_000_000_000
 SETTINGS = {
@@ -44,6 +45,8 @@ SETTINGS = {
     "log.index.interval.bytes": "500",
     # A checkpoint of what was flushed would keep recovery from looking there.
     "log.flush.offset.checkpoint.interval.ms": "3600000",
+    # The records are of a time long past.
+    "log.retention.ms": "-1",
 }
 
 
@@ -279,7 +282,9 @@ def test_damaged_records_are_never_served_and_those_before_them_are(copy: Copy) 
     damages = {place: RECORD_HARMS[place.topic](copy.files(place, ".log")) for place in RECORD_PLACES}
     places = [place for place in RECORD_PLACES if not (copy.was_stopped and place.topic in NOT_COVERED)]
     with ChaosBroker(SETTINGS, data_dir=copy.data_dir) as broker:
-        readings, refused = read_what_can_be_read(broker.bootstrap, places)
+        # Of a log that was looked at when the broker started everything can be read to its end.
+        least = {place: damages[place].offset if copy.was_stopped else sys.maxsize for place in places}
+        readings, refused = read_what_can_be_read(broker.bootstrap, least)
         wrong = [
             f"{place.topic}: {reading.records[:1]}..{reading.records[-1:]}, damaged at {damages[place].offset}"
             for place, reading in readings.items()
@@ -299,8 +304,12 @@ def test_damaged_records_are_never_served_and_those_before_them_are(copy: Copy) 
     assert not deleted, f"bytes were deleted: {deleted}"
 
 
-def read_what_can_be_read(bootstrap: str, places: list[Place]) -> tuple[dict[Place, Reading], set[Place]]:
-    """The records before the first error of each partition, and the partitions that had one."""
+def read_what_can_be_read(bootstrap: str, least: dict[Place, int]) -> tuple[dict[Place, Reading], set[Place]]:
+    """The records before the first error of each partition, and the partitions that had one.
+
+    ``least`` is how many records each has that must come, however long that takes.
+    """
+    places = list(least)
     consumer = Consumer(
         settings(
             bootstrap,
@@ -318,7 +327,12 @@ def read_what_can_be_read(bootstrap: str, places: list[Place]) -> tuple[dict[Pla
     try:
         consumer.assign([TopicPartition(*place, 0) for place in places])
         idle_since = time.monotonic()
-        while len(ended | refused) < len(places) and time.monotonic() < idle_since + IDLE_S:
+        while len(ended | refused) < len(places):
+            owed = any(
+                len(readings[place].records) < least[place] for place in least.keys() - ended - refused
+            )
+            if time.monotonic() > idle_since + (PATIENCE_S if owed else IDLE_S):
+                break
             for message in consumer.consume(1000, timeout=0.1):
                 place = Place(message.topic(), message.partition())
                 error = message.error()

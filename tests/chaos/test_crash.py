@@ -27,6 +27,8 @@ LOADED = [Place("loaded", partition) for partition in range(3)]
 PRUNED = [Place("pruned", partition) for partition in range(2)]
 MARKED = [Place("marked", partition) for partition in range(32)]
 RECORDS_PER_SECOND = 600
+# A slow machine may take so many times as long again for as much to happen.
+PATIENCE = 3
 
 
 def test_what_was_acknowledged_survives_kills_at_random_moments(chaos_seconds: float, seed: int) -> None:
@@ -51,9 +53,30 @@ def test_what_was_acknowledged_survives_kills_at_random_moments(chaos_seconds: f
         administrator = Administrator(broker.bootstrap, ledger, PRUNED, choose.randrange(2**32))
         clients: list[Client] = [*writers, reader, committer, administrator]
         stops = 0
+
+        def lacking() -> list[str]:
+            """What has not happened often enough for the test to say something."""
+            happened = {
+                "kills": (broker.kills, chaos_seconds / 4),
+                "records acknowledged": (ledger.acknowledged_count, 200 * chaos_seconds),
+                "records seen": (ledger.seen_count, 50 * chaos_seconds),
+                "rolls": (completed_segments(broker.data_dir), chaos_seconds),
+                "commits": (committer.commits, 5 * chaos_seconds),
+                "resumptions": (reader.resumptions, chaos_seconds / 8),
+                "looks at commits": (committer.looks, chaos_seconds / 8),
+                "looks at topics": (administrator.looks, chaos_seconds / 8),
+                "changes of topics": (administrator.acknowledged, chaos_seconds),
+            }
+            return [f"{count} {what}" for what, (count, least) in happened.items() if count < least]
+
         with running(clients, ledger):
+            missing: list[str] = []
             deadline = time.monotonic() + chaos_seconds
-            while time.monotonic() < deadline and not ledger.violations:
+            while not ledger.violations:
+                if time.monotonic() > deadline:
+                    missing = lacking()
+                    if not missing or time.monotonic() > deadline + PATIENCE * chaos_seconds:
+                        break
                 time.sleep(choose.uniform(0.05, 1.3))
                 if choose.random() < 0.1:
                     broker.stop()
@@ -65,6 +88,7 @@ def test_what_was_acknowledged_survives_kills_at_random_moments(chaos_seconds: f
                 broker.start()
                 ledger.restarted()
             ledger.raise_violations()
+            assert not missing, f"too little happened: {missing}"
             acknowledged = ledger.acknowledged_count
             wait_until(
                 lambda: ledger.acknowledged_count > acknowledged, 30, "writes go on after the last kill"
@@ -81,13 +105,6 @@ def test_what_was_acknowledged_survives_kills_at_random_moments(chaos_seconds: f
         f" {reader.resumptions} resumptions, {administrator.acknowledged} changes of topics,"
         f" {committer.looks}+{administrator.looks} looks"
     )
-    assert broker.kills >= chaos_seconds / 4
-    assert ledger.acknowledged_count >= 200 * chaos_seconds
-    assert ledger.seen_count >= 50 * chaos_seconds
-    assert rolls >= chaos_seconds
-    assert committer.commits >= 5 * chaos_seconds
-    assert min(reader.resumptions, committer.looks, administrator.looks) >= chaos_seconds / 8
-    assert administrator.acknowledged >= chaos_seconds
 
 
 @pytest.mark.parametrize("records_after", [0, 10], ids=["empty", "with records"])

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.chaos.brokers import ROLLING, ChaosBroker
 from tests.chaos.clients import Client, Writer, running
-from tests.chaos.errands import create_topics, produce, read_everything, settings
+from tests.chaos.errands import PATIENCE_S, create_topics, produce, read_everything, settings
 from tests.chaos.ledger import Ledger, Place
 from tests.support import wait_until
 
@@ -121,9 +121,9 @@ def refusal(bootstrap: str) -> KafkaError:
     def delivered(error: KafkaError | None, _: Message) -> None:
         errors.append(error)
 
-    producer = Producer(settings(bootstrap, retries=0, message_timeout_ms=5000))
+    producer = Producer(settings(bootstrap, retries=0, message_timeout_ms=int(PATIENCE_S * 1000)))
     producer.produce("loaded", bytes(300_000), partition=0, on_delivery=delivered)
-    producer.flush(10)
+    producer.flush(2 * PATIENCE_S)
     (error,) = errors
     assert error is not None, "a full disk took a record"
     return error
@@ -145,7 +145,7 @@ def test_everything_but_writing_goes_on_while_the_disk_is_full(disk: SmallDisk) 
             for number in range(100):
                 name = f"late-{number}"
                 admin.create_topics([NewTopic(name, 1)], request_timeout=3)[name].result()
-        assert len(admin.list_topics(timeout=5).topics) > 1, "it is still there"
+        assert len(admin.list_topics(timeout=PATIENCE_S).topics) > 1, "it is still there"
         consumer = Consumer(settings(broker.bootstrap, group_id="late"))
         with pytest.raises(KafkaException):
             consumer.commit(offsets=[TopicPartition("loaded", 0, 10)], asynchronous=False)
@@ -157,9 +157,9 @@ def test_everything_but_writing_goes_on_while_the_disk_is_full(disk: SmallDisk) 
         produce(broker.bootstrap, ledger, PLACES[0], range(100, 200))
         consumer.commit(offsets=[TopicPartition("loaded", 0, 10)], asynchronous=False)
         broker.restart(kill=True)
-        assert "late" in admin.list_topics(timeout=10).topics
+        assert "late" in admin.list_topics(timeout=PATIENCE_S).topics
         assert ledger.lost(read_everything(broker.bootstrap, PLACES)) == 0
-        assert consumer.committed([TopicPartition("loaded", 0)], timeout=10)[0].offset == 10
+        assert consumer.committed([TopicPartition("loaded", 0)], timeout=PATIENCE_S)[0].offset == 10
         consumer.close()
         broker.assert_no_traceback()
 

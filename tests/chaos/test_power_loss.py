@@ -31,6 +31,8 @@ PRUNED = [Place("pruned", 0)]
 MARKED = [Place("marked", partition) for partition in range(16)]
 RECORDS_PER_SECOND = 300
 SHARE_OF_TIME = 0.3
+# A slow machine may take so many times as long for as much to happen.
+PATIENCE = 3
 
 
 @contextmanager
@@ -74,9 +76,30 @@ def test_what_was_acknowledged_survives_power_loss_when_flushed(
         committer = Committer(broker.bootstrap, ledger, MARKED, "committers")
         administrator = Administrator(broker.bootstrap, ledger, PRUNED, choose.randrange(2**32))
         clients: list[Client] = [*writers, reader, committer, administrator]
+
+        def lacking() -> list[str]:
+            """What has not happened often enough for the test to say something."""
+            happened = {
+                "power losses": (losses, seconds / 5),
+                "bytes dropped": (lost_bytes, 1),
+                "records acknowledged": (ledger.acknowledged_count, 100 * seconds),
+                "records seen": (ledger.seen_count, 50 * seconds),
+                "rolls": (completed_segments(broker.data_dir), seconds),
+                "commits": (committer.commits, 5 * seconds),
+                "looks at commits": (committer.looks, seconds / 8),
+                "changes of topics": (administrator.acknowledged, seconds),
+                "looks at topics": (administrator.looks, seconds / 8),
+            }
+            return [f"{count} {what}" for what, (count, least) in happened.items() if count < least]
+
         with running(clients, ledger):
+            missing: list[str] = []
             deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline and not ledger.violations:
+            while not ledger.violations:
+                if time.monotonic() > deadline:
+                    missing = lacking()
+                    if not missing or time.monotonic() > deadline + PATIENCE * chaos_seconds:
+                        break
                 time.sleep(choose.uniform(0.05, 1.2))
                 if choose.random() < 0.2:
                     broker.stop()
@@ -92,6 +115,7 @@ def test_what_was_acknowledged_survives_power_loss_when_flushed(
                 broker.start()
                 ledger.restarted()
             ledger.raise_violations()
+            assert not missing, f"too little happened: {missing}"
             acknowledged = ledger.acknowledged_count
             wait_until(
                 lambda: ledger.acknowledged_count > acknowledged, 30, "writes go on after a power loss"
@@ -110,13 +134,6 @@ def test_what_was_acknowledged_survives_power_loss_when_flushed(
         f" {rolls} rolls, {reader.commits}+{committer.commits} commits, {administrator.acknowledged} changes"
         f" of topics, {committer.looks}+{administrator.looks} looks"
     )
-    assert losses >= seconds / 5
-    assert lost_bytes > 0
-    assert ledger.acknowledged_count >= 100 * seconds
-    assert ledger.seen_count >= 50 * seconds
-    assert rolls >= seconds
-    assert committer.commits >= 5 * seconds and committer.looks >= seconds / 8
-    assert administrator.acknowledged >= seconds and administrator.looks >= seconds / 8
 
 
 def test_a_created_topic_survives_a_power_loss_at_once(seed: int) -> None:

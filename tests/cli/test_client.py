@@ -25,10 +25,11 @@ COMMANDS = [
 
 
 @pytest.fixture
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    return f"127.0.0.1:{port}"
+def closed_port() -> Iterator[str]:
+    """A port that is taken, so that nobody else can have it, and where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_a_port_that_says_nothing_is_given_up(
     assert outcome.code == 1
     assert f"no broker answers at {mute_port}" in outcome.err
     assert outcome.err.count("\n") == 1
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30  # librdkafka by itself would wait for a minute
 
 
 def test_the_broker_may_be_named_by_the_environment(

@@ -41,6 +41,8 @@ KEEP = "PENSTOCK_KEEP"
 # Below the ports that the kernel gives to outgoing connections: a client must not take the port of a node
 # that is down.
 PORTS = range(12_000, 32_000)
+# Given to nodes of this run, which may not be running just now.
+_given: set[int] = set()
 LOOPBACK = "127.0.0.1"
 # A rebalance need not wait for latecomers in a test.
 SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
@@ -425,15 +427,16 @@ class Cluster:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on: a node has to be told its ports, because the others are told them too."""
+    """Ports that nobody listens on or was given: a node has to be told its own, as the others are told them."""
     choose = random.SystemRandom()
     found: list[int] = []
     while len(found) < count:
         port = choose.choice(PORTS)
-        if port in found:
+        if port in _given:
             continue
         with socket.socket() as trial, suppress(OSError):
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((LOOPBACK, port))
             found.append(port)
+            _given.add(port)
     return found

@@ -95,7 +95,7 @@ def leader_killed_s(cluster: Cluster, topic: str) -> float:
     with probing(cluster, topic) as probe:
         leader = cluster.leader(topic, 0)
         gap_s = interrupted_s(probe, lambda: cluster.kill(leader))
-    assert cluster.leader(topic, 0) not in (leader, -1)
+    wait_until(lambda: cluster.leader(topic, 0) not in (leader, -1), 30, "all know of another leader")
     cluster.start(leader)
     return gap_s
 

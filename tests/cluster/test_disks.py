@@ -133,7 +133,9 @@ def test_a_damaged_replica_is_fetched_again_from_the_others() -> None:
         cluster.start(VICTIM)
         cluster.wait_in_sync("topic")
         elect_preferred(cluster)
-        assert any(cluster.leader(*place) == VICTIM for place in places), "it leads something"
+        wait_until(
+            lambda: any(cluster.leader(*place) == VICTIM for place in places), 30, "it leads something"
+        )
         ledger.check(read_everything(cluster.bootstrap, places))
         cluster.wait_in_sync("topic")
 

@@ -115,7 +115,7 @@ def test_a_leader_cut_off_from_the_others_serves_nobody_once_there_is_a_new_one(
         others = [node for node in cluster.nodes if node != old]
         writes: list[float] = []
         reads: list[float] = []
-        assert is_written(cluster, old) and is_read(cluster, old), "it served before"
+        wait_until(lambda: is_written(cluster, old) and is_read(cluster, old), 30, "it serves before")
         network.cut_off(old, also_from_clients=False)
         deadline = time.monotonic() + SLACK * CUT_OFF_S
         taken_over = None

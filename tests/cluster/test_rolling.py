@@ -6,8 +6,6 @@ Every record that was written is read by every group.
 
 from __future__ import annotations
 
-import gc
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +19,7 @@ from tests.cluster.contracts import Replicated, aiokafka, confluent, java_client
 from tests.cluster.failover import create
 from tests.interop.client import PATIENCE_S, Member
 from tests.interop.records_contract import numbered
-from tests.support import wait_until
+from tests.support import closing_lost_sockets, wait_until
 
 PARTITIONS = 6
 RECORDS_AT_ONCE = 60
@@ -86,8 +84,7 @@ class Load(threading.Thread):
 
 @pytest.fixture
 def loads() -> Iterator[tuple[Cluster, list[Load]]]:
-    before = [each for each in gc.get_objects() if isinstance(each, socket.socket)]
-    with ExitStack() as stack:
+    with closing_lost_sockets(), ExitStack() as stack:
         cluster = stack.enter_context(Cluster(3))
         loads = []
         for name, make in CLIENTS.items():
@@ -95,10 +92,6 @@ def loads() -> Iterator[tuple[Cluster, list[Load]]]:
             stack.callback(client.close)
             loads.append(Load(name, cluster, client))
         yield cluster, loads
-    # Clients in pure Python leave sockets behind when a broker goes away under them.
-    for each in gc.get_objects():
-        if isinstance(each, socket.socket) and not any(each is one for one in before):
-            each.close()
 
 
 @pytest.mark.timeout(400)

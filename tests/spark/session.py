@@ -21,6 +21,10 @@ from tests.tools import Missing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Spark does not start on a machine that cannot resolve its own name. Every process of Spark that tests start
+# inherits this, and asks for no name.
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
@@ -30,6 +34,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     scratch = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pyspark.java_gateway.Popen", _start)
+        # Where no language is set, as in many containers, Java takes paths of plain ASCII only.
+        patch.setenv("LC_ALL", "C.UTF-8")
         spark = session("penstock tests", "local[2]", **_settings(scratch))
     spark.sparkContext.setLogLevel("OFF")
     yield spark

@@ -7,6 +7,7 @@ process that began it, whatever group they move to, so that ``close`` can tell w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -21,8 +22,8 @@ import pyspark
 from tests.support import wait_until
 
 SPARK_HOME = Path(pyspark.__file__).parent
-START_TIMEOUT_S = 60
-STOP_TIMEOUT_S = 30
+START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 120
 # What a short life wants of a JVM: the quick compiler, and no files of its own in the system's /tmp.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:-UsePerfData -Djava.io.tmpdir={}"
 
@@ -101,7 +102,8 @@ class StandaloneCluster:
             wait_until(lambda: not self._left(), STOP_TIMEOUT_S, "the cluster's processes end")
         finally:
             for pid in self._left():
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _left(self) -> list[int]:
         for process in (self._worker, self._master):
@@ -143,7 +145,10 @@ def _pids() -> list[int]:
 
 
 def _session(pid: int) -> int | None:
+    """Of a process that runs. An orphan's body is still listed, for ever where process 1 does not bury its dead."""
     try:
-        return os.getsid(pid)
-    except ProcessLookupError:
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
         return None
+    state, _, _, session_id = status.rpartition(")")[2].split()[:4]
+    return None if state in "ZX" else int(session_id)

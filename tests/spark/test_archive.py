@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ from tests.support import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+Archiving = Callable[..., ArchiveResult]
 
 DEADLINE_S = 60.0
 AT_END = Span(0, 20)
@@ -62,6 +65,12 @@ def topic(topics: Topics, unique: Callable[[str], str]) -> str:
 @pytest.fixture
 def location(tmp_path: Path) -> Path:
     return tmp_path / "archive [1] {a}*? 100% \u00fc"  # no character of a path may mean anything
+
+
+@pytest.fixture
+def archive_it(spark: SparkSession, bootstrap: str, topic: str, location: Path) -> Archiving:
+    """Archives the topic into the location, with whatever else is given."""
+    return partial(archive, spark, bootstrap, topic, location)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -135,72 +144,67 @@ def test_an_empty_topic_makes_an_empty_table_and_a_grown_one_is_followed(
 
 
 def test_values_become_columns_and_a_bad_one_stops_nothing(
-    spark: SparkSession, bootstrap: str, topics: Topics, topic: str, location: Path
+    archive_it: Archiving, topics: Topics, topic: str, location: Path
 ) -> None:
     topics.send(topic, [b'{"id": 1}', b"\xff\xfe", b'{"id": "no"}', None])
-    archive(spark, bootstrap, topic, location, value_schema="id BIGINT, at TIMESTAMP", headers=False)
+    archive_it(value_schema="id BIGINT, at TIMESTAMP", headers=False)
     (file,) = state_of(location).files
     rows = pq.ParquetFile(location / file.path).read().to_pylist()
     assert [row["id"] for row in rows] == [1, None, None, None]
     assert [row["error"] is None for row in rows] == [True, False, False, True]
     assert [row["value"] for row in rows] == [b'{"id": 1}', b"\xff\xfe", b'{"id": "no"}', None]
     with pytest.raises(SparkOptionError, match=r"was made with value_schema .id bigint.*, not without"):
-        archive(spark, bootstrap, topic, location, headers=False)
+        archive_it(headers=False)
     with pytest.raises(SparkOptionError, match="was made without headers, not with headers"):
-        archive(spark, bootstrap, topic, location, value_schema="id BIGINT, at TIMESTAMP")
+        archive_it(value_schema="id BIGINT, at TIMESTAMP")
 
 
 def test_retention_that_was_faster_is_an_error_or_a_gap(
-    spark: SparkSession, bootstrap: str, topics: Topics, topic: str, location: Path
+    archive_it: Archiving, topics: Topics, topic: str, location: Path
 ) -> None:
     topics.send(topic, numbered(0, 10))
-    archive(spark, bootstrap, topic, location)
+    archive_it()
     topics.send(topic, numbered(10, 30))
     topics.delete_records(topic, 0, 25)
     with pytest.raises(DataLossError, match=rf"{topic}-0 \[10, 25\) by retention.*fail_on_data_loss"):
-        archive(spark, bootstrap, topic, location)
-    result = archive(spark, bootstrap, topic, location, fail_on_data_loss=False)
+        archive_it()
+    result = archive_it(fail_on_data_loss=False)
     assert [(each.start, each.end, each.reason) for each in result.gaps] == [(10, 25, "retention")]
     assert result.as_table()[1][0][-1] == 15
     (values,) = archived(location).values()
     assert list(values) == [*range(10), *range(25, 30)]
     # It is history now: the next run has nothing to complain of.
     topics.send(topic, numbered(30, 31))
-    assert archive(spark, bootstrap, topic, location).records == 1
+    assert archive_it().records == 1
 
 
 def test_a_topic_that_was_made_again_is_another_one(
-    spark: SparkSession, bootstrap: str, topics: Topics, topic: str, location: Path
+    archive_it: Archiving, topics: Topics, topic: str, location: Path
 ) -> None:
     topics.send(topic, numbered(0, 10))
-    archive(spark, bootstrap, topic, location)
+    archive_it()
     topics.send(topic, numbered(10, 20))
     topics.delete_records(topic, 0, 15)
-    result = archive(spark, bootstrap, topic, location, fail_on_data_loss=False)
+    result = archive_it(fail_on_data_loss=False)
     assert [each.lost for each in result.partitions] == [5, 0]
     topics.delete(topic)
     topics.create(topic, 2)
     topics.send(topic, [b"of the new one"])
     with pytest.raises(DataLossError, match="deleted and made again"):
-        archive(spark, bootstrap, topic, location)
-    result = archive(spark, bootstrap, topic, location, fail_on_data_loss=False)
+        archive_it()
+    result = archive_it(fail_on_data_loss=False)
     assert {each.reason for each in result.gaps} == {"retention", "recreated"}
     assert [(each.start, each.end, each.lost) for each in result.partitions] == [(0, 1, 0), (0, 0, 0)]
     assert sorted(map(len, archived(location).values())) == [1, 15]
     assert len(state_of(location).lives(topic)) == 2
-    assert archive(spark, bootstrap, topic, location).records == 0
+    assert archive_it().records == 0
 
 
 def test_a_topic_that_is_made_again_while_it_is_archived_ends_nothing_if_losses_are_allowed(
-    spark: SparkSession,
-    bootstrap: str,
-    topics: Topics,
-    topic: str,
-    location: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    archive_it: Archiving, topics: Topics, topic: str, location: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics.send(topic, numbered(0, 10))
-    archive(spark, bootstrap, topic, location)
+    archive_it()
     topics.send(topic, numbered(10, 20))
     run = _Archive._run
 
@@ -212,21 +216,19 @@ def test_a_topic_that_is_made_again_while_it_is_archived_ends_nothing_if_losses_
         return run(archiver, task, count)
 
     monkeypatch.setattr(_Archive, "_run", run_too_late)
-    result = archive(spark, bootstrap, topic, location, fail_on_data_loss=False)
+    result = archive_it(fail_on_data_loss=False)
     assert {each.reason for each in result.gaps} == {"recreated"}
     assert sorted(map(len, archived(location).values())) == [10, 30]
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_an_archive_that_goes_on_keeps_up_and_leaves_no_small_files(
-    spark: SparkSession, bootstrap: str, topics: Topics, topic: str, location: Path, format: str
+    archive_it: Archiving, topics: Topics, topic: str, location: Path, format: str
 ) -> None:
     stop, results = threading.Event(), []
 
     def go_on() -> None:
-        results.append(
-            archive(spark, bootstrap, topic, location, format=format, every_seconds=0.01, stop=stop)
-        )
+        results.append(archive_it(format=format, every_seconds=0.01, stop=stop))
 
     thread = threading.Thread(target=go_on)
     thread.start()
@@ -258,7 +260,7 @@ def _end(location: Path, topic: str) -> int:
 
 
 def test_two_archivers_of_one_table_never_repeat_a_record(
-    spark: SparkSession, bootstrap: str, topics: Topics, topic: str, location: Path
+    archive_it: Archiving, topics: Topics, topic: str, location: Path
 ) -> None:
     topics.send(topic, numbered(0, 500), partition=0)
     failures: list[BaseException] = []
@@ -266,7 +268,7 @@ def test_two_archivers_of_one_table_never_repeat_a_record(
     def run() -> None:
         try:
             for _ in range(2):
-                archive(spark, bootstrap, topic, location)
+                archive_it()
         except BaseException as error:
             failures.append(error)
 
@@ -277,7 +279,7 @@ def test_two_archivers_of_one_table_never_repeat_a_record(
     for each in threads:
         each.join()
     assert not failures, failures
-    archive(spark, bootstrap, topic, location)
+    archive_it()
     for values in archived(location).values():
         assert list(values.values()) == numbered(0, 500)
     files = {str(each.relative_to(location)) for each in location.rglob("*.parquet")}
@@ -285,16 +287,11 @@ def test_two_archivers_of_one_table_never_repeat_a_record(
 
 
 def test_what_another_archiver_committed_meanwhile_is_not_taken_for_left_over(
-    spark: SparkSession,
-    bootstrap: str,
-    topics: Topics,
-    topic: str,
-    location: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    archive_it: Archiving, topics: Topics, topic: str, location: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files are there when the directory is listed, and not in the state that was read before."""
     topics.send(topic, numbered(0, 10))
-    archive(spark, bootstrap, topic, location)
+    archive_it()
     topics.send(topic, numbered(10, 20))
     load, looks = ManifestTable.load, []
 
@@ -302,22 +299,22 @@ def test_what_another_archiver_committed_meanwhile_is_not_taken_for_left_over(
         state = load(table)
         looks.append(state)
         if len(looks) == 1:
-            archive(spark, bootstrap, topic, location)
+            archive_it()
             topics.send(topic, numbered(20, 30))
         return state
 
     monkeypatch.setattr(ManifestTable, "load", load_and_be_overtaken)
-    archive(spark, bootstrap, topic, location)
+    archive_it()
     monkeypatch.undo()
     (values,) = archived(location).values()
     assert list(values.values()) == numbered(0, 30)
 
 
 def test_what_a_dead_archiver_left_is_deleted_by_the_next(
-    spark: SparkSession, bootstrap: str, topics: Topics, topic: str, location: Path
+    archive_it: Archiving, topics: Topics, topic: str, location: Path
 ) -> None:
     topics.send(topic, numbered(0, 10))
-    archive(spark, bootstrap, topic, location)
+    archive_it()
     (file,) = state_of(location).files
     orphan = location / file.path.replace(f"{file.start:020d}", f"{file.start + 1:020d}")
     orphan.write_bytes(b"never committed")
@@ -325,7 +322,7 @@ def test_what_a_dead_archiver_left_is_deleted_by_the_next(
     hidden.write_bytes(b"never finished")
     foreign = orphan.parent / "notes.txt"
     foreign.write_text("not ours")
-    assert archive(spark, bootstrap, topic, location).records == 0
+    assert archive_it().records == 0
     assert not orphan.exists()
     assert not hidden.exists()
     assert foreign.exists()
@@ -349,12 +346,7 @@ def test_files_that_no_table_lists_are_refused_and_not_deleted(
 
 
 def test_a_commit_that_is_wrongly_taken_for_lost_keeps_its_files(
-    spark: SparkSession,
-    bootstrap: str,
-    topics: Topics,
-    topic: str,
-    location: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    archive_it: Archiving, topics: Topics, topic: str, location: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics.send(topic, numbered(0, 10))
     commit, doubted = ManifestTable.commit, []
@@ -367,37 +359,27 @@ def test_a_commit_that_is_wrongly_taken_for_lost_keeps_its_files(
         return state
 
     monkeypatch.setattr(ManifestTable, "commit", commit_and_doubt)
-    archive(spark, bootstrap, topic, location)
+    archive_it()
     (values,) = archived(location).values()
     assert list(values.values()) == numbered(0, 10)
 
 
 def test_an_archive_that_is_told_to_stop_ends_behind_its_batch(
-    spark: SparkSession,
-    bootstrap: str,
-    topics: Topics,
-    topic: str,
-    location: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    archive_it: Archiving, topics: Topics, topic: str, location: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics.send(topic, numbered(0, 10))
     monkeypatch.setattr(sys.modules["penstock.spark.jobs.archive"], "BATCH_FILES_PER_CORE", 1e-9)
     stop = threading.Event()
-    result = archive(spark, bootstrap, topic, location, stop=stop, progress=lambda done, total: stop.set())
+    result = archive_it(stop=stop, progress=lambda done, total: stop.set())
     assert (result.batches, 0 < result.records < 10) == (1, True)
     monkeypatch.undo()
-    archive(spark, bootstrap, topic, location)
+    archive_it()
     (values,) = archived(location).values()
     assert list(values.values()) == numbered(0, 10)
 
 
 def test_an_archive_that_goes_on_outlives_a_full_disk(
-    spark: SparkSession,
-    bootstrap: str,
-    topics: Topics,
-    topic: str,
-    location: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    archive_it: Archiving, topics: Topics, topic: str, location: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics.send(topic, numbered(0, 10))
     commit, stop, met = ManifestTable.commit, threading.Event(), []
@@ -414,28 +396,28 @@ def test_an_archive_that_goes_on_outlives_a_full_disk(
         return state
 
     monkeypatch.setattr(ManifestTable, "commit", commit_if_there_is_room)
-    archive(spark, bootstrap, topic, location, every_seconds=0.01, stop=stop)
+    archive_it(every_seconds=0.01, stop=stop)
     assert len(met) == 2
     (values,) = archived(location).values()
     assert list(values.values()) == numbered(0, 20)
 
 
 def test_a_worker_that_fails_again_and_again_is_told_in_one_line(
-    spark: SparkSession, bootstrap: str, topics: Topics, topic: str, location: Path
+    archive_it: Archiving, topics: Topics, topic: str, location: Path
 ) -> None:
     topics.send(topic, numbered(0, 10))
-    archive(spark, bootstrap, topic, location)
+    archive_it()
     topics.send(topic, numbered(10, 20))
     (file,) = state_of(location).files
     day = (location / file.path).parent
     day.rename(day.with_name("elsewhere"))
     day.write_text("a file where a directory should be")
     with pytest.raises(ArchiveFailed, match=rf"{topic}-0 \[10, 20\): .*stays") as told:
-        archive(spark, bootstrap, topic, location)
+        archive_it()
     assert "\n" not in str(told.value)
     day.unlink()
     day.with_name("elsewhere").rename(day)
-    assert archive(spark, bootstrap, topic, location).records == 10
+    assert archive_it().records == 10
 
 
 @pytest.mark.parametrize(
@@ -465,10 +447,10 @@ def test_a_mistake_is_told_in_one_line_and_makes_no_table(
 
 
 def test_files_are_compressed_and_typed_as_spark_expects(
-    spark: SparkSession, bootstrap: str, topics: Topics, topic: str, location: Path
+    archive_it: Archiving, topics: Topics, topic: str, location: Path
 ) -> None:
     topics.send(topic, numbered(0, 1000), headers=[("a", b"b")], timestamp_ms=time.time_ns() // 1_000_000)
-    archive(spark, bootstrap, topic, location, by_date=False)
+    archive_it(by_date=False)
     (file,) = state_of(location).files
     opened = pq.ParquetFile(location / file.path)
     assert opened.schema_arrow.field("timestamp").type == pa.timestamp("us", tz="UTC")

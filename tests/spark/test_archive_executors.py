@@ -79,8 +79,10 @@ def _kill_at_work(
         _until_a_task_writes(trial, archiver)
         time.sleep(seed.uniform(0, 0.1))
         running = _of(cluster, name)
-        victim = seed.choice([pid for pid in running if _writes(pid)] or running)
         assert archiver.status is None, f"the archive ended before the kill\n{archiver.tail()}"
+        if not running:
+            continue  # it was a worker of the last executor that wrote, and the next is not there yet
+        victim = seed.choice([pid for pid in running if _writes(pid)] or running)
         if not kill(victim):
             continue
         trial.until_caught_up(archiver)

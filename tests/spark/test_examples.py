@@ -17,14 +17,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.interop.adapters.confluent import ConfluentClient
 from tests.spark.standalone import JAVA_OPTIONS
 from tests.support import BrokerProcess
 from tests.tools import ROOT
 
 EXAMPLES = ROOT / "examples"
-TIMEOUT_S = 240
+TIMEOUT_S = 600
 PARTITIONS = 3
+
+pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
 
 
 def run(scratch: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

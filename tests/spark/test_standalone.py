@@ -26,7 +26,9 @@ Unique = Callable[[str], str]
 
 PARTITIONS = 3
 RECORDS = 300
-DRIVER_TIMEOUT_S = 180
+DRIVER_TIMEOUT_S = 600
+
+pytestmark = pytest.mark.timeout(2 * DRIVER_TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")

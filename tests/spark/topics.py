@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ class Topics:
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self._admin = AdminClient({"bootstrap.servers": bootstrap})
+        # Of all records that have no time of their own. A test that runs over midnight stays on its day.
+        self._now_ms = time.time_ns() // 1_000_000
 
     def create(
         self, topic: str, partitions: int = 1, *, replicas: int = -1, configs: Mapping[str, str] | None = None
@@ -42,13 +45,21 @@ class Topics:
         partition: int = 0,
         keys: Iterable[bytes | None] | None = None,
         headers: list[tuple[str, bytes | None]] | None = None,
-        timestamp_ms: int = 0,
+        timestamp_ms: int | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """Write records into one partition and wait until all are acknowledged."""
+        """Write records into one partition and wait until all are acknowledged.
+
+        Readers see all of them at once or none, unless there are so many that they make several batches.
+        """
         failures: list[KafkaError] = []
-        # Idempotent: a test may kill the leader, and what librdkafka then sends again must not count twice.
-        defaults = {"bootstrap.servers": self.bootstrap, "linger.ms": 5, "enable.idempotence": True}
+        defaults: dict[str, Any] = {
+            "bootstrap.servers": self.bootstrap,
+            # The flush ends it. A shorter one would send half of them whenever the machine is busy elsewhere.
+            "linger.ms": TIMEOUT_S * 1000,
+            # A test may kill the leader, and what librdkafka then sends again must not count twice.
+            "enable.idempotence": True,
+        }
         producer = Producer({**defaults, **(settings or {})})
         given = iter(keys) if keys is not None else None
         for value in values:
@@ -59,7 +70,7 @@ class Topics:
                 value=value,
                 key=key,
                 partition=partition,
-                timestamp=timestamp_ms,
+                timestamp=self._now_ms if timestamp_ms is None else timestamp_ms,
                 on_delivery=lambda error, _: failures.append(error) if error else None,
                 **extra,
             )

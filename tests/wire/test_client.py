@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -212,7 +211,7 @@ def test_a_reader_of_a_log_that_ends_too_early_says_so(bootstrap: str, client: C
     write(client, at, 10)
     seen = []
     with (
-        Client(bootstrap, deadline_ms=400) as hasty,
+        Client(bootstrap, deadline_ms=3_000) as hasty,
         pytest.raises(TimedOut, match="up to 20 and has ended at 10"),
     ):
         for fetched in hasty.reader(at, 0, 20, wait_ms=50):
@@ -220,14 +219,17 @@ def test_a_reader_of_a_log_that_ends_too_early_says_so(bootstrap: str, client: C
     assert seen == list(range(10))
 
 
-def test_time_in_which_the_caller_was_busy_does_not_count(bootstrap: str, client: Client, topic: str) -> None:
+def test_time_in_which_the_caller_was_busy_does_not_count(
+    bootstrap: str, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at = TopicPartition(topic, 0)
     write(client, at, 3000, size=1000)
-    with Client(bootstrap, deadline_ms=600, request_timeout_ms=500) as hasty, Producer(hasty) as producer:
-        reader = hasty.reader(at, 0, 3000, bytes_max=1_500_000)
+    with Client(bootstrap, deadline_ms=60_000, request_timeout_ms=50_000) as busy, Producer(busy) as producer:
+        reader = busy.reader(at, 0, 3000, bytes_max=1_500_000)
         first = next(reader).next_offset
         producer.send(TopicPartition(topic, 1), batch_of(range(10)))
-        time.sleep(1.5)
+        now_ms = busy.shell.now_ms
+        monkeypatch.setattr(busy.shell, "now_ms", lambda: now_ms() + 3_600_000)
         assert next(reader).next_offset > first
         producer.flush()
 
@@ -389,7 +391,7 @@ def test_a_server_that_is_no_broker_is_said() -> None:
         thread.start()
         try:
             with (
-                Client(f"127.0.0.1:{server.getsockname()[1]}", deadline_ms=500) as client,
+                Client(f"127.0.0.1:{server.getsockname()[1]}", deadline_ms=3_000) as client,
                 pytest.raises(Unreachable, match="is no Kafka broker without TLS"),
             ):
                 client.topics()

@@ -34,7 +34,7 @@ def client(cluster: Cluster) -> Iterator[Client]:
 def places(cluster: Cluster, client: Client, unique: Callable[[str], str]) -> list[TopicPartition]:
     """Partitions of one topic, replicated to all three, each led by another broker if it can be."""
     name = unique("wire")
-    client.create_topic(name, 3, 3)
+    client.create_topic(name, 3, 3, configs={"retention.ms": "-1"})  # its records are of 1970
     cluster.wait_in_sync(name)
     return [TopicPartition(name, number) for number in range(3)]
 
