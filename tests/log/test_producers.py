@@ -332,6 +332,27 @@ def test_a_refusal_is_forgotten_when_nothing_of_then_can_be_under_way() -> None:
     assert states.check(made_header(9), later + 1, refusals) is None
 
 
+def test_a_refusal_is_forgotten_though_the_clock_was_set_back() -> None:
+    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
+    refusals.add(made_header(3), ErrorCode.NOT_LEADER_OR_FOLLOWER, NOW)
+    assert states.check(made_header(9), NOW - 1, refusals) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert states.check(made_header(9), NOW - 3_600_000, refusals) is None
+
+
+@pytest.mark.parametrize("refused", [SEQUENCE_MAX - 1, SEQUENCE_MAX, 0, 1])
+def test_a_refused_batch_is_not_overtaken_where_sequences_begin_again(refused: int) -> None:
+    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
+    states.update(made_header((refused - 1) & SEQUENCE_MAX), 0, NOW)
+    refusals.add(made_header(refused), ErrorCode.NOT_ENOUGH_REPLICAS, NOW)
+    for ahead in (1, 2, 3):
+        behind_it = made_header((refused + ahead) & SEQUENCE_MAX)
+        assert states.check(behind_it, NOW, refusals) == ErrorCode.NOT_ENOUGH_REPLICAS
+    before_it = made_header((refused - 9) & SEQUENCE_MAX)
+    assert states.check(before_it, NOW, refusals) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    states.update(made_header(refused), 1, NOW)
+    assert states.check(behind_it, NOW, refusals) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
 def test_producers_that_were_refused_are_remembered_up_to_a_limit() -> None:
     states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
     for producer_id in range(PRODUCERS_REMEMBERED + 1):

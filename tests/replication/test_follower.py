@@ -96,6 +96,18 @@ def test_a_leader_without_room_for_a_session_is_told_of_everything_each_time() -
         talk.hear(response(0))
 
 
+def test_a_leader_that_ends_a_session_because_it_grew_is_told_of_everything_at_once() -> None:
+    """Or it would have room for the first ones again, and those behind them were never named."""
+    talk = Conversation(*range(3 * NAMED_MAX))
+    for _ in range(2):
+        talk.round()
+    talk.ask()
+    talk.hear(response(0, error=ErrorCode.FETCH_SESSION_ID_NOT_FOUND))
+    assert named(talk.ask()) == list(range(3 * NAMED_MAX))
+    talk.hear(response(SESSION))
+    assert named(talk.ask()) == []
+
+
 def test_partitions_that_moved_are_all_named_and_new_ones_wait_for_them() -> None:
     talk = Conversation(*range(NAMED_MAX))
     talk.round()

@@ -38,6 +38,7 @@ PINNED = (
     (71014, 40, 3),  # killed before it heard its new epoch, and taken for the same by the next controller
     (911066, 40, 3),  # started without one of two disks, and nothing on the other was counted on either
     (910847, 40, 3),  # started without a disk, and no longer eligible for what lay safely on it
+    (630232, 40, 3),  # a batch behind one that a lapsed lease refused, called out of order
     (910104, 40, 3),  # a deletion replayed at the start, and what then had the topic's name deleted with it
 )
 

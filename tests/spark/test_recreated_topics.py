@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import PySparkException
 
+from penstock.model import NO_TOPIC_ID
 from penstock.spark import planning
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import archive, read_snapshot, snapshot, table
@@ -23,6 +24,7 @@ from penstock.spark.options import parse
 from penstock.spark.ranges import from_json
 from penstock.spark.source import PenstockReader, PenstockStreamReader
 from penstock.wire import EARLIEST, LATEST, Client, TopicPartition, operations
+from penstock.wire.cluster import Cluster
 from tests.spark.jars import connector_jars
 from tests.spark.streams import DEADLINE_S, Stream
 from tests.spark.topics import Topics
@@ -234,11 +236,20 @@ def test_an_unfinished_batch_of_the_old_topic_is_lost_and_the_new_one_read_behin
     new = make_anew(topics, topic, "new", 4)
     with pytest.raises(DataLossError, match=f"topic {topic} was deleted and made anew"):
         driver(**options).read(start, end)
+    # Of the very first batch Spark knows no start: the reader is asked anew, and finds the new topic.
+    asked_anew = driver(**options)
+    begin = asked_anew.begin()
+    (was,), (now,) = (
+        {key.partition("@")[2] for key in each if key.startswith(f"{topic}@")} for each in (end, begin)
+    )
+    with pytest.raises(
+        DataLossError, match=f"made anew .id {was}, now {now}., and a micro-batch of the old one"
+    ):
+        asked_anew.read(begin, end)
     second = driver(**options, **LENIENT)
     assert second.read(start, end) == beside
     assert second.go_on(end)[1] == new
     assert len(warnings(caplog)) == 1
-    # Of the very first batch Spark knows no start: the reader is asked anew, and finds the new topic.
     third = driver(**options, **LENIENT)
     assert third.read(third.begin(), end) == beside
     assert third.go_on(end)[1] == new
@@ -382,6 +393,84 @@ def test_a_topic_made_anew_during_an_available_now_run_is_for_the_next_run(
     following.reader.prepareForTriggerAvailableNow()
     assert following.go_on(end)[1] == new
     assert len(warnings(caplog)) == 1
+
+
+def test_a_topic_made_anew_during_an_available_now_run_holds_up_the_rest_of_it_only_once(
+    driver: Callable[..., Driver],
+    topics: Topics,
+    unique: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic, other = topics.create(unique("t"), 1), topics.create(unique("other"), 1)
+    fill(topics, topic, "old", 1)
+    beside = fill(topics, other, "beside", 9)
+    run = driver(subscribe=f"{topic},{other}", maxOffsetsPerTrigger="4", **LENIENT)
+    run.reader.prepareForTriggerAvailableNow()
+    end, rows = run.go_on(run.begin())
+    make_anew(topics, topic, "new", 5)
+    end, more = run.go_on(end)
+    rows += more
+
+    def sleep(_: float) -> None:
+        raise AssertionError("it waits for a broker that was behind once more")
+
+    monkeypatch.setattr(planning.time, "sleep", sleep)
+    while more:
+        end, more = run.go_on(end)
+        rows += more
+    assert [row for row in rows if row[0] == other] == beside
+
+
+def test_offsets_without_ids_are_of_the_topic_that_was_seen_first(
+    driver: Callable[..., Driver],
+    topics: Topics,
+    unique: Callable[[str], str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    fill(topics, topic, "old", 3)
+    running = driver(subscribe=topic, groupId=unique("group"), **LENIENT)
+    start = {topic: {"0": 3}}
+    running.reader.commit(start)  # which looks at the topic
+    new = make_anew(topics, topic, "new", 5)
+    end, rows = running.go_on(start)
+    assert rows == new
+    assert running.go_on(end) == (end, [])
+    assert len(warnings(caplog)) == 1
+
+
+def test_brokers_that_know_no_ids_change_nothing(
+    driver: Callable[..., Driver],
+    topics: Topics,
+    unique: Callable[[str], str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a cluster that is upgraded broker by broker: some answers have ids, some have none."""
+    topic = topics.create(unique("t"), 1)
+    rows = fill(topics, topic, "old", 3)
+    with_ids = driver(subscribe=topic)
+    start = with_ids.begin()
+    end = with_ids.plan(start)
+    real = Cluster.learn
+
+    def without_ids(cluster: Cluster, response: Any) -> None:
+        for each in response.topics:
+            each.topic_id = NO_TOPIC_ID
+        real(cluster, response)
+
+    monkeypatch.setattr(Cluster, "learn", without_ids)
+    running = driver(subscribe=topic)
+    # What was planned when there were ids, now and after a crash.
+    assert running.read(start, end) == rows
+    assert with_ids.read(start, end) == rows
+    assert running.plan(end) == end
+    # A stream that never saw any does without them.
+    assert driver(subscribe=topic).go_on({topic: {"0": 1}}) == ({topic: {"0": 3}}, rows[1:])
+    monkeypatch.undo()
+    assert running.plan(end) == end
+    assert driver(subscribe=topic).go_on({topic: {"0": 1}}) == (end, rows[1:])
+    assert warnings(caplog) == []
 
 
 def test_the_group_stands_only_where_the_stream_has_read_the_topic_of_today(

@@ -76,7 +76,8 @@ class Planner:
         self._first_ids: dict[str, bytes] = {}
         # Those of a stream that were told to be gone, and have not come back.
         self._gone: set[TopicPartition] = set()
-        # Topics by name and id that were told to have been replaced.
+        # Topics by name and id that are believed to have been replaced, and those of them that were told.
+        self._believed: set[tuple[str, bytes]] = set()
         self._told: set[tuple[str, bytes]] = set()
 
     # Batch
@@ -147,7 +148,8 @@ class Planner:
         }
         for name, topic in topics.items():
             self.topic_ids[name] = topic.topic_id
-            self._first_ids.setdefault(name, topic.topic_id)
+            if topic.topic_id != NO_TOPIC_ID:  # as old brokers of Kafka answer
+                self._first_ids.setdefault(name, topic.topic_id)
         return {TopicPartition(name, number) for name, topic in topics.items() for number in topic.partitions}
 
     # Where to begin and to end
@@ -257,9 +259,10 @@ class Planner:
                 # A stream may stand behind `until`, and retention may have overtaken the stream.
                 ends[each] = max(reach, stood_at)
                 starts[each] = min(max(stood_at, earliest.get(each, stood_at)), ends[each])
-        # A topic that is not there now is still the one that it was.
+        # A topic that is not there now, or has no id to a broker, is still the one that it was.
         current = {each.topic: self.topic_ids[each.topic] for each in latest}
-        return Available(starts, ends, earliest, self.named(start).topic_ids | current)
+        known = {topic: now for topic, now in current.items() if now != NO_TOPIC_ID}
+        return Available(starts, ends, earliest, self.named(start).topic_ids | known)
 
     def _look(self, needed: StreamOffset) -> _Look:
         """How far each partition reaches that can be seen, and what of that is not as it is ``needed``.
@@ -282,7 +285,7 @@ class Planner:
                     raise
             else:
                 shrunk = self._shrunk(same, latest)
-                news = gone or shrunk or replaced.items() - self._told
+                news = gone or shrunk or replaced.items() - self._believed
                 if not news or time.monotonic() > deadline:
                     break
             self._seen = None
@@ -290,13 +293,14 @@ class Planner:
         if gone:
             lose(self._settings, f"{_names(gone)} no longer there: topics were deleted or made anew")
             self._gone |= gone
+        self._believed |= replaced.items()
         return _Look(latest, shrunk, replaced)
 
     def _replaced(self, needed: StreamOffset, visible: set[TopicPartition]) -> dict[str, bytes]:
         """Which of the topics that are needed have become others, and the ids that they had."""
         ids = self.named(needed).topic_ids
         topics = {each.topic for each in needed.offsets} & {each.topic for each in visible}
-        return {topic: ids[topic] for topic in topics if self._is_other(topic, ids[topic])}
+        return {topic: ids[topic] for topic in topics & ids.keys() if self._is_other(topic, ids[topic])}
 
     def named(self, offsets: StreamOffset) -> StreamOffset:
         """The same, with the ids of all topics that were ever seen."""
@@ -379,11 +383,19 @@ class Planner:
 
         Spark asks for the same again after a crash, perhaps much later: what has gone meanwhile is data loss too.
         """
-        # A batch that was planned with a new topic reads all of it, wherever the stream stood in the old one.
-        replaced = {
-            topic: old for topic, old in start.topic_ids.items() if end.topic_ids.get(topic, old) != old
+        # A batch that was planned with a new topic reads all of it, wherever the stream stood in the old one. One
+        # that was planned just now was planned from offsets with ids, also where the checkpoint has none.
+        begun_in = (start if earliest is None else self.named(start)).topic_ids
+        replaced = {topic: old for topic, old in begun_in.items() if end.topic_ids.get(topic, old) != old}
+        # Where the first batch of all begins is asked anew: then it is its end that is of an old topic.
+        unfinished = {
+            topic: end.topic_ids[topic] for topic, old in replaced.items() if self.topic_ids.get(topic) == old
         }
-        self._lose_replaced(replaced, "the stream has read the old one")
+        self._lose_replaced(unfinished, "a micro-batch of the old one was not finished")
+        self._lose_replaced(
+            {topic: old for topic, old in replaced.items() if topic not in unfinished},
+            "the stream has read the old one",
+        )
         begins, ends = start.without(replaced), end.offsets
         moved = {each for each, offset in ends.items() if begins.get(each) != offset}
         # Where partitions end that do not reach as far as was planned.

@@ -304,7 +304,9 @@ def fetch(
     while True:
         places = yield from know_leaders(core, task, [at])
         address, topic, partition = places[at]
-        if topic_id is not None and topic.topic_id != topic_id:
+        # A broker that tells no ids does not say that this is another topic.
+        is_told = topic_id is not None and NO_TOPIC_ID not in (topic_id, topic.topic_id)
+        if is_told and topic.topic_id != topic_id:
             # What is known may be of the one before it, from a while ago or from a broker that is behind.
             task.trouble = f"topic {at.topic} was deleted and made again while it was read"
             if other_since_ms is None:
