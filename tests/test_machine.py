@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from penstock.environment import Stream
-from penstock.machine import LONG_COLLECTION_S, SPARED_S, MachineNetwork, Survivors
+from penstock.machine import LONG_COLLECTION_S, SPARED_S, MachineFiles, MachineNetwork, Survivors
 
 
 @pytest.mark.parametrize("host", ["kafka..example", "x" * 300, "a\0b", ""])
@@ -26,6 +29,28 @@ def test_what_cannot_be_a_host_is_a_host_that_cannot_be_reached(host: str) -> No
 
     assert stream is None
     assert isinstance(error, OSError)
+
+
+def test_two_threads_that_replace_a_file_at_the_same_time_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint may be on its way to the disk when the broker closes and writes the last one."""
+    files = MachineFiles()
+    path = str(tmp_path / "checkpoint")
+    sync = os.fsync
+    others: list[threading.Thread] = []
+
+    def sync_behind_another(descriptor: int) -> None:
+        if not others:
+            others.append(threading.Thread(target=lambda: files.replace(path, b"of a thread")))
+            others[0].start()
+            others[0].join()
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync_behind_another)
+    files.replace(path, b"the last one")
+    assert files.read(path) == b"the last one"
+    assert os.listdir(tmp_path) == ["checkpoint"]
 
 
 def test_what_a_long_collection_has_left_over_is_spared_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:

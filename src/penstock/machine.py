@@ -15,6 +15,7 @@ import random
 import resource
 import shutil
 import socket
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -256,7 +257,8 @@ class MachineFiles:
             return file.read()
 
     def replace(self, path: str, data: Buffer, *, durable: bool = True) -> None:
-        temporary = path + ".tmp"
+        # Two threads may be about to: whichever is the last has its way, and neither is in the other's.
+        temporary = f"{path}.{threading.current_thread().name}.tmp"
         with open(temporary, "wb") as file:
             file.write(data)
             if durable:

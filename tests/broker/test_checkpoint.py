@@ -168,9 +168,24 @@ def test_a_full_disk_is_told(files: FakeFiles) -> None:
     with pytest.raises(OSError):
         checkpoint.lower(ONE, 0, 60)
     files.fail_after(None)
-    assert checkpoint.get(ONE, 0) == (100, 10, 100)
-    checkpoint.lower(ONE, 0, 60)
+    assert checkpoint.get(ONE, 0) == (60, 10, 60)
+    # The file still says 100.
+    checkpoint.lower(ONE, 0, 80)
     assert loaded(files).get(ONE, 0) == (60, 10, 60)
+
+
+def test_what_a_full_disk_kept_from_being_lowered_is_not_written_again(files: FakeFiles) -> None:
+    """The log is cut all the same, perhaps between two slices of those that are remembered."""
+    checkpoint = loaded(files)
+    checkpoint.remember(ONE, 0, Remembered(100, 10, 100))
+    files.fail_after(3)
+    with pytest.raises(OSError):
+        checkpoint.lower(ONE, 0, 60)
+    files.fail_after(None)
+    checkpoint.prepare_write()()
+    assert loaded(files).get(ONE, 0) == (60, 10, 60)
+    checkpoint.lower(ONE, 0, 70)
+    assert files.size(PATH + "-lowered") == 0, "the file is right again"
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -7,8 +7,11 @@ import gc
 
 import pytest
 
+from penstock.broker import broker as broker_module
 from penstock.broker.handlers.fetch import PendingFetch
 from penstock.broker.membership import State
+from penstock.metadata.image import Image
+from penstock.model import TopicPartition
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.protocol.messages.groups import (
@@ -17,6 +20,7 @@ from penstock.protocol.messages.groups import (
     JoinGroupRequest,
     JoinGroupRequestProtocol,
 )
+from penstock.protocol.messages.metadata_records import PartitionChangeRecord
 from penstock.protocol.messages.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from penstock.protocol.messages.produce import (
     InitProducerIdRequest,
@@ -188,6 +192,66 @@ def test_a_member_that_falls_silent_is_removed_after_its_session() -> None:
     assert len(client.call(describe, 3).groups[0].members) == 1
     world.run_for(2_000)
     assert client.call(describe, 3).groups[0].members == []
+
+
+def test_a_replica_that_left_and_came_back_is_followed_also_when_its_turn_comes_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(broker_module, "FOLLOWED_PER_TURN", 1)
+    world = World()
+    broker = world.broker
+    client = world.client()
+    for name in ("first", "second"):
+        create(client, name)
+    image = broker.image
+
+    def assign(*replicas: int) -> None:
+        nonlocal image
+        change = PartitionChangeRecord(
+            topic_id=image.topics["second"].id,
+            partition_id=0,
+            replicas=list(replicas),
+            directories=[bytes(16) for _ in replicas],
+            isr=[2],
+            leader=2,
+        )
+        image, delta = image.apply([change])
+        broker.partitions.apply(image, delta)
+
+    assign(1, 2)
+    broker._prepared(lambda: None)
+    assign(2)
+    assign(1, 2)
+    assert len(broker.fetchers) == 1
+    world.run_for(10)
+    assert len(broker.fetchers) == 1, "what began to be followed meanwhile is another object"
+
+
+def test_what_is_committed_while_logs_are_looked_at_does_not_have_them_looked_at_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(broker_module, "RECOVERED_PER_TURN", 1)
+    world = World()
+    broker, storage = world.broker, world.broker.storage
+    client = world.client()
+    for name in ("first", "second"):
+        create(client, name)
+    unclean = [TopicPartition("first", 0), TopicPartition("second", 0)]
+    monkeypatch.setattr(storage, "partitions_to_recover", lambda: unclean)
+    compared: list[int] = []
+    compare = storage.quarantine_strays
+
+    def compare_and_count(image: Image) -> None:
+        compared.append(image.offset)
+        compare(image)
+
+    monkeypatch.setattr(storage, "quarantine_strays", compare_and_count)
+    broker.membership.state = State.CATCHING_UP
+    for _ in range(3):
+        broker.membership.image_moved()
+    world.run_for(100)
+    assert len(compared) == 1
+    assert broker.membership.state is State.ACTIVE
 
 
 def test_old_segments_go_and_the_rest_stays() -> None:

@@ -414,7 +414,7 @@ def test_a_topic_made_anew_during_an_available_now_run_holds_up_the_rest_of_it_o
     def sleep(_: float) -> None:
         raise AssertionError("it waits for a broker that was behind once more")
 
-    monkeypatch.setattr(planning.time, "sleep", sleep)
+    monkeypatch.setattr("time.sleep", sleep)
     while more:
         end, more = run.go_on(end)
         rows += more

@@ -12,9 +12,10 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from penstock.broker.broker_connections import BrokerConnections
 from penstock.broker.catalogue import Catalogue
 from penstock.broker.config import BrokerConfig, TopicConfig
-from penstock.broker.connection import WAITING, Call, Connection, Encoded
+from penstock.broker.connection import WAITING, Call, Encoded
 from penstock.broker.consensus import Consensus, ConsensusSettings
 from penstock.broker.controlling import ActiveController, refusal
 from penstock.broker.coordinators import Coordinators
@@ -26,6 +27,7 @@ from penstock.broker.membership import Membership, State
 from penstock.broker.options import ServeOptions
 from penstock.broker.partitions import HostedPartition
 from penstock.broker.peers import Peers
+from penstock.broker.producer_ids import ProducerIds
 from penstock.broker.replicas import IsrProposals, ReplicaFetchers
 from penstock.broker.sessions import FetchSessions
 from penstock.broker.storage import METADATA_DIRECTORY, Directory, Storage
@@ -36,7 +38,6 @@ from penstock.metadata.settings import LONG_MAX
 from penstock.metadata.topics import CONSUMER_OFFSETS
 from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages.brokers import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from penstock.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from penstock.protocol.schema import Message
 from penstock.raft.settings import RaftSettings
@@ -47,7 +48,6 @@ THROTTLE = "follower.replication.throttled.rate"
 # Kafka's number for a listener without TLS and SASL.
 PLAINTEXT = 0
 CREATE_TOPICS_VERSION = 7
-ALLOCATE_VERSION = 0
 # With more logs to close, asking the kernel for everything at once is several times faster.
 SYNCED_ONE_BY_ONE_MAX = 32
 # A request for the controller waits this long for there to be one.
@@ -501,7 +501,9 @@ class Broker:
         if self.membership.state is State.STOPPED:
             return  # and the logs are closed
         for hosted in everyone[start : start + FOLLOWED_PER_TURN]:
-            self.role_changed(hosted)
+            # One that is gone was let go of, and the same partition may be followed again, as another object.
+            if not hosted.is_deleted:
+                self.role_changed(hosted)
         if start + FOLLOWED_PER_TURN < len(everyone):
             self.environment.spawn.soon(lambda: self._begin_with(everyone, start + FOLLOWED_PER_TURN))
 
@@ -534,85 +536,3 @@ def _is_from_wrong_controller(response: Any) -> bool:
         if found and getattr(found[0], "error_code", 0) == ErrorCode.NOT_CONTROLLER:
             return True
     return False
-
-
-class BrokerConnections:
-    """Over which connection each broker sends its heartbeats, so that the end of one is noticed."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        # The connection that the last heartbeat of a broker came on, and its epoch; None when that has ended.
-        self._known: dict[int, tuple[Connection | None, int]] = {}
-
-    def heard(self, connection: Connection, broker_id: int, epoch: int) -> None:
-        known = self._known.get(broker_id)
-        if known is not None and known[0] is connection and known[1] == epoch:
-            return
-        self._known[broker_id] = (connection, epoch)
-        connection.on_closed = lambda: self._ended(connection, broker_id, epoch)
-
-    def registering(self, broker_id: int) -> None:
-        """A process registers. If its predecessor's connection has ended, so has the predecessor."""
-        connection, epoch = self._known.get(broker_id, (None, -1))
-        if connection is None and epoch >= 0:
-            del self._known[broker_id]
-            self._broker.controlling.broker_lost(broker_id, epoch)
-
-    def probe_all(self) -> None:
-        """Look after every broker of which nothing was heard here."""
-        for known in self._broker.image.brokers.values():
-            if not known.fenced and known.id != self._broker.node_id:
-                self._probe(known.id, known.epoch)
-
-    def _ended(self, connection: Connection, broker_id: int, epoch: int) -> None:
-        if self._known.get(broker_id) != (connection, epoch):
-            return
-        self._known[broker_id] = (None, epoch)
-        self._probe(broker_id, epoch)
-
-    def _probe(self, broker_id: int, epoch: int) -> None:
-        def probed(is_refused: bool) -> None:
-            connection = self._known.get(broker_id, (None, epoch))[0]
-            if is_refused and connection is None:
-                self._broker.controlling.broker_lost(broker_id, epoch)
-
-        if self._broker.consensus.is_active:
-            self._broker.peers.probe(broker_id, probed)
-
-
-class ProducerIds:
-    """Hands out producer ids from blocks that the controller has given this broker."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._next = 0
-        # Exclusive.
-        self._end = 0
-        self._is_asking = False
-        self._waiting: list[tuple[Callable[[int], None], Callable[[], None]]] = []
-
-    def next(self, done: Callable[[int], None], refused: Callable[[], None]) -> None:
-        """``done(producer id)``, or ``refused()`` when the controller gives no new block."""
-        if self._next < self._end:
-            self._next += 1
-            done(self._next - 1)
-            return
-        self._waiting.append((done, refused))
-        if not self._is_asking:
-            self._is_asking = True
-            request = AllocateProducerIdsRequest(
-                broker_id=self._broker.node_id, broker_epoch=self._broker.membership.epoch
-            )
-            self._broker.forward(request, ALLOCATE_VERSION, self._allocated)
-
-    def _allocated(self, response: AllocateProducerIdsResponse) -> None:
-        self._is_asking = False
-        waiting, self._waiting = self._waiting, []
-        if response.error_code:
-            for _, refused in waiting:
-                refused()
-            return
-        self._next = response.producer_id_start
-        self._end = self._next + response.producer_id_len
-        for done, refused in waiting:
-            self.next(done, refused)

@@ -94,9 +94,16 @@ class Checkpoint:
         """
         key = (topic_id, partition)
         known = self._logs.get(key)
-        if known is None or max(known) <= offset:
+        if known is None or (max(known) <= offset and not self._may_be_in_file(key)):
             return
-        self._write_lowered(key, Remembered(*(min(place, offset) for place in known)))
+        lowered = Remembered(*(min(place, offset) for place in known))
+        try:
+            self._write_lowered(key, lowered)
+        except OSError:
+            # On a full disk the log is cut all the same. The next write must not say again what it was.
+            self._logs[key] = lowered
+            self._forgotten[key] = self._writes
+            raise
 
     def renew(self, topic_id: TopicId, partition: int) -> None:
         """A log is about to be made that may have been forgotten: nothing said of the old one holds for it.
@@ -104,9 +111,12 @@ class Checkpoint:
         Raises as ``lower``. (A topic that is made again has another id; a replica that comes back has not.)
         """
         key = (topic_id, partition)
-        if self._forgotten.get(key, -1) >= self._writes_done:
+        if self._may_be_in_file(key):
             self._write_lowered(key, Remembered())
-        self._forgotten.pop(key, None)
+
+    def _may_be_in_file(self, key: tuple[TopicId, int]) -> bool:
+        """Whether the file may remember more than is true."""
+        return self._forgotten.get(key, -1) >= self._writes_done
 
     def _write_lowered(self, key: tuple[TopicId, int], lowered: Remembered) -> None:
         rest = f"{self._lowered + 1} {_line(key, lowered)}"
@@ -124,6 +134,7 @@ class Checkpoint:
             self._files.sync_directory(self._path.rpartition("/")[0])
             self._lowered_file = file
         self._logs[key] = lowered
+        self._forgotten.pop(key, None)
         self._lowered += 1
         self._lowered_bytes += len(line)
 

@@ -74,6 +74,8 @@ class Membership:
         # Exclusive, monotonic.
         self._lease_ends_ms = 0
         self._timer: Timer | None = None
+        # The logs are being looked at, which may take many turns.
+        self._is_preparing = False
         self._is_asking = False
         # Something changed while an answer was awaited.
         self._is_due = False
@@ -101,7 +103,9 @@ class Membership:
 
     def image_moved(self) -> None:
         """The committed image is newer; perhaps new enough."""
-        if self.state is State.CATCHING_UP and self._broker.image.offset >= self.epoch:
+        is_new_enough = self.state is State.CATCHING_UP and self._broker.image.offset >= self.epoch
+        if is_new_enough and not self._is_preparing:
+            self._is_preparing = True
             self._broker.prepare_partitions(self._prepared)
         if self.state is State.FENCED or self.state is State.REGISTERING:
             self._ask_soon()
@@ -186,7 +190,9 @@ class Membership:
 
     def _prepared(self) -> None:
         """Every log is open that has to be."""
-        if self.state is State.CATCHING_UP:
+        self._is_preparing = False
+        # It may have been registered once more meanwhile: then the next image begins this anew.
+        if self.state is State.CATCHING_UP and self._broker.image.offset >= self.epoch:
             self.state = State.FENCED
             self._ask_soon()
 

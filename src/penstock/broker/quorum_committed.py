@@ -36,7 +36,7 @@ CHANGES_PER_TURN = 1_000
 class _Waiting(NamedTuple):
     """Whoever made a proposal."""
 
-    # Exclusive: answered when all below is committed.
+    # Exclusive: answered when all below is committed, and applied.
     offset: int
     answer: Callable[[], None]
     lost: Callable[[], None]
@@ -92,7 +92,7 @@ class Committed:
         return bool(self._waiting)
 
     def wait(self, answer: Callable[[], None], lost: Callable[[], None]) -> None:
-        """``answer()`` when all that is in the log is committed, or ``lost()`` when leadership was lost before."""
+        """``answer()`` when all that is in the log is applied, or ``lost()`` when leadership was lost before."""
         self._waiting.append(_Waiting(self._log.end_offset, answer, lost))
 
     # What became of them

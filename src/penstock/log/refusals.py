@@ -12,7 +12,7 @@ from collections import deque
 from typing import NamedTuple
 
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import BatchHeader
+from penstock.protocol.records import SEQUENCE_MAX, BatchHeader
 
 # Of each producer: as many as a client may have in flight.
 BATCHES_REMEMBERED = 5
@@ -49,16 +49,25 @@ class Refusals:
         self._by_producer[header.producer_id] = _Refused(header.producer_epoch, error, sequences, wall_ms)
 
     def overtaken(self, header: BatchHeader, after: int, wall_ms: int) -> ErrorCode | None:
-        """Why a batch before this one was refused, if one was. ``after`` is the last sequence that is stored."""
+        """Why a batch before this one was refused, if one was. ``after`` is the last sequence stored, or -1."""
         known = self._by_producer.get(header.producer_id)
         if (
             known is not None
             and known.producer_epoch == header.producer_epoch
-            and wall_ms - known.wall_ms <= REMEMBERED_MS
-            and any(after < sequence < header.base_sequence for sequence in known.sequences)
+            # The clock may have been set back.
+            and abs(wall_ms - known.wall_ms) <= REMEMBERED_MS
+            and any(
+                (after < 0 or _is_before(after, sequence)) and _is_before(sequence, header.base_sequence)
+                for sequence in known.sequences
+            )
         ):
             return known.error
         return None
+
+
+def _is_before(sequence: int, other: int) -> bool:
+    """Of two that are near each other: behind the largest sequence comes 0."""
+    return 0 < (other - sequence) & SEQUENCE_MAX <= SEQUENCE_MAX // 2
 
 
 # For all that never refused anything, as most partitions have not.

@@ -163,7 +163,7 @@ class Fetcher:
         # The session at the leader: 0 and 0 before there is one, or when a new one has to begin.
         self._session_id = 0
         self._session_epoch = 0
-        # The leader has no room for one: each request has to name everything.
+        # The leader has no room for one, or may have none: the next request has to name everything.
         self._is_refused = False
         self._in_session: dict[PartitionKey, None] = {}
         # What the next requests of the session have to say.
@@ -425,6 +425,8 @@ class Fetcher:
             ErrorCode.INVALID_FETCH_SESSION_EPOCH,
         ):
             self._session_id = 0
+            # Perhaps it has no room for so many. It had some for the first ones, so it has to see all at once.
+            self._is_refused = self._is_refused or response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
             if not self._failures:
                 # The leader is well and has merely forgotten us.
                 self._failures = 1

@@ -226,6 +226,8 @@ class KafkaPythonMember(ConsumerRebalanceListener):  # type: ignore[misc]
         self._records: list[Record] = []
         self._leaving = threading.Event()
         self._error: Exception | None = None
+        # When its first metadata, without the topic, comes while it joins, it is content with nothing for good.
+        assert consumer.partitions_for_topic(topic), f"{topic} has no partitions"
         consumer.subscribe([topic], listener=self)
         self._thread = threading.Thread(target=self._poll, daemon=True)
         self._thread.start()
