@@ -276,9 +276,8 @@ def test_fencing_that_found_no_room_is_tried_again() -> None:
     assert not stage.is_active(1)
 
 
-def test_large_decision_goes_on_as_it_is_committed_so_that_nobody_waits_behind_all_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def in_the_middle_of_a_large_decision(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """A broker with twenty partitions is lost, each of them is a portion, and nothing is committed by itself."""
     monkeypatch.setattr(metadata_brokers, "PORTION", 1)
     stage = Stage()
     stage.on.on_active(True)
@@ -288,6 +287,13 @@ def test_large_decision_goes_on_as_it_is_committed_so_that_nobody_waits_behind_a
     assert not stage.ask(topics.CreateTopicsRequest(topics=[asked]), 7).topics[0].error_code
     stage.quorum.commits_at_once = False
     stage.on.broker_lost(1)
+    return stage
+
+
+def test_large_decision_goes_on_as_it_is_committed_so_that_nobody_waits_behind_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = in_the_middle_of_a_large_decision(monkeypatch)
     rounds = 0
     while any(1 in partition.isr for partition in stage.quorum.image.topics["a"].partitions):
         rounds += 1
@@ -299,15 +305,7 @@ def test_large_decision_goes_on_as_it_is_committed_so_that_nobody_waits_behind_a
 
 
 def test_next_controller_does_not_wait_for_what_the_last_one_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_brokers, "PORTION", 1)
-    stage = Stage()
-    stage.on.on_active(True)
-    stage.join(1)
-    stage.join(2)
-    asked = topics.CreatableTopic(name="a", num_partitions=20, replication_factor=2)
-    assert not stage.ask(topics.CreateTopicsRequest(topics=[asked]), 7).topics[0].error_code
-    stage.quorum.commits_at_once = False
-    stage.on.broker_lost(1)
+    stage = in_the_middle_of_a_large_decision(monkeypatch)
     stage.world.advance(100)
     stage.quorum.commit()
     stage.world.advance(100)
