@@ -7,18 +7,15 @@ exited with status 0 and logged no traceback; a test that kills it learns nothin
 
 from __future__ import annotations
 
-import gc
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TypeVar
@@ -43,25 +40,6 @@ def wait_until(condition: Callable[[], Found], deadline_s: float, message: str) 
             raise AssertionError(f"not within {deadline_s:g} s: {message} (last seen: {found!r})")
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.1)
-
-
-@contextmanager
-def closing_lost_sockets() -> Iterator[None]:
-    """Close in the end what clients in pure Python leave open when a broker goes away under them.
-
-    A socket that is open when it is collected is a warning, and warnings are errors: in whatever test that happens.
-    """
-    before = _sockets()
-    try:
-        yield
-    finally:
-        for each in _sockets():
-            if not any(each is one for one in before):
-                each.close()
-
-
-def _sockets() -> list[socket.socket]:
-    return [each for each in gc.get_objects() if issubclass(type(each), socket.socket)]
 
 
 class BrokerProcess:

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.chaos.ledger import Ledger, Place, Reading, decode_value, encode_value, identity_of
-from tests.support import closing_lost_sockets
+from tests.interop.adapters.isolated import in_another_process
 
 PATIENCE_S = 60.0
 # librdkafka would by default forget the brokers it knows when none answers, and take a second to ask again.
@@ -143,12 +143,13 @@ def read_everything(bootstrap: str, places: Sequence[Place]) -> dict[Place, Read
 
 def read_with_kafka_python(bootstrap: str, place: Place) -> Reading:
     """One partition again, with a client that shares no code with librdkafka."""
+    return in_another_process(_read_with_kafka_python, bootstrap, place)
+
+
+def _read_with_kafka_python(bootstrap: str, place: Place) -> Reading:
     import kafka
 
-    with (
-        closing_lost_sockets(),
-        closing(kafka.KafkaConsumer(bootstrap_servers=bootstrap, check_crcs=True)) as consumer,
-    ):
+    with closing(kafka.KafkaConsumer(bootstrap_servers=bootstrap, check_crcs=True)) as consumer:
         partition = kafka.TopicPartition(*place)
         consumer.assign([partition])
         consumer.seek_to_beginning(partition)

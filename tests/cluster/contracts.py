@@ -17,9 +17,8 @@ from tests.cluster import wire
 from tests.cluster.cluster import Cluster
 from tests.cluster.wire import NoAnswer
 from tests.interop import records_contract
-from tests.interop.adapters.aiokafka import AiokafkaClient
 from tests.interop.adapters.confluent import ConfluentClient
-from tests.interop.adapters.kafka_python import KafkaPythonClient
+from tests.interop.adapters.isolated import IsolatedClient
 from tests.interop.adapters.program import ProgramClient
 from tests.interop.admin_contract import ManagingTopics
 from tests.interop.client import PATIENCE_S, Client, ClientError
@@ -35,16 +34,16 @@ REPLICAS = 3
 class Replicated:
     """A client of one broker's contracts that makes topics of three replicas, known to every broker."""
 
-    def __init__(self, cluster: Cluster, client: Any, create: Callable[..., None]) -> None:
+    def __init__(self, cluster: Cluster, client: Any, maker: Any = None) -> None:
         self._cluster = cluster
         self._client = client
-        self._create = create
+        self._maker = maker or client
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
     def create_topic(self, topic: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
-        self._create(topic, partitions, dict(configs or {}))
+        self._maker.create_topic(topic, partitions, configs, replicas=REPLICAS)
         self._cluster.wait_in_sync(topic)
 
     def create_partitions(self, topic: str, count: int) -> None:
@@ -70,45 +69,15 @@ class Replicated:
 
 
 def confluent(cluster: Cluster) -> Replicated:
-    from confluent_kafka.admin import NewTopic
-
-    client = ConfluentClient(cluster.bootstrap)
-
-    def create(topic: str, partitions: int, configs: dict[str, str]) -> None:
-        from tests.interop.adapters.confluent import _result
-
-        _result(client.admin.create_topics([NewTopic(topic, partitions, REPLICAS, config=configs)])[topic])
-
-    return Replicated(cluster, client, create)
+    return Replicated(cluster, ConfluentClient(cluster.bootstrap))
 
 
 def kafka_python(cluster: Cluster) -> Replicated:
-    from tests.interop.adapters.kafka_python import _named_errors
-
-    client = KafkaPythonClient(cluster.bootstrap)
-
-    def create(topic: str, partitions: int, configs: dict[str, str]) -> None:
-        wanted = {"num_partitions": partitions, "replication_factor": REPLICAS, "configs": configs}
-        with _named_errors():
-            client._admin.create_topics({topic: wanted})
-
-    return Replicated(cluster, client, create)
+    return Replicated(cluster, IsolatedClient("kafka_python", cluster.bootstrap))
 
 
 def aiokafka(cluster: Cluster) -> Replicated:
-    from aiokafka.admin import NewTopic
-
-    from tests.interop.adapters.aiokafka import _raise_code
-
-    # It takes no list in one string.
-    client = AiokafkaClient(cluster.bootstrap.split(","))  # type: ignore[arg-type]
-
-    def create(topic: str, partitions: int, configs: dict[str, str]) -> None:
-        wanted = NewTopic(topic, partitions, REPLICAS, topic_configs=configs)
-        answer = client._run(client._admin.create_topics([wanted]))
-        _raise_code(answer.topic_errors[0][1], str(answer))
-
-    return Replicated(cluster, client, create)
+    return Replicated(cluster, IsolatedClient("aiokafka", cluster.bootstrap))
 
 
 def java_client(cluster: Cluster, version: str = java.CLIENTS_VERSIONS[0]) -> Replicated:
@@ -120,8 +89,7 @@ def java_client(cluster: Cluster, version: str = java.CLIENTS_VERSIONS[0]) -> Re
     command: Sequence[str | Path] = ["java", *JVM, "-cp", f"{classes}:{class_path}", "JavaClient"]
     client = ProgramClient(command, cluster.bootstrap)
     # The program makes topics of one replica; whoever makes them, it is the rest that is put to the test.
-    maker = confluent(cluster)
-    return Replicated(cluster, client, maker._create)
+    return Replicated(cluster, client, ConfluentClient(cluster.bootstrap))
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from tests.cluster.contracts import Replicated, aiokafka, confluent, java_client
 from tests.cluster.failover import create
 from tests.interop.client import PATIENCE_S, Member
 from tests.interop.records_contract import numbered
-from tests.support import closing_lost_sockets, wait_until
+from tests.support import wait_until
 
 PARTITIONS = 6
 RECORDS_AT_ONCE = 60
@@ -84,21 +84,22 @@ class Load(threading.Thread):
 
 @pytest.fixture
 def loads() -> Iterator[tuple[Cluster, list[Load]]]:
-    with closing_lost_sockets(), ExitStack() as stack:
+    with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(3))
         loads = []
         for name, make in CLIENTS.items():
             client = make(cluster)
             stack.callback(client.close)
-            loads.append(Load(name, cluster, client))
+            load = Load(name, cluster, client)
+            load.start()
+            stack.callback(load.stop)
+            loads.append(load)
         yield cluster, loads
 
 
 @pytest.mark.timeout(400)
 def test_no_client_fails_while_every_broker_is_restarted(loads: tuple[Cluster, list[Load]]) -> None:
     cluster, clients = loads
-    for load in clients:
-        load.start()
     for load in clients:
         load.wait_for(RECORDS_AT_ONCE, "has begun")
     for node_id in cluster.nodes:

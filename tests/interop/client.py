@@ -74,6 +74,10 @@ class ClientError(Exception):
     def __init__(self, name: str, message: str = "") -> None:
         super().__init__(f"{name}: {message}")
         self.name = name
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[ClientError], tuple[str, str]]:
+        return ClientError, (self.name, self.message)
 
 
 class BrokerView(NamedTuple):

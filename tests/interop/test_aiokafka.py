@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.interop.adapters.aiokafka import AiokafkaClient
+from tests.interop.adapters.isolated import IsolatedClient
 from tests.interop.admin_contract import DeletingRecords, ManagingConfigs, ManagingTopics, SeeingTheCluster
 from tests.interop.groups_contract import ManagingGroups, Sharing, StayingStatic
 from tests.interop.records_contract import AskingOffsets, Reading, Writing
 
 
 @pytest.fixture(scope="module")
-def client(bootstrap: str) -> Iterator[AiokafkaClient]:
-    client = AiokafkaClient(bootstrap)
+def client(bootstrap: str) -> Iterator[IsolatedClient]:
+    client = IsolatedClient("aiokafka", bootstrap)
     yield client
     client.close()
 

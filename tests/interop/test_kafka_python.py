@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.interop.adapters.kafka_python import KafkaPythonClient
+from tests.interop.adapters.isolated import IsolatedClient
 from tests.interop.admin_contract import DeletingRecords, ManagingConfigs, ManagingTopics, SeeingTheCluster
 from tests.interop.groups_contract import (
     AlteringCommits,
@@ -21,8 +21,8 @@ from tests.interop.records_contract import AskingNewest, Reading, Writing
 
 
 @pytest.fixture(scope="module")
-def client(bootstrap: str) -> Iterator[KafkaPythonClient]:
-    client = KafkaPythonClient(bootstrap)
+def client(bootstrap: str) -> Iterator[IsolatedClient]:
+    client = IsolatedClient("kafka_python", bootstrap)
     yield client
     client.close()
 

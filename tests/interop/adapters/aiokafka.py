@@ -49,7 +49,8 @@ DYNAMIC_TOPIC_CONFIG = 1
 
 class AiokafkaClient:
     def __init__(self, bootstrap: str) -> None:
-        self._bootstrap = bootstrap
+        # It takes no list in one string.
+        self._bootstrap = bootstrap.split(",")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -213,8 +214,10 @@ class AiokafkaClient:
 
     # Topics, settings and the cluster
 
-    def create_topic(self, topic: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
-        wanted = NewTopic(topic, partitions, 1, topic_configs=dict(configs or {}))
+    def create_topic(
+        self, topic: str, partitions: int = 1, configs: Mapping[str, str] | None = None, replicas: int = 1
+    ) -> None:
+        wanted = NewTopic(topic, partitions, replicas, topic_configs=dict(configs or {}))
         answer = self._run(self._admin.create_topics([wanted]))
         _raise_code(answer.topic_errors[0][1], str(answer))
 

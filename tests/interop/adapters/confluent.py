@@ -221,8 +221,10 @@ class ConfluentClient:
 
     # Topics, settings and the cluster
 
-    def create_topic(self, topic: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
-        wanted = NewTopic(topic, partitions, 1, config=dict(configs or {}))
+    def create_topic(
+        self, topic: str, partitions: int = 1, configs: Mapping[str, str] | None = None, replicas: int = 1
+    ) -> None:
+        wanted = NewTopic(topic, partitions, replicas, config=dict(configs or {}))
         _result(self.admin.create_topics([wanted])[topic])
 
     def delete_topic(self, topic: str) -> None:

@@ -162,8 +162,14 @@ class KafkaPythonClient:
 
     # Topics, settings and the cluster
 
-    def create_topic(self, topic: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
-        wanted = {"num_partitions": partitions, "replication_factor": 1, "configs": dict(configs or {})}
+    def create_topic(
+        self, topic: str, partitions: int = 1, configs: Mapping[str, str] | None = None, replicas: int = 1
+    ) -> None:
+        wanted = {
+            "num_partitions": partitions,
+            "replication_factor": replicas,
+            "configs": dict(configs or {}),
+        }
         with _named_errors():
             self._admin.create_topics({topic: wanted})
 
@@ -226,9 +232,10 @@ class KafkaPythonMember(ConsumerRebalanceListener):  # type: ignore[misc]
         self._records: list[Record] = []
         self._leaving = threading.Event()
         self._error: Exception | None = None
-        # When its first metadata, without the topic, comes while it joins, it is content with nothing for good.
-        assert consumer.partitions_for_topic(topic), f"{topic} has no partitions"
         consumer.subscribe([topic], listener=self)
+        # It must know the topic before it joins. Otherwise it joins anew when it has learned of it, and if a poll
+        # ends in the middle of that join, it never looks at its outcome.
+        assert topic in consumer.topics(), f"there is no {topic}"
         self._thread = threading.Thread(target=self._poll, daemon=True)
         self._thread.start()
 

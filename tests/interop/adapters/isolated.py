@@ -1,0 +1,61 @@
+"""Python clients in a process of their own.
+
+What such a client leaves behind when a broker goes away under it, open sockets and threads that go on, would stay
+in the tests' own process: a warning of the garbage collector in some later test, or a descriptor that belongs to
+somebody else by then.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.managers import BaseManager
+from typing import Any, ParamSpec, TypeVar
+
+from tests.interop.adapters.aiokafka import AiokafkaClient
+from tests.interop.adapters.kafka_python import KafkaPythonClient
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+# Not forked: a copy of a process that runs threads is good for nothing.
+SPAWN = multiprocessing.get_context("spawn")
+
+
+class _Clients(BaseManager):
+    """The process, in which a client is made; its methods are called from here, and so are its members'."""
+
+
+_Clients.register("member", create_method=False)
+_Clients.register("aiokafka", AiokafkaClient, method_to_typeid={"join": "member"})
+_Clients.register("kafka_python", KafkaPythonClient, method_to_typeid={"join": "member"})
+
+
+class IsolatedClient:
+    """Whatever the client of this name can do."""
+
+    def __init__(self, name: str, bootstrap: str) -> None:
+        self._process = _Clients(ctx=SPAWN)
+        self._process.start()
+        try:
+            self._client = getattr(self._process, name)(bootstrap)
+        except BaseException:
+            self._process.shutdown()
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def close(self) -> None:
+        try:
+            self._client.close()
+        finally:
+            self._process.shutdown()
+
+
+def in_another_process(
+    function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+) -> Result:
+    with ProcessPoolExecutor(1, SPAWN) as process:
+        return process.submit(function, *arguments, **named).result()
