@@ -15,7 +15,7 @@ import pytest
 
 from tests.interop.client import CODECS, Acks, Client, ClientError, Outgoing, Record, When
 from tests.interop.murmur2 import partition_of
-from tests.interop.raw import stored_batches
+from tests.interop.raw import StoredBatch, stored_batches
 from tests.support import wait_until
 
 Unique = Callable[[str], str]
@@ -67,6 +67,12 @@ def assert_same(sent: Sequence[Outgoing], received: Sequence[Record]) -> None:
     assert by_partition(received) == dict(expected)
 
 
+def assert_compressed(stored: Sequence[StoredBatch], codec: str) -> None:
+    """Clients leave a batch that would not become smaller as it is: on a busy machine, one of a few records."""
+    assert max(stored, key=lambda batch: batch.record_count).codec == codec
+    assert {batch.codec for batch in stored} <= {codec, "none"}
+
+
 class Writing:
     # Whether the client can write a header without a value. (Every client can read one.)
     NULL_HEADERS = True
@@ -88,7 +94,7 @@ class Writing:
         assert_same(sent, reference.consume(topic, start, 90))
         stored = [batch for partition in range(3) for batch in stored_batches(bootstrap, topic, partition)]
         assert sum(batch.record_count for batch in stored) == 90
-        assert {batch.codec for batch in stored} == {codec}
+        assert_compressed(stored, codec)
 
     @pytest.mark.parametrize("acks", ["0", "1", "all"])
     def test_every_level_of_acks_stores_the_records(
