@@ -23,8 +23,8 @@ from penstock.log.names import write_partition_metadata
 from penstock.metadata.image import Image, PartitionImage, TopicImage
 from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
+from tests.broker.disks import NODE, Node
 from tests.broker.phrases import batch
-from tests.broker.test_storage import NODE, Node
 from tests.log.test_replicated import BATCH_BYTES, fetched
 
 OTHER = BrokerId(8)
@@ -160,12 +160,12 @@ def test_a_deletion_is_done_when_all_in_sync_have_deleted(node: Node) -> None:
     one.fetched_by(OTHER, 108, 10, 0)
     assert one.delete_before(5) == 5
     heard: list[ErrorCode] = []
-    one.when_deleted(5, heard.append)
+    one.when_deleted_before(5, heard.append)
     one.fetched_by(OTHER, 108, 10, 4)
     assert heard == []
     one.fetched_by(OTHER, 108, 10, 5)
     assert heard == [ErrorCode.NONE]
-    one.when_deleted(5, heard.append)
+    one.when_deleted_before(5, heard.append)
     assert heard == [ErrorCode.NONE] * 2
 
 
@@ -185,7 +185,7 @@ def test_one_request_may_wait_many_times_for_one_deletion(node: Node) -> None:
     one = hosted(storage, partition(leader=ME))
     waiters = [Waiter() for _ in range(3)]
     for waiter in waiters:
-        one.when_deleted(0, waiter)
+        one.when_deleted_before(0, waiter)
     one.fetched_by(OTHER, 108, 0, 0)
     assert [list(waiter) for waiter in waiters] == [[ErrorCode.NONE]] * 3
 
@@ -201,7 +201,7 @@ def test_a_deletion_does_not_wait_for_a_follower_that(
     storage = node.start()
     one = hosted(storage, partition(leader=ME), min_insync_replicas=1)
     heard: list[ErrorCode] = []
-    one.when_deleted(0, heard.append)
+    one.when_deleted_before(0, heard.append)
     assert heard == []
     one.assign(partition(leader=leader, epoch=2, isr=isr))
     assert heard == [error]

@@ -4,232 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from penstock.broker.data_directory import METADATA_DIRECTORY
 from penstock.broker.options import ServeError
-from penstock.broker.storage import FLUSHES_MAX, METADATA_DIRECTORY, Directory, Storage
-from penstock.environment import Buffer, Environment
-from penstock.log.config import LogConfig
-from penstock.log.log import CorruptLog, Log
+from penstock.log.log import CorruptLog
 from penstock.log.names import write_partition_metadata
-from penstock.machine import MachineClock, MachineFile, MachineFiles
 from penstock.metadata.image import Image, PartitionImage, TopicImage
 from penstock.model import BrokerId, TopicId
-from tests.log.making import append
+from tests.broker.disks import NODE, Hosted, Node, hosted
 from tests.log.test_replicated import fetched
-
-NODE = 7
-BOOT = "/proc/sys/kernel/random/boot_id"
-
-
-class FailingFile(MachineFile):
-    __slots__ = ()
-
-    def read_at(self, position: int, size: int) -> bytes:
-        self.fail("read")
-        return super().read_at(position, size)
-
-    def append(self, buffers: Sequence[Buffer]) -> None:
-        self.fail("append")
-        super().append(buffers)
-
-    def prepare_sync(self) -> Callable[[], None]:
-        sync = super().prepare_sync()
-
-        def work() -> None:
-            sync()
-            self.fail("sync")
-
-        return work
-
-    def fail(self, what: str) -> None:
-        files = self._files
-        assert isinstance(files, FailingFiles)
-        files.fail(what, self.path)
-
-
-class FailingFiles(MachineFiles):
-    """Real files, on disks that fail when told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # (what, the beginning of the path, errno)
-        self.failures: list[tuple[str, str, int]] = []
-        self.boot_id = b"boot 1"
-        self.is_used = False
-
-    def lock(self, path: str) -> bool:
-        # A real lock would outlive a node that was killed, as the process goes on.
-        return not self.is_used
-
-    def fail(self, what: str, path: str) -> None:
-        for failing, prefix, number in self.failures:
-            if failing == what and path.startswith(prefix):
-                raise OSError(number, os.strerror(number), path)
-
-    def open(self, path: str) -> FailingFile:
-        return FailingFile(self, path)
-
-    def list(self, path: str) -> list[str]:
-        self.fail("list", path)
-        return super().list(path)
-
-    def make_directory(self, path: str) -> None:
-        self.fail("make", path)
-        super().make_directory(path)
-
-    def read(self, path: str) -> bytes:
-        if path == BOOT:
-            return self.boot_id
-        self.fail("read", path)
-        return super().read(path)
-
-    def replace(self, path: str, data: Buffer, *, durable: bool = True) -> None:
-        self.fail("replace", path)
-        super().replace(path, data, durable=durable)
-
-
-class Spawn:
-    def __init__(self) -> None:
-        self.timers: list[Callable[[], None]] = []
-
-    def later(self, delay_ms: float, callback: Callable[[], None]) -> None:
-        self.timers.append(callback)
-
-    def soon(self, callback: Callable[[], None]) -> None:
-        self.timers.append(callback)
-
-    def in_thread(self, work: Callable[[], Any], done: Callable[..., None], *, lane: str) -> None:
-        try:
-            work()
-        except OSError as error:
-            done(None, error)
-        else:
-            done(None, None)
-
-    def run(self) -> None:
-        timers, self.timers = self.timers, []
-        for timer in timers:
-            timer()
-
-
-class Lines:
-    """A logger that keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, event: str, **values: Any) -> None:
-        self.lines.append(f"{event} {values}")
-
-    info = warning = error = note
-
-
-class Hosted:
-    """As much of a hosted partition as the storage looks at."""
-
-    def __init__(self, topic: str, index: int, topic_id: bytes) -> None:
-        self.topic = topic
-        self.index = index
-        self.topic_id = TopicId(topic_id)
-        self.config = SimpleNamespace(log=LogConfig(), file_delete_delay_ms=1000)
-        self._log: Log | None = None
-        self.flushes = 0
-        self.high_watermark = 0
-        self.is_deleted = False
-
-    def __repr__(self) -> str:
-        return f"{self.topic}-{self.index}"
-
-    @property
-    def is_open(self) -> bool:
-        return self._log is not None
-
-    @property
-    def log(self) -> Log:
-        assert self._log is not None
-        return self._log
-
-    def open(self, storage: Storage, placed_in: bytes = bytes(16)) -> Log:
-        self._log = storage.open_log(self, placed_in)  # type: ignore[arg-type]
-        return self._log
-
-    def write(self, storage: Storage, count: int = 3) -> Log:
-        log = self.open(storage)
-        storage.make_directory(self)  # type: ignore[arg-type]
-        for _ in range(count):
-            append(log)
-        return log
-
-    def flush(self) -> None:
-        self.flushes += 1
-
-
-class Node:
-    """One node and its disks, which outlive it."""
-
-    def __init__(self, root: Path, *names: str) -> None:
-        self.root = root
-        self.paths = [str(root / name) for name in names]
-        self.seed = 0
-
-    def start(self, **options: Any) -> Storage:
-        self.seed += 1
-        self.files = FailingFiles()
-        self.logger = Lines()
-        self.failures: list[str] = []
-        self.failed: list[Directory] = []
-        self.spawn = Spawn()
-        environment = Environment(
-            MachineClock(),
-            self.files,
-            None,  # type: ignore[arg-type]
-            random.Random(self.seed),
-            self.spawn,  # type: ignore[arg-type]
-        )
-        self.files.boot_id = options.pop("boot_id", b"boot 1")
-        self.files.is_used = options.pop("is_used", False)
-        self.files.failures = options.pop("failures", [])
-        node_id = options.pop("node_id", NODE)
-        return Storage(
-            environment,
-            self.paths,
-            node_id,
-            self.logger,  # type: ignore[arg-type]
-            self.failures.append,
-            lambda directory, reason: self.failed.append(directory),
-            **options,
-        )
-
-    def stop(self, storage: Storage, *hosted: Hosted, epoch: int = 5) -> None:
-        for one in hosted:
-            one.log.close()
-        storage.remember(hosted)  # type: ignore[arg-type]
-        storage.prepare_checkpoint()()
-        storage.leave_clean_marker(epoch)
-
-    def where(self, name: str) -> list[str]:
-        """Which directories hold a partition."""
-        return [path for path in self.paths if os.path.isdir(f"{path}/{name}")]
-
-    def strays(self, path: str) -> list[str]:
-        return [name.split(".")[0] for name in os.listdir(path) if name.endswith("-stray")]
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path, "a", "b", "c")
-
-
-def hosted(index: int = 0, topic: str = "t") -> Hosted:
-    return Hosted(topic, index, bytes(15) + topic.encode())
 
 
 def image(
@@ -693,111 +485,9 @@ def test_only_what_was_not_closed_is_recovered(node: Node) -> None:
     os.remove(f"{node.paths[1]}/.kafka_cleanshutdown")
     again = node.start()
     assert [directory.was_clean for directory in again.directories] == [True, False, True]
-    assert not again.was_clean
     (name,) = again.partitions_to_recover()
     assert node.where(str(name)) == [node.paths[1]]
-    assert len(again.partitions_on_disk()) == 3
-
-
-def test_the_broker_epoch_is_known_as_long_as_nothing_was_lost(node: Node) -> None:
-    storage = node.start()
-    assert storage.previous_broker_epoch == -1
-    storage.remember_epoch(41)
-    # Killed: everything is still in the page cache.
-    killed = node.start()
-    assert killed.previous_broker_epoch == 41
-    killed.remember_epoch(42)
-    killed.leave_clean_marker(42)
-    # A clean stop has it all on the disk, whatever the machine does then.
-    assert node.start(boot_id=b"boot 2").previous_broker_epoch == 42
-
-
-def test_a_registration_whose_answer_was_missed_is_asked_for_again(node: Node) -> None:
-    """Else a controller that is new too would take the broker for one that has lost its data."""
-    storage = node.start()
-    storage.remember_epoch(5)
-    asked = storage.incarnation_id("as this")
-    assert node.start().incarnation_id("as this") == asked
-    answered = node.start()
-    assert answered.incarnation_id("as this") == asked
-    answered.remember_epoch(8)
-    after = node.start()
-    assert after.previous_broker_epoch == 8
-    assert after.incarnation_id("as this") != asked
-
-
-@pytest.mark.parametrize(
-    "case", ["power lost", "disk replaced", "other address", "damaged", "answer not noted"]
-)
-def test_a_broker_that_is_not_as_it_was_registers_as_another(node: Node, case: str) -> None:
-    storage = node.start()
-    storage.remember_epoch(5)
-    asked = storage.incarnation_id("as this")
-    file = Path(node.paths[0], "penstock-registering")
-    if case == "disk replaced":
-        shutil.rmtree(node.paths[1])
-    elif case == "damaged":
-        file.write_bytes(file.read_bytes()[:-5])
-    elif case == "answer not noted":
-        node.files.failures = [("replace", f"{node.paths[0]}/penstock-registration", errno.ENOSPC)]
-        storage.remember_epoch(8)
-    again = node.start(boot_id=b"boot 2" if case == "power lost" else b"boot 1")
-    assert again.incarnation_id("as that" if case == "other address" else "as this") != asked
-
-
-def test_a_full_disk_does_not_keep_a_broker_from_registering(node: Node) -> None:
-    storage = node.start()
-    node.files.failures = [("replace", node.paths[0], errno.ENOSPC)]
-    assert len(storage.incarnation_id("as this")) == 16
-    assert not node.failures
-
-
-def test_the_broker_epoch_is_not_claimed_after_a_power_failure(node: Node) -> None:
-    storage = node.start()
-    storage.remember_epoch(41)
-    assert node.start(boot_id=b"boot 2").previous_broker_epoch == -1
-
-
-def test_the_broker_epoch_is_not_claimed_when_one_directory_lost_its_page_cache(node: Node) -> None:
-    storage = node.start()
-    storage.remember_epoch(41)
-    for path in (node.paths[0], node.paths[2]):
-        Path(path, ".kafka_cleanshutdown").write_text('{"brokerEpoch": 41}')
-    after = node.start(boot_id=b"boot 2")
-    assert [directory.lost_page_cache for directory in after.directories] == [False, True, False]
-    assert after.lost_page_cache
-    assert after.previous_broker_epoch == -1
-
-
-def test_the_broker_epoch_is_not_claimed_when_a_disk_was_replaced(node: Node) -> None:
-    storage = node.start()
-    storage.remember_epoch(41)
-    node.paths.append(str(node.root / "d"))
-    assert node.start().previous_broker_epoch == 41, "one more has lost nothing"
-    shutil.rmtree(node.paths[2])
-    assert node.start().previous_broker_epoch == -1
-
-
-def test_a_disk_that_cannot_be_read_has_lost_nothing_until_another_is_in_its_place(node: Node) -> None:
-    """What lies there may be all that is left of a committed record: the controller must go on counting on it."""
-    node.start().remember_epoch(41)
-    broken = [("make", node.paths[1], errno.EIO)]
-    without = node.start(failures=broken)
-    assert without.previous_broker_epoch == 41
-    without.remember_epoch(42)
-    assert node.start(failures=broken).previous_broker_epoch == 42
-    assert node.start().previous_broker_epoch == 42, "it is back"
-    shutil.rmtree(node.paths[1])
-    replaced = node.start()
-    assert replaced.previous_broker_epoch == -1
-    replaced.remember_epoch(43)
-    assert node.start().previous_broker_epoch == 43, "said once"
-
-
-def test_a_damaged_registration_claims_nothing(node: Node) -> None:
-    node.start().remember_epoch(41)
-    Path(node.paths[0], "penstock-registration").write_bytes(b"{")
-    assert node.start().previous_broker_epoch == -1
+    assert sum(len(list(directory.partitions())) for directory in again.directories) == 3
 
 
 # Failing disks
@@ -808,7 +498,7 @@ def test_a_failing_disk_takes_its_directory_offline(node: Node) -> None:
     partitions = [hosted(index) for index in range(3)]
     for one in partitions:
         one.write(storage)
-        storage.unflushed[one] = None  # type: ignore[index]
+        storage.flush_queue.unflushed[one] = None  # type: ignore[index]
     victim = partitions[1]
     directory = storage.directory_of(victim)  # type: ignore[arg-type]
     assert directory is storage.directories[1]
@@ -817,7 +507,7 @@ def test_a_failing_disk_takes_its_directory_offline(node: Node) -> None:
     assert node.failures == []
     assert storage.offline_directory_ids == [directory.id]
     assert directory.id not in storage.directory_ids
-    assert list(storage.unflushed) == [partitions[0], partitions[2]]
+    assert list(storage.flush_queue.unflushed) == [partitions[0], partitions[2]]
     assert storage.directory_of(victim) is directory  # type: ignore[arg-type]
     assert not storage.holds(victim)  # type: ignore[arg-type]
     with pytest.raises(OSError, match="offline"):
@@ -903,14 +593,12 @@ def test_a_node_starts_without_a_disk_that_does_not_work(node: Node) -> None:
     for one in partitions:
         one.write(storage)
     lost = storage.directory_ids[1]
-    storage.remember_epoch(41)
     node.stop(storage, *partitions)
     again = node.start(failures=[("make", node.paths[1], errno.EIO)])
     assert len(again.directory_ids) == 2
     assert again.offline_directory_ids == [], "nobody can tell its id"
     # Not lost: it may be on the disk that cannot be read. So the partition does not start over elsewhere.
     assert not again.has_lost(lost)
-    assert again.previous_broker_epoch == 41
     again.quarantine_strays(image(*partitions))
     with pytest.raises(OSError):
         hosted(1).open(again, lost)
@@ -918,29 +606,16 @@ def test_a_node_starts_without_a_disk_that_does_not_work(node: Node) -> None:
     hosted(7).write(again)
 
 
+def test_a_node_starts_without_a_disk_whose_names_cannot_be_read(node: Node) -> None:
+    node.start()
+    again = node.start(failures=[("list", node.paths[1], errno.EIO)])
+    assert [directory.is_online for directory in again.directories] == [True, False, True]
+
+
 def test_a_node_does_not_start_without_its_first_disk(node: Node) -> None:
     node.start()
     with pytest.raises(ServeError, match="cannot use the data directory"):
         node.start(failures=[("read", node.paths[0], errno.EIO)])
-
-
-def test_who_is_deleted_while_it_waits_for_a_flush_keeps_nobody_waiting(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage = node.start()
-    ends: list[Callable[[], None]] = []
-    monkeypatch.setattr(
-        node.spawn, "in_thread", lambda _, done, *, lane: ends.append(lambda: done(None, None))
-    )
-    for _ in range(FLUSHES_MAX):
-        storage.start_flush(lambda: None, lambda error: None)
-    # The first ones are deleted meanwhile: asked to flush, they do nothing.
-    waiting = [hosted(index) for index in range(2 * FLUSHES_MAX)]
-    for one in waiting:
-        assert not storage.may_flush_now(one)  # type: ignore[arg-type]
-    for end in ends:
-        end()
-    assert [one.flushes for one in waiting] == [1] * len(waiting)
 
 
 def test_a_full_disk_does_not_keep_a_log_from_being_cut(node: Node) -> None:

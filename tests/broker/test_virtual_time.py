@@ -334,7 +334,7 @@ def test_a_killed_broker_comes_back_with_its_topics_and_records() -> None:
     client.call(produce_request(world, "events", b"kept"), 9)
     for clean in (False, True, True, False):
         world = world.restarted(clean=clean)
-        assert world.broker.storage.was_clean == clean
+        assert [directory.was_clean for directory in world.broker.storage.directories] == [clean]
         client = world.client()
         assert values_of(client.call(fetch_request("events", 0, max_wait_ms=0), 12)) == [b"kept"]
 

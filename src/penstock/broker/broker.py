@@ -19,6 +19,7 @@ from penstock.broker.connection import WAITING, Call, Encoded
 from penstock.broker.consensus import Consensus, ConsensusSettings
 from penstock.broker.controlling import ActiveController, refusal
 from penstock.broker.coordinators import Coordinators
+from penstock.broker.data_directory import METADATA_DIRECTORY, Directory
 from penstock.broker.directories import DirectoryReports
 from penstock.broker.hosting import Partitions
 from penstock.broker.housekeeping import Housekeeping
@@ -28,9 +29,10 @@ from penstock.broker.options import ServeOptions
 from penstock.broker.partitions import HostedPartition
 from penstock.broker.peers import Peers
 from penstock.broker.producer_ids import ProducerIds
+from penstock.broker.registration import Registration
 from penstock.broker.replicas import IsrProposals, ReplicaFetchers
 from penstock.broker.sessions import FetchSessions
-from penstock.broker.storage import METADATA_DIRECTORY, Directory, Storage
+from penstock.broker.storage import Storage
 from penstock.environment import Environment
 from penstock.metadata.configs import broker_value, layers_of
 from penstock.metadata.image import BROKER_RESOURCE, BrokerImage, Delta, Endpoint, Image
@@ -96,6 +98,7 @@ class Broker:
             on_directory_failed=self._directory_failed,
             is_alone=not options.controllers,
         )
+        self.registration = Registration(self.storage, logger)
         self.peers = Peers(environment)
         for node, (host, port) in options.controllers.items():
             self.peers.set_address(node, host, port)
@@ -389,7 +392,7 @@ class Broker:
 
         look()
 
-    # For the hosted partitions
+    # For the hosted partitions: their surroundings
 
     def live(self, broker: int) -> int | None:
         known = self.image.brokers.get(BrokerId(broker))
@@ -514,9 +517,6 @@ class Broker:
             # The others can be served; whoever asks for this one gets a storage error.
             self.logger.error("cannot open", partition=repr(hosted), error=str(error))
             self.directories.damaged(hosted, 0)
-
-    def fenced(self) -> None:
-        """The controller has given our partitions to others; the image will say so."""
 
     def _directory_failed(self, directory: Directory, reason: str) -> None:
         self.logger.error("a data directory is offline", directory=directory.path, reason=reason)

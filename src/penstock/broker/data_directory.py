@@ -157,16 +157,16 @@ class Directory:
             if _doomed_directory.fullmatch(name):
                 files.remove(os.path.join(self.path, name))
 
-    # Partitions
-
     def note_boot(self) -> None:
         """What is written from now on is lost with this boot, and nothing else.
 
         After a loss this waits until the controller has heard of it: should the process die before that, the
         next one has to tell.
         """
-        self._environment.files.replace(os.path.join(self.path, LAST_BOOT), self._boot_id())
+        self._files.replace(os.path.join(self.path, LAST_BOOT), self._boot_id())
         self.has_noted_boot = True
+
+    # Partitions
 
     def partitions(self) -> Iterator[TopicPartition]:
         """Those that have a directory here."""

@@ -2,7 +2,8 @@
 
 A flush covers everything that was appended before it began. What is appended meanwhile shares the next one, so
 however many producers wait for their disk, a partition costs it one fsync after another and not one for each
-batch. The fsync itself runs in a thread (``Storage.start_flush``), and only some of all partitions' at a time.
+batch. The fsync itself runs in a thread, and only some of all partitions' at a time: ``FlushQueue`` is where the
+others stand in line.
 """
 
 from __future__ import annotations
@@ -11,22 +12,84 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.environment import Environment
 from penstock.log.log import Log
 from penstock.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from penstock.broker.logs import Logger
     from penstock.broker.partitions import HostedPartition
     from penstock.broker.storage import Storage
 
+# At a time: each holds descriptors.
+FLUSHES_MAX = 16
+RETRY_MS = 100
 NEVER = -1
 
 
+class FlushQueue:
+    """The flushes of all the partitions of a node."""
+
+    def __init__(self, environment: Environment, logger: Logger) -> None:
+        self._environment = environment
+        self._logger = logger
+        # Partitions with appends that no flush has covered, oldest first.
+        self.unflushed: dict[HostedPartition, None] = {}
+        self._running = 0
+        # Those that stand in line.
+        self._waiting: dict[HostedPartition, None] = {}
+
+    def may_start(self, hosted: HostedPartition) -> bool:
+        """Whether there is room for one more flush; if not, the partition is called when there is."""
+        if self._running < FLUSHES_MAX:
+            return True
+        self._waiting[hosted] = None
+        return False
+
+    def start(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        """Run the work of a flush in a thread, and let the next one in when it has ended."""
+
+        def ended(_: None, error: Exception | None) -> None:
+            self._running -= 1
+            done(error)
+            # More than one, if need be: who was deleted meanwhile flushes nothing, and ends nothing.
+            while self._waiting and self._running < FLUSHES_MAX:
+                following = next(iter(self._waiting))
+                del self._waiting[following]
+                following.flush()
+
+        self._running += 1
+        self._environment.spawn.in_thread(work, ended, lane="flush")
+
+    def delay(self, hosted: HostedPartition, error: OSError) -> None:
+        """A flush could not even begin: again in a moment."""
+        self._logger.error("a flush has to wait", partition=repr(hosted), error=str(error))
+        self._environment.spawn.later(RETRY_MS, hosted.flush)
+
+    def drop(self, is_lost: Callable[[HostedPartition], bool]) -> None:
+        """The disk under some partitions has failed: nothing of theirs will be flushed."""
+        for partitions in (self.unflushed, self._waiting):
+            for hosted in [hosted for hosted in partitions if is_lost(hosted)]:
+                del partitions[hosted]
+
+
 class Flushing:
-    __slots__ = ("_hosted", "_is_running", "_is_wanted", "_storage", "_waiters", "unflushed_since_ms")
+    """Of one partition."""
+
+    __slots__ = (
+        "_hosted",
+        "_is_running",
+        "_is_wanted",
+        "_queue",
+        "_storage",
+        "_waiters",
+        "unflushed_since_ms",
+    )
 
     def __init__(self, hosted: HostedPartition, storage: Storage) -> None:
         self._hosted = hosted
         self._storage = storage
+        self._queue = storage.flush_queue
         self._is_running = False
         # Asked for while one was running, or while others had to come first.
         self._is_wanted = False
@@ -40,7 +103,7 @@ class Flushing:
         end_offset = log.log_end_offset
         if self.unflushed_since_ms < 0:
             self.unflushed_since_ms = self._storage.environment.clock.now_ms()
-            self._storage.unflushed[self._hosted] = None
+            self._queue.unflushed[self._hosted] = None
         # As in Kafka, the append that reaches flush.messages is acknowledged after the flush it causes.
         if end_offset - log.recovery_point >= flush_messages:
             self.flush()
@@ -64,7 +127,7 @@ class Flushing:
         hosted = self._hosted
         if not hosted.is_open or hosted.is_deleted or hosted.is_offline:
             return
-        if self._is_running or not self._storage.may_flush_now(hosted):
+        if self._is_running or not self._queue.may_start(hosted):
             self._is_wanted = True
             return
         log = hosted.log
@@ -72,7 +135,7 @@ class Flushing:
             offset, work = log.prepare_flush()
         except OSError as error:
             # Too many open files, most likely. Nothing was tried, so nothing is lost: again in a moment.
-            self._storage.flush_delayed(hosted, error)
+            self._queue.delay(hosted, error)
             return
         self._is_running = True
         self._is_wanted = False
@@ -94,7 +157,7 @@ class Flushing:
             hosted.flushed(log)
             self._go_on(log)
 
-        self._storage.start_flush(work, done)
+        self._queue.start(work, done)
 
     def _go_on(self, log: Log) -> None:
         waiters = self._waiters
@@ -106,7 +169,7 @@ class Flushing:
     def stop_counting(self) -> None:
         """There is nothing more to flush: it is being done, or the log is gone."""
         self.unflushed_since_ms = NEVER
-        self._storage.unflushed.pop(self._hosted, None)
+        self._queue.unflushed.pop(self._hosted, None)
 
     def disappoint(self, error: ErrorCode) -> None:
         """What somebody waits for will not happen here."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.broker.config import TopicConfig
-from penstock.broker.partitions import HostedPartition, Surroundings
+from penstock.broker.partitions import HostedPartition
+from penstock.broker.surroundings import Surroundings
 from penstock.metadata.image import TOPIC_RESOURCE, Delta, Image, TopicImage
 
 if TYPE_CHECKING:

@@ -90,7 +90,7 @@ class Housekeeping:
 
     def _flush_by_time(self) -> None:
         now_ms = self._environment.clock.now_ms()
-        for hosted in list(self._storage.unflushed):
+        for hosted in list(self._storage.flush_queue.unflushed):
             if now_ms - hosted.flushing.unflushed_since_ms >= hosted.config.flush_ms:
                 hosted.flush()
 

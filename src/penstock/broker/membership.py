@@ -138,9 +138,9 @@ class Membership:
             # Nobody has told us yet which cluster this is.
             self._again_in(RETRY_MS)
             return
-        storage = self._broker.storage
+        storage, registration = self._broker.storage, self._broker.registration
         if self._incarnation_id is None:
-            self._incarnation_id = storage.incarnation_id(
+            self._incarnation_id = registration.incarnation_id(
                 repr((self._endpoints, self._rack, [id.hex() for id in storage.directory_ids]))
             )
         request = BrokerRegistrationRequest(
@@ -154,7 +154,7 @@ class Membership:
             features=[],
             rack=self._rack,
             log_dirs=storage.directory_ids,
-            previous_broker_epoch=storage.previous_broker_epoch,
+            previous_broker_epoch=registration.previous_broker_epoch,
         )
         self._is_asking = True
         self._broker.ask_controller(
@@ -175,7 +175,7 @@ class Membership:
             self._again_in(RETRY_MS)
             return
         self.epoch = response.broker_epoch
-        self._broker.storage.remember_epoch(self.epoch)
+        self._broker.registration.remember_epoch(self.epoch)
         self.state = State.CATCHING_UP
         self._again_in(self._interval_ms)
         self.image_moved()
@@ -284,9 +284,9 @@ class Membership:
             return
         if response.is_fenced:
             if self.state is State.ACTIVE:
+                # It has given our partitions to others; the image will say so.
                 self._broker.logger.warning("fenced by the controller")
                 self.state = State.FENCED
-                self._broker.fenced()
             return
         self._lease_ends_ms = sent_ms + self._lease_ms
         if self.state is State.FENCED:

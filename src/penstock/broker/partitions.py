@@ -7,25 +7,28 @@ that are touched. Newcomers: nothing here waits. An append answers at once with 
 The log remembers the bytes, the replication core (``penstock.replication``) decides who is in sync and what
 is committed, and this class does what both say. In ``flushed`` mode a replica's bytes count only once they
 are on its disk: the core is told of the flushed offset, and a follower asks for more only after its fsync.
+Who waits is kept in ``audience.py`` and ``flushing.py``; what the node is told, in ``surroundings.py``.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.broker.audience import Audience
 from penstock.broker.config import TopicConfig
 from penstock.broker.flushing import Flushing
+from penstock.broker.surroundings import Surroundings
 from penstock.environment import Buffer, FileRange
 from penstock.log.log import CorruptLog, Log
 from penstock.log.producers import Duplicate
 from penstock.log.refusals import NONE_REFUSED, Refusals
 from penstock.metadata.image import PartitionImage, TopicImage
-from penstock.model import BrokerId, TopicId
+from penstock.model import TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import (
+    NO_TIMESTAMP,
     BatchHeader,
     CorruptBatch,
     check_produced,
@@ -39,9 +42,6 @@ from penstock.replication.partition import Partition, Truncation
 if TYPE_CHECKING:
     from penstock.broker.storage import Storage
 
-NO_TIMESTAMP = -1
-NO_EPOCH = -1
-
 
 class Appended(NamedTuple):
     error: ErrorCode
@@ -52,49 +52,6 @@ class Appended(NamedTuple):
     end_offset: int = 0
     # What must be on this disk before any acknowledgement; 0 when nothing must.
     flush_offset: int = 0
-
-
-class Surroundings(Protocol):
-    """What a hosted partition needs to know of the node it is on, and tells it."""
-
-    me: BrokerId
-    lag_max_ms: int
-
-    def live(self, broker: int) -> int | None:
-        """The epoch of a broker that may be in sync; None for all others."""
-        ...
-
-    def wants_proposal(self, hosted: HostedPartition) -> None:
-        """The replicas in sync may have to change."""
-        ...
-
-    def appended(self, hosted: HostedPartition) -> None:
-        """There is something that its followers do not have."""
-        ...
-
-    def role_changed(self, hosted: HostedPartition) -> None:
-        """It is led by another replica, or in another epoch, or no longer here."""
-        ...
-
-    def reassigned(self, hosted: HostedPartition) -> None:
-        """The metadata says something new about it, be it only who is in sync."""
-        ...
-
-    def expired(self, hosted: HostedPartition) -> None:
-        """It begins later, by its own retention."""
-        ...
-
-    def placed(self, hosted: HostedPartition) -> None:
-        """It has a data directory now."""
-        ...
-
-    def established(self, hosted: HostedPartition) -> None:
-        """This broker leads it and knows what is committed."""
-        ...
-
-    def damaged(self, hosted: HostedPartition, offset: int) -> None:
-        """From here on, the bytes on the disk are not what was written."""
-        ...
 
 
 class HostedPartition:
@@ -598,7 +555,7 @@ class HostedPartition:
         self.audience.moved()
         return self.log.log_start_offset
 
-    def when_deleted(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
+    def when_deleted_before(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
         """Call back once every replica in sync has deleted what lies before the offset, or we cannot know any more.
 
         Before that, it would be back with the next leader.

@@ -1,8 +1,9 @@
 """The data directories of a node: which partition lies in which, and what happens when a disk fails.
 
-The first directory holds the metadata log and what the node remembers of itself; the partitions are spread
-over all of them (JBOD). A disk that fails takes its directory offline, and the partitions in it; the node
-goes on with the others, unless it is the first or the last one. A full disk has not failed.
+The first directory holds the metadata log and what the broker remembers of its registration
+(``registration.py``); the partitions are spread over all of them (JBOD). A disk that fails takes its directory
+offline, and the partitions in it; the node goes on with the others, unless it is the first or the last one. A
+full disk has not failed.
 
 Newcomers: a partition without a directory is an empty one (the directory appears at the first append), unless
 a checkpoint says that it was not empty. Then the disk lost it, and the partition refuses to start over.
@@ -11,45 +12,24 @@ a checkpoint says that it was not empty. Then the disk lost it, and the partitio
 from __future__ import annotations
 
 import errno
-import json
-import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.broker.checkpoint import Remembered
-from penstock.broker.data_directory import (
-    METADATA_DIRECTORY,
-    NO_EPOCH,
-    NO_ID,
-    Directory,
-    Identity,
-    identify,
-    is_reserved,
-)
+from penstock.broker.data_directory import NO_ID, Directory, Identity, identify, is_reserved
+from penstock.broker.flushing import FlushQueue
 from penstock.broker.options import ServeError
 from penstock.environment import Environment
 from penstock.log.log import CorruptLog, Log
 from penstock.log.names import read_partition_metadata, write_partition_metadata
 from penstock.metadata.image import Image
-from penstock.model import TopicId, TopicPartition, format_id, parse_id
+from penstock.metadata.values import UNASSIGNED_DIRECTORY
+from penstock.model import TopicId, TopicPartition, format_id
 
 if TYPE_CHECKING:
     from penstock.broker.logs import Logger
     from penstock.broker.partitions import HostedPartition
-
-__all__ = ["METADATA_DIRECTORY", "UNASSIGNED", "Directory", "Storage"]
-
-# In the first directory: the broker epoch of the last registration, and the directories there were.
-REGISTRATION = "penstock-registration"
-# Also there: under which incarnation id this broker has asked to be registered, and as what.
-REGISTERING = "penstock-registering"
-
-FLUSHES_MAX = 16
-FLUSH_RETRY_MS = 100
-
-# What the metadata says of a replica whose broker has not said in which directory it lies.
-UNASSIGNED = NO_ID
 
 # To a write: the disk is full, or we are at some limit. Nothing on the disk is less trustworthy for it.
 _HARMLESS = (errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EMFILE, errno.ENFILE)
@@ -76,11 +56,7 @@ class Storage:
         self._on_failure = on_failure
         # Called when it can: the partitions in that directory are gone.
         self._on_directory_failed = on_directory_failed
-        # Partitions with appends that no flush has covered, oldest first.
-        self.unflushed: dict[HostedPartition, None] = {}
-        # Flushes hold descriptors, so only some run at a time; the others stand in line here.
-        self._flushes_running = 0
-        self._flushes_waiting: dict[HostedPartition, None] = {}
+        self.flush_queue = FlushQueue(environment, logger)
         # Where partitions lie, when there is a choice. Not all of them: see ``_home``.
         self._homes: dict[tuple[TopicId, int], Directory] = {}
         # What was deleted by metadata that may be an old one; None once it is not.
@@ -92,15 +68,8 @@ class Storage:
         self.cluster_id = identify(
             self.directories, node_id, environment.random, is_alone=is_alone, attempt=self._attempt
         )
-        # Under which this broker was last registered, if it has lost nothing since; else -1.
-        self.previous_broker_epoch = NO_EPOCH
-        # Directories it was registered with that are there, or may be there again.
-        self._registered_ids: list[bytes] = []
         for directory in self._online():
-            self._attempt(directory, directory.recall)
-            if len(self.directories) > 1:
-                directory.partition_count = sum(1 for _ in directory.partitions())
-        self._recall_epoch()
+            self._attempt(directory, partial(self._recall, directory))
 
     # Start
 
@@ -125,6 +94,11 @@ class Storage:
             directory.is_online = False
             self._logger.error("started without a directory", path=directory.path, error=str(error))
 
+    def _recall(self, directory: Directory) -> None:
+        directory.recall()
+        if len(self.directories) > 1:
+            directory.partition_count = sum(1 for _ in directory.partitions())
+
     def adopt_cluster_id(self, cluster_id: str) -> None:
         """The others say which cluster this is. Raises ServeError when this node belongs to another."""
         if self.cluster_id is None:
@@ -137,83 +111,12 @@ class Storage:
                 f"{cluster_id}; choose another --data-dir"
             )
 
-    def _recall_epoch(self) -> None:
-        """Find out whether this broker has lost anything of what it had when it was last registered.
-
-        A disk that cannot be read now has lost nothing: it may come back with all that was confirmed. Until then
-        nothing on it can lead, because the registration does not name it.
-        """
-        path = os.path.join(self.path, REGISTRATION)
-        epoch, known = self.directories[0].stopped_epoch, []
-        if self.environment.files.exists(path):
-            with suppress(ValueError, KeyError, TypeError):
-                remembered = json.loads(self.environment.files.read(path))
-                epoch, known = int(remembered["brokerEpoch"]), list(map(parse_id, remembered["directories"]))
-        self._registered_ids = [id for id in known if not self.has_lost(id)]
-        if len(self._registered_ids) == len(known) and not self.lost_page_cache:
-            self.previous_broker_epoch = epoch
-
-    def incarnation_id(self, described: str) -> bytes:
-        """The id to register under; ``described`` is all else that the registration will say.
-
-        If the process before this one has asked and died before it was answered, nobody here knows whether it was
-        registered. Under another id, a controller that has the registration, and no longer knows of which epoch
-        it was the successor, would have to take this one for a broker that has lost its data. So it is the same
-        id again, as long as nothing was lost and all else is the same, and the answer is the one that was missed.
-        """
-        path = os.path.join(self.path, REGISTERING)
-        files = self.environment.files
-        asked = {"version": 0, "after": self.previous_broker_epoch, "as": described}
-        if self.previous_broker_epoch != NO_EPOCH and files.exists(path):
-            with suppress(ValueError, KeyError, TypeError):
-                before = json.loads(files.read(path))
-                id = bytes.fromhex(before.pop("id"))
-                if before == asked:
-                    return id
-        id = self.environment.random.randbytes(16)
-        try:
-            # For the next process, and of no use after a power loss.
-            files.replace(path, json.dumps({**asked, "id": id.hex()}).encode(), durable=False)
-        except OSError as error:
-            self._logger.error("cannot remember the registration", error=str(error))
-            self._check_disk(self.directories[0], error)
-        return id
-
-    def remember_epoch(self, epoch: int) -> None:
-        """This broker is registered: what it writes from now on belongs to this epoch."""
-        # Should it have to register again, it has lost nothing in between.
-        self.previous_broker_epoch = epoch
-        ids = [directory.id for directory in self.directories if directory.id != NO_ID]
-        remembered = {
-            "version": 0,
-            "brokerEpoch": epoch,
-            # Also those that cannot be read now: should one be replaced, what was on it is lost.
-            "directories": [format_id(id) for id in dict.fromkeys([*ids, *self._registered_ids])],
-        }
-        try:
-            self.environment.files.replace(
-                os.path.join(self.path, REGISTRATION), json.dumps(remembered).encode()
-            )
-            for directory in self._online():
-                if directory.lost_page_cache:
-                    directory.note_boot()
-        except OSError as error:
-            # On a full disk the next start will find an older epoch, and be taken for one that lost data.
-            self._logger.error("cannot remember the broker epoch", error=str(error))
-            with suppress(OSError):
-                self.environment.files.remove(os.path.join(self.path, REGISTERING))
-            self._check_disk(self.directories[0], error)
-
     # The directories
 
     @property
     def path(self) -> str:
         """Of the first directory, in which the metadata lies."""
         return self.directories[0].path
-
-    @property
-    def directory_id(self) -> str:
-        return format_id(self.directories[0].id)
 
     @property
     def directory_ids(self) -> list[bytes]:
@@ -227,11 +130,6 @@ class Storage:
             for directory in self.directories
             if not directory.is_online and directory.id != NO_ID
         ]
-
-    @property
-    def was_clean(self) -> bool:
-        """Whether every log that can be opened was closed by the last run."""
-        return all(directory.was_clean for directory in self._online())
 
     @property
     def lost_page_cache(self) -> bool:
@@ -279,7 +177,7 @@ class Storage:
                     home = directory
                     if name in seen:
                         named = topic.partitions[name.partition].directory(self._node_id)
-                        home, spare = self._choose(name, topic.id, named, seen[name], directory)
+                        home, spare = _choose(name, topic.id, named, seen[name], directory)
                         _set_aside(spare, name, f"the partition is in {home.path} too")
                     seen[name] = home
                     self._settle(topic.id, name.partition, home)
@@ -303,21 +201,9 @@ class Storage:
         directory.checkpoint.forget(topic_id, name.partition)
         self._remove_later([directory.rename(*name, "delete")], 0)
 
-    def _choose(
-        self, name: TopicPartition, topic_id: TopicId, named: bytes, one: Directory, other: Directory
-    ) -> tuple[Directory, Directory]:
-        """Which of two directories that hold the same partition is the right one, and which is not."""
-        by_id = [directory for directory in (one, other) if directory.topic_id_of(*name) == topic_id]
-        if other in by_id and (one not in by_id or other.id == named):
-            return other, one
-        return one, other
-
     def _settle(self, topic_id: TopicId, index: int, directory: Directory) -> None:
         if len(self.directories) > 1:
             self._homes[topic_id, index] = directory
-
-    def partitions_on_disk(self) -> list[TopicPartition]:
-        return [name for directory in self._online() for name in directory.partitions()]
 
     def partitions_to_recover(self) -> list[TopicPartition]:
         """Those whose logs the last run did not close."""
@@ -349,7 +235,7 @@ class Storage:
             return self.directories[0]
         return self._homes.get((hosted.topic_id, hosted.index))
 
-    def _home(self, hosted: HostedPartition, placed_in: bytes = UNASSIGNED) -> Directory:
+    def _home(self, hosted: HostedPartition, placed_in: bytes = UNASSIGNED_DIRECTORY) -> Directory:
         """Where the partition lies or will lie: found, as the metadata has it, or where there are fewest.
 
         Raises:
@@ -359,7 +245,11 @@ class Storage:
         if home is None:
             home = self.directory_of(hosted)
         if home is None:
-            named = [directory for directory in self.directories if directory.id == placed_in != UNASSIGNED]
+            named = [
+                directory
+                for directory in self.directories
+                if directory.id == placed_in != UNASSIGNED_DIRECTORY
+            ]
             home = named[0] if named else min(self._online(), key=lambda one: one.partition_count)
             if not named and not (is_reserved(placed_in) or self.has_lost(placed_in)):
                 raise OSError(errno.EIO, "its directory cannot be read", str(hosted))
@@ -369,7 +259,7 @@ class Storage:
             raise OSError(errno.EIO, "the directory is offline", home.path)
         return home
 
-    def open_log(self, hosted: HostedPartition, placed_in: bytes = UNASSIGNED) -> Log:
+    def open_log(self, hosted: HostedPartition, placed_in: bytes = UNASSIGNED_DIRECTORY) -> Log:
         """Open the partition's log; ``placed_in`` is the directory that the metadata names.
 
         Raises:
@@ -380,7 +270,7 @@ class Storage:
             return self._open_in(home, hosted)
         except OSError as error:
             if error.errno in _BROKEN:
-                self._check_disk(home, error)
+                self.check_disk(home, error)
             raise
 
     def _open_in(self, home: Directory, hosted: HostedPartition) -> Log:
@@ -452,47 +342,19 @@ class Storage:
         if home is not None:
             home.partition_count -= 1
 
-    # Flushing
-
-    def may_flush_now(self, hosted: HostedPartition) -> bool:
-        """Whether there is room for one more flush; if not, the partition is called when there is."""
-        if self._flushes_running < FLUSHES_MAX:
-            return True
-        self._flushes_waiting[hosted] = None
-        return False
-
-    def start_flush(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        """Run the work of a flush in a thread, and let the next one in when it has ended."""
-
-        def ended(_: None, error: Exception | None) -> None:
-            self._flushes_running -= 1
-            done(error)
-            # More than one, if need be: who was deleted meanwhile flushes nothing, and ends nothing.
-            while self._flushes_waiting and self._flushes_running < FLUSHES_MAX:
-                following = next(iter(self._flushes_waiting))
-                del self._flushes_waiting[following]
-                following.flush()
-
-        self._flushes_running += 1
-        self.environment.spawn.in_thread(work, ended, lane="flush")
-
-    def flush_delayed(self, hosted: HostedPartition, error: OSError) -> None:
-        self._logger.error("a flush has to wait", partition=repr(hosted), error=str(error))
-        self.environment.spawn.later(FLUSH_RETRY_MS, hosted.flush)
-
     # Failing disks
 
     def append_failed(self, hosted: HostedPartition, error: OSError) -> None:
         """The log is as it was, the client is told. A disk that fails goes offline, a full one does not."""
         self._logger.error("cannot write", partition=f"{hosted.topic}-{hosted.index}", error=str(error))
-        self._check_disk(self._known_home(hosted), error)
+        self.check_disk(self._known_home(hosted), error)
 
     def read_failed(self, path: str, error: Exception) -> None:
         """What lies there cannot be read: a disk that fails goes offline, so that others lead what is on it."""
         if isinstance(error, OSError) and error.errno in _BROKEN:
             for directory in self.directories:
                 if path.startswith(f"{directory.path}/"):
-                    self._check_disk(directory, error)
+                    self.check_disk(directory, error)
 
     def giving_up(self, hosted: HostedPartition, start: int, end: int) -> None:
         """Records that were committed, as far as was known here, are about to be cut off."""
@@ -508,7 +370,8 @@ class Storage:
         home = self._known_home(hosted) or self.directories[0]
         self._fail(home, f"fsync of {hosted.topic}-{hosted.index} under {home.path} failed: {error}")
 
-    def _check_disk(self, directory: Directory | None, error: OSError) -> None:
+    def check_disk(self, directory: Directory | None, error: OSError) -> None:
+        """Take the directory offline if an error of a write says that its disk failed."""
         # A damaged log is one log's trouble.
         if directory is not None and not isinstance(error, CorruptLog) and error.errno not in _HARMLESS:
             self._fail(directory, f"the disk under {directory.path} failed: {error}")
@@ -522,9 +385,7 @@ class Storage:
             self._on_failure(reason)
             return
         self._logger.error("a directory went offline", path=directory.path, reason=reason)
-        for waiting in (self.unflushed, self._flushes_waiting):
-            for hosted in [hosted for hosted in waiting if self._known_home(hosted) is directory]:
-                del waiting[hosted]
+        self.flush_queue.drop(lambda hosted: self._known_home(hosted) is directory)
         self._on_directory_failed(directory, reason)
 
     # Deleting
@@ -629,3 +490,13 @@ class Storage:
 def _set_aside(directory: Directory, name: TopicPartition, reason: str) -> None:
     directory.quarantine(*name, reason)
     directory.partition_count -= 1
+
+
+def _choose(
+    name: TopicPartition, topic_id: TopicId, named: bytes, one: Directory, other: Directory
+) -> tuple[Directory, Directory]:
+    """Which of two directories that hold the same partition is the right one, and which is not."""
+    by_id = [directory for directory in (one, other) if directory.topic_id_of(*name) == topic_id]
+    if other in by_id and (one not in by_id or other.id == named):
+        return other, one
+    return one, other

@@ -202,7 +202,7 @@ class _PendingDeletion:
         self._timer = broker.environment.spawn.later(max(0, timeout_ms), self._timed_out)
         broker.housekeeping.checkpoint(lambda: self._done(0))
         for hosted, result in deleted:
-            hosted.when_deleted(
+            hosted.when_deleted_before(
                 result.low_watermark,
                 lambda error, result=result: self._done(id(result), error),  # type: ignore[misc]
             )
