@@ -95,21 +95,18 @@ class StandaloneCluster:
 
     def close(self) -> None:
         """Stop the worker, which stops its executors, then the master; fails if anybody stays."""
-        for process in (self._worker, self._master):
-            if process is not None and process.poll() is None:
+        started = [each for each in (self._worker, self._master) if each is not None]
+        for process in started:
+            if process.poll() is None:
                 process.terminate()
         try:
-            wait_until(lambda: not self._left(), STOP_TIMEOUT_S, "the cluster's processes end")
+            wait_until(lambda: not self.processes(), STOP_TIMEOUT_S, "the cluster's processes end")
         finally:
-            for pid in self._left():
+            for pid in self.processes():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-
-    def _left(self) -> list[int]:
-        for process in (self._worker, self._master):
-            if process is not None:
-                process.poll()  # reaps it, or it would be seen as running
-        return self.processes()
+            for process in started:
+                process.wait()
 
     def _start(self, role: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         name = f"org.apache.spark.deploy.{role}.{role.capitalize()}"

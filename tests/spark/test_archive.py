@@ -420,6 +420,7 @@ def test_a_worker_that_fails_again_and_again_is_told_in_one_line(
     assert archive_it().records == 10
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -11,7 +11,7 @@ from penstock.model import TopicPartition
 from penstock.spark import planning
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.options import Mode, parse
-from penstock.spark.planning import Planner
+from penstock.spark.planning import Available, Planner
 from penstock.spark.ranges import OffsetRange, Offsets, StreamOffset
 from penstock.wire import Client, OffsetAt
 from tests.spark.topics import Topics
@@ -33,12 +33,6 @@ def plan(bootstrap: str) -> Iterator[Plan]:
     yield make
     for client in clients:
         client.close()
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "GONE_AFTER_S", 0.5)
-    monkeypatch.setattr(planning, "UNHEARD_OF_S", 0.0)
 
 
 def offsets(topic: str, *each: int) -> Offsets:
@@ -271,6 +265,14 @@ def test_limits_per_trigger(plan: Plan, topics: Topics, unique: Callable[[str], 
     assert limited(maxBytesPerTrigger="1g") == offsets(topic, 300, 100)
     # However small the limit, a stream moves on.
     assert limited(maxBytesPerTrigger="1") == offsets(topic, 1, 1)
+
+
+def test_a_limit_that_is_not_reached_leaves_nothing_out(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are means, and what so many records take is no whole number of bytes."""
+    monkeypatch.setattr(Planner, "_record_bytes", lambda *_: 907.334)
+    ends = offsets("t", 300, 100)
+    available = Available(offsets("t", 0, 0), ends, offsets("t", 0, 0), {})
+    assert plan("stream", subscribe="t", maxBytesPerTrigger="1g").limited(available) == ends
 
 
 @pytest.mark.usefixtures("impatient")

@@ -113,6 +113,7 @@ def test_a_sample_says_about_the_same(
     assert (seldom.key, seldom.share) == (b"seldom", pytest.approx(0.25, abs=0.02))
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_mistake_is_told_in_one_line(spark: SparkSession, bootstrap: str, tmp_path: Path) -> None:
     with pytest.raises(SparkOptionError, match="topic no-such-topic does not exist"):
         profile(spark, bootstrap, ["no-such-topic"], tmp_path)

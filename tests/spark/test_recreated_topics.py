@@ -22,8 +22,8 @@ from penstock.spark.jobs import archive, read_snapshot, snapshot, table
 from penstock.spark.jobs.replay import ReplayFailed, replay
 from penstock.spark.options import parse
 from penstock.spark.ranges import from_json
-from penstock.spark.source import PenstockReader, PenstockStreamReader
-from penstock.wire import EARLIEST, LATEST, Client, TopicPartition, operations
+from penstock.spark.source import PenstockDataSource, PenstockReader, PenstockStreamReader
+from penstock.wire import EARLIEST, LATEST, Client, TopicPartition
 from penstock.wire.cluster import Cluster
 from tests.spark.jars import connector_jars
 from tests.spark.streams import DEADLINE_S, Stream
@@ -33,9 +33,12 @@ from tests.tools import Missing, skip_or_fail
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSourceStreamReader
+    from pyspark.sql.types import StructType
 
 Json = dict[str, Any]
 Row = tuple[str, int, int, bytes]
+Warnings = Callable[[], list[str]]
 
 LENIENT = {"failOnDataLoss": "false"}
 
@@ -68,61 +71,92 @@ class Driver:
         end = self.plan(start)
         return end, self.read(start, end)
 
+    def first(self) -> tuple[Json, list[Row]]:
+        """The first micro-batch of all."""
+        return self.go_on(self.begin())
+
     def _kept(self, offset: Json) -> Json:
         """What a checkpoint gives back: the same text."""
         kept: Json = json.loads(json.dumps(offset))
         return kept
 
 
+class Topic:
+    """A name, and one topic after another that bears it. Records say of which one they are."""
+
+    def __init__(self, topics: Topics, name: str) -> None:
+        self._topics = topics
+        self.name = name
+
+    def make(self, what: str, *counts: int) -> list[Row]:
+        """So many records in each partition, and the rows that they should become."""
+        self._topics.create(self.name, len(counts))
+        rows = []
+        for partition, count in enumerate(counts):
+            values = [f"{what} {number}".encode() for number in range(count)]
+            if values:
+                self.send(*values, partition=partition)
+            rows += [(self.name, partition, number, value) for number, value in enumerate(values)]
+        return rows
+
+    def make_anew(self, *counts: int, what: str = "new") -> list[Row]:
+        self.delete()
+        return self.make(what, *counts)
+
+    def send(self, *values: bytes, partition: int = 0) -> None:
+        self._topics.send(self.name, values, partition=partition)
+
+    def delete(self) -> None:
+        self._topics.delete(self.name)
+
+
 @pytest.fixture
-def driver(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Driver]:
-    monkeypatch.setattr(planning, "GONE_AFTER_S", 0.5)
-    monkeypatch.setattr(planning, "UNHEARD_OF_S", 0.5)
+def named(topics: Topics, unique: Callable[[str], str]) -> Callable[[str], Topic]:
+    """Makes topics, each with a name of its own, that hold nothing yet."""
+    return lambda kind: Topic(topics, unique(kind))
+
+
+@pytest.fixture
+def topic(named: Callable[[str], Topic]) -> Topic:
+    """Three old records in its one partition."""
+    topic = named("t")
+    topic.make("old", 3)
+    return topic
+
+
+@pytest.fixture
+def other(named: Callable[[str], Topic]) -> Topic:
+    """Beside the one that is made anew: two records that nothing happens to."""
+    other = named("other")
+    other.make("beside", 2)
+    return other
+
+
+@pytest.fixture
+def driver(bootstrap: str, impatient: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Driver]:
+    """Makes drivers that do not wait long, and look at the brokers for every micro-batch."""
     monkeypatch.setattr(planning, "METADATA_AGE_S", 0.0)
-    monkeypatch.setattr(operations, "UNKNOWN_TOPIC_MS", 200)
     return lambda **options: Driver(bootstrap, **options)
 
 
 @pytest.fixture
-def stream(spark: SparkSession, bootstrap: str, tmp_path: Path) -> Iterator[Stream]:
-    stream = Stream(spark, bootstrap, tmp_path / "checkpoint")
-    yield stream
-    stream.stop()
-
-
-def fill(topics: Topics, topic: str, what: str, *counts: int) -> list[Row]:
-    """Records for each partition, named for the topic's life that they are of; and the rows they should become."""
-    rows = []
-    for partition, count in enumerate(counts):
-        values = [f"{what} {number}".encode() for number in range(count)]
-        topics.send(topic, values, partition=partition)
-        rows += [(topic, partition, number, value) for number, value in enumerate(values)]
-    return rows
-
-
-def make_anew(topics: Topics, topic: str, what: str, *counts: int) -> list[Row]:
-    topics.delete(topic)
-    topics.create(topic, len(counts))
-    return fill(topics, topic, what, *counts)
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+def warnings(caplog: pytest.LogCaptureFixture) -> Warnings:
+    """What was told so far."""
+    return lambda: [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 def test_a_restarted_stream_tells_that_its_topic_is_another_and_what_to_do(
-    driver: Callable[..., Driver], topics: Topics, unique: Callable[[str], str]
+    driver: Callable[..., Driver], named: Callable[[str], Topic]
 ) -> None:
-    topic = topics.create(unique("t"), 1)
-    old = fill(topics, topic, "old", 3)
-    first = driver(subscribe=topic)
-    end, rows = first.go_on(first.begin())
+    topic = named("t")
+    old = topic.make("old", 3)
+    end, rows = driver(subscribe=topic.name).first()
     assert rows == old
-    make_anew(topics, topic, "new", 5)
+    topic.make_anew(5)
     for _ in range(2):
         with pytest.raises(DataLossError) as caught:
-            driver(subscribe=topic).plan(end)
-        assert f"topic {topic} was deleted and made anew (id " in str(caught.value)
+            driver(subscribe=topic.name).plan(end)
+        assert f"topic {topic.name} was deleted and made anew (id " in str(caught.value)
         assert str(caught.value).endswith(
             "To read the new one from its beginning set failOnDataLoss to false."
         )
@@ -132,115 +166,102 @@ def test_a_restarted_stream_tells_that_its_topic_is_another_and_what_to_do(
 @pytest.mark.parametrize("restarts", [True, False], ids=["restarted", "running"])
 def test_a_lenient_stream_reads_the_new_topic_from_its_beginning_once(
     driver: Callable[..., Driver],
-    topics: Topics,
-    unique: Callable[[str], str],
-    caplog: pytest.LogCaptureFixture,
+    named: Callable[[str], Topic],
+    warnings: Warnings,
     counts: tuple[int, ...],
     restarts: bool,
 ) -> None:
-    topic = topics.create(unique("t"), 2)
-    fill(topics, topic, "old", 3, 2)
-    options = {"subscribe": topic, **LENIENT}
+    topic = named("t")
+    topic.make("old", 3, 2)
+    options = {"subscribe": topic.name, **LENIENT}
     running = driver(**options)
-    end, _ = running.go_on(running.begin())
-    new = make_anew(topics, topic, "new", *counts)
+    end, _ = running.first()
+    new = topic.make_anew(*counts)
     if restarts:
         running = driver(**options)
     stood_at, end = end, running.plan(end)
     assert end != stood_at  # or Spark would not run the batch
     assert running.read(stood_at, end) == new
-    assert from_json(end).offsets == {(topic, number): count for number, count in enumerate(counts)}
-    told = warnings(caplog)
+    assert from_json(end).offsets == {(topic.name, number): count for number, count in enumerate(counts)}
+    told = warnings()
     assert len(told) == 1
-    assert f"topic {topic} was deleted and made anew" in told[0]
+    assert f"topic {topic.name} was deleted and made anew" in told[0]
     assert told[0].endswith("Reading the new one from its beginning, as failOnDataLoss is false.")
     # From here on it is any topic, also for a strict stream.
-    for later in (running, driver(**options), driver(subscribe=topic)):
+    for later in (running, driver(**options), driver(subscribe=topic.name)):
         assert later.go_on(end) == (end, [])
-    assert warnings(caplog) == told
+    assert warnings() == told
 
 
 def test_a_new_topic_is_read_within_the_limits_of_a_trigger(
-    driver: Callable[..., Driver],
-    topics: Topics,
-    unique: Callable[[str], str],
-    caplog: pytest.LogCaptureFixture,
+    driver: Callable[..., Driver], named: Callable[[str], Topic], warnings: Warnings
 ) -> None:
-    topic = topics.create(unique("t"), 2)
-    fill(topics, topic, "old", 4, 4)
-    options = {"subscribe": topic, "maxOffsetsPerTrigger": "4", **LENIENT}
+    topic = named("t")
+    topic.make("old", 4, 4)
+    options = {"subscribe": topic.name, "maxOffsetsPerTrigger": "4", **LENIENT}
     running = driver(**options)
-    end = running.begin()
-    for _ in range(2):
-        end, _ = running.go_on(end)
-    new = make_anew(topics, topic, "new", 6, 6)
+    end, _ = running.first()
+    end, _ = running.go_on(end)
+    new = topic.make_anew(6, 6)
     rows: list[Row] = []
     for _ in range(3):
         end, more = driver(**options).go_on(end)
         assert len(more) == 4
         rows += more
     assert sorted(rows) == new
-    assert len(warnings(caplog)) == 1
+    assert len(warnings()) == 1
 
 
 def test_offsets_without_ids_are_gone_on_from_and_get_them(
-    driver: Callable[..., Driver], topics: Topics, unique: Callable[[str], str]
+    driver: Callable[..., Driver], named: Callable[[str], Topic]
 ) -> None:
-    topic = topics.create(unique("t"), 2)
-    all_rows = fill(topics, topic, "old", 3, 4)
-    end, rows = driver(subscribe=topic).go_on({topic: {"0": 2, "1": 4}})
+    topic = named("t")
+    all_rows = topic.make("old", 3, 4)
+    name = topic.name
+    end, rows = driver(subscribe=name).go_on({name: {"0": 2, "1": 4}})
     assert rows == [all_rows[2]]
-    assert end[topic] == {"0": 3, "1": 4}
-    assert list(from_json(end).topic_ids) == [topic]
+    assert end[name] == {"0": 3, "1": 4}
+    assert list(from_json(end).topic_ids) == [name]
     # An unfinished batch of such a stream is repeated as it was planned.
-    assert driver(subscribe=topic).read({topic: {"0": 1}}, {topic: {"0": 2}}) == [all_rows[1]]
-    make_anew(topics, topic, "new", 3, 4)
+    assert driver(subscribe=name).read({name: {"0": 1}}, {name: {"0": 2}}) == [all_rows[1]]
+    topic.make_anew(3, 4)
     with pytest.raises(DataLossError, match="was deleted and made anew"):
-        driver(subscribe=topic).plan(end)
+        driver(subscribe=name).plan(end)
 
 
 def test_a_stream_from_offsets_without_ids_that_waits_for_more_gets_them_too(
-    driver: Callable[..., Driver],
-    topics: Topics,
-    unique: Callable[[str], str],
-    caplog: pytest.LogCaptureFixture,
+    driver: Callable[..., Driver], topic: Topic, warnings: Warnings
 ) -> None:
-    topic = topics.create(unique("t"), 1)
-    fill(topics, topic, "old", 3)
-    running = driver(subscribe=topic, minOffsetsPerTrigger="5", maxTriggerDelay="1h", **LENIENT)
-    start = running.plan({topic: {"0": 3}})
-    assert start[topic] == {"0": 3}
+    running = driver(subscribe=topic.name, minOffsetsPerTrigger="5", maxTriggerDelay="1h", **LENIENT)
+    start = running.plan({topic.name: {"0": 3}})
+    assert start[topic.name] == {"0": 3}
     assert running.plan(start) == start
-    new = make_anew(topics, topic, "new", 4)
+    new = topic.make_anew(4)
     for _ in range(3):
         assert running.plan(start) == start
-    topics.send(topic, [b"one more"])
+    topic.send(b"one more")
     _, rows = running.go_on(start)
-    assert rows == [*new, (topic, 0, 4, b"one more")]
-    assert len(warnings(caplog)) == 1
+    assert rows == [*new, (topic.name, 0, 4, b"one more")]
+    assert len(warnings()) == 1
 
 
 def test_an_unfinished_batch_of_the_old_topic_is_lost_and_the_new_one_read_behind_it(
-    driver: Callable[..., Driver],
-    topics: Topics,
-    unique: Callable[[str], str],
-    caplog: pytest.LogCaptureFixture,
+    driver: Callable[..., Driver], topic: Topic, named: Callable[[str], Topic], warnings: Warnings
 ) -> None:
-    topic, other = topics.create(unique("t"), 1), topics.create(unique("other"), 1)
-    fill(topics, topic, "old", 3)
-    beside = fill(topics, other, "beside", 2)
-    options = {"subscribe": f"{topic},{other}"}
+    other = named("other")
+    beside = other.make("beside", 2)
+    options = {"subscribe": f"{topic.name},{other.name}"}
     first = driver(**options)
     start = first.begin()
     end = first.plan(start)  # written down, and then the driver dies
-    new = make_anew(topics, topic, "new", 4)
-    with pytest.raises(DataLossError, match=f"topic {topic} was deleted and made anew"):
+    new = topic.make_anew(4)
+    with pytest.raises(DataLossError, match=f"topic {topic.name} was deleted and made anew"):
         driver(**options).read(start, end)
     # Of the very first batch Spark knows no start: the reader is asked anew, and finds the new topic.
     asked_anew = driver(**options)
     begin = asked_anew.begin()
     (was,), (now,) = (
-        {key.partition("@")[2] for key in each if key.startswith(f"{topic}@")} for each in (end, begin)
+        {key.partition("@")[2] for key in each if key.startswith(f"{topic.name}@")} for each in (end, begin)
     )
     with pytest.raises(
         DataLossError, match=f"made anew .id {was}, now {now}., and a micro-batch of the old one"
@@ -249,65 +270,56 @@ def test_an_unfinished_batch_of_the_old_topic_is_lost_and_the_new_one_read_behin
     second = driver(**options, **LENIENT)
     assert second.read(start, end) == beside
     assert second.go_on(end)[1] == new
-    assert len(warnings(caplog)) == 1
+    assert len(warnings()) == 1
     third = driver(**options, **LENIENT)
     assert third.read(third.begin(), end) == beside
     assert third.go_on(end)[1] == new
 
 
 def test_an_unfinished_batch_of_the_new_topic_is_repeated_from_its_beginning(
-    driver: Callable[..., Driver],
-    topics: Topics,
-    unique: Callable[[str], str],
-    caplog: pytest.LogCaptureFixture,
+    driver: Callable[..., Driver], topic: Topic, warnings: Warnings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    topic = topics.create(unique("t"), 1)
-    fill(topics, topic, "old", 3)
-    options = {"subscribe": topic, **LENIENT}
+    options = {"subscribe": topic.name, **LENIENT}
     first = driver(**options)
     start = first.plan(first.begin())
-    new = make_anew(topics, topic, "new", 3)
+    new = topic.make_anew(3)
     end = driver(**options).plan(start)
     caplog.clear()
     second = driver(**options)
     assert second.read(start, end) == new
     assert second.go_on(end) == (end, [])
-    assert len(warnings(caplog)) == 1
+    assert len(warnings()) == 1
     # Once more, before the batch is done: what it was to read is gone, and so was what came before.
-    newest = make_anew(topics, topic, "newest", 5)
+    newest = topic.make_anew(5, what="newest")
     third = driver(**options)
     assert third.read(start, end) == []
     assert third.go_on(end)[1] == newest
 
 
 def test_a_task_of_the_old_topic_reads_nothing_of_the_new_one(
-    driver: Callable[..., Driver], topics: Topics, unique: Callable[[str], str]
+    driver: Callable[..., Driver], topic: Topic
 ) -> None:
-    topic = topics.create(unique("t"), 1)
-    fill(topics, topic, "old", 3)
-    running = driver(subscribe=topic, **LENIENT)
+    running = driver(subscribe=topic.name, **LENIENT)
     start = running.begin()
     end = running.plan(start)
     planned = running.reader.partitions(start, end)
-    new = make_anew(topics, topic, "new", 4)
+    new = topic.make_anew(4)
     assert [batch for each in planned for batch in running.reader.read(each)] == []
     assert running.go_on(end)[1] == new
 
 
 def test_a_broker_that_is_behind_is_not_taken_at_its_word(
     driver: Callable[..., Driver],
-    topics: Topics,
-    unique: Callable[[str], str],
+    topic: Topic,
+    warnings: Warnings,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    topic = topics.create(unique("t"), 1)
-    fill(topics, topic, "old", 3)
-    running = driver(subscribe=topic, **LENIENT)
+    running = driver(subscribe=topic.name, **LENIENT)
     running.plan(running.begin())
-    behind = running.reader._planner()._client.topics([topic])
-    make_anew(topics, topic, "new", 4)
-    end = running.plan(driver(subscribe=topic).begin())
+    behind = running.reader._planner()._client.topics([topic.name])
+    topic.make_anew(4)
+    end = running.plan(driver(subscribe=topic.name).begin())
     caplog.clear()
     real, answers = Client.topics, [behind, behind]
 
@@ -315,99 +327,83 @@ def test_a_broker_that_is_behind_is_not_taken_at_its_word(
         return answers.pop() if answers else real(*given, **settings)
 
     monkeypatch.setattr(Client, "topics", late)
-    assert driver(subscribe=topic, **LENIENT).go_on(end) == (end, [])
+    # It hears the truth at the third look, however slowly that comes.
+    monkeypatch.setattr(planning, "GONE_AFTER_S", DEADLINE_S)
+    assert driver(subscribe=topic.name, **LENIENT).go_on(end) == (end, [])
     assert not answers
-    assert warnings(caplog) == []
+    assert warnings() == []
 
 
 def test_a_topic_of_a_pattern_may_vanish_and_come_back_as_another(
-    driver: Callable[..., Driver],
-    topics: Topics,
-    unique: Callable[[str], str],
-    caplog: pytest.LogCaptureFixture,
+    driver: Callable[..., Driver], topics: Topics, unique: Callable[[str], str], warnings: Warnings
 ) -> None:
     prefix = unique("t")
-    here, there = topics.create(f"{prefix}-here", 1), topics.create(f"{prefix}-there", 2)
-    fill(topics, here, "old", 1)
-    fill(topics, there, "old", 3, 3)
+    here, there = Topic(topics, f"{prefix}-here"), Topic(topics, f"{prefix}-there")
+    here.make("old", 1)
+    there.make("old", 3, 3)
     options = {"subscribePattern": f"{prefix}-.*", **LENIENT}
     running = driver(**options)
-    end, rows = running.go_on(running.begin())
+    end, rows = running.first()
     assert len(rows) == 7
-    topics.delete(there)
-    topics.send(here, [b"meanwhile"])
+    there.delete()
+    here.send(b"meanwhile")
     end, rows = running.go_on(end)
-    assert rows == [(here, 0, 1, b"meanwhile")]
-    assert end[there] == {"0": 3, "1": 3}
+    assert rows == [(here.name, 0, 1, b"meanwhile")]
+    assert end[there.name] == {"0": 3, "1": 3}
     # Whether or not the stream was stopped meanwhile.
-    topics.create(there, 2)
-    new = fill(topics, there, "new", 4, 3)
+    new = there.make("new", 4, 3)
     stopped = driver(**options)
     assert running.go_on(end)[1] == stopped.go_on(end)[1] == new
     strict = driver(subscribePattern=f"{prefix}-.*")
-    with pytest.raises(DataLossError, match=f"topic {there} was deleted and made anew"):
+    with pytest.raises(DataLossError, match=f"topic {there.name} was deleted and made anew"):
         strict.plan(end)
-    gone, *made_anew = warnings(caplog)
+    gone, *made_anew = warnings()
     assert "no longer there" in gone
     assert len(made_anew) == 2  # one of each reader
 
 
 def test_a_topic_that_could_not_be_seen_for_a_while_is_still_the_same(
-    driver: Callable[..., Driver],
-    topics: Topics,
-    unique: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
+    driver: Callable[..., Driver], topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = topics.create(unique("t"), 1)
-    fill(topics, topic, "old", 3)
-    running = driver(subscribe=topic, **LENIENT)
-    end, _ = running.go_on(running.begin())
+    running = driver(subscribe=topic.name, **LENIENT)
+    end, _ = running.first()
     with monkeypatch.context() as patch:
         patch.setattr(Client, "topics", lambda *_, **__: {})
         assert running.plan(end) == end
-    topics.send(topic, [b"later"])
-    assert running.go_on(end)[1] == [(topic, 0, 3, b"later")]
+    topic.send(b"later")
+    assert running.go_on(end)[1] == [(topic.name, 0, 3, b"later")]
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["failOnDataLoss", "reads on"])
 def test_a_topic_made_anew_during_an_available_now_run_is_for_the_next_run(
-    driver: Callable[..., Driver],
-    topics: Topics,
-    unique: Callable[[str], str],
-    caplog: pytest.LogCaptureFixture,
-    strict: bool,
+    driver: Callable[..., Driver], topic: Topic, warnings: Warnings, strict: bool
 ) -> None:
-    topic = topics.create(unique("t"), 1)
-    fill(topics, topic, "old", 3)
-    options = {"subscribe": topic, "failOnDataLoss": str(strict).lower()}
+    options = {"subscribe": topic.name, "failOnDataLoss": str(strict).lower()}
     run = driver(**options)
     run.reader.prepareForTriggerAvailableNow()
-    end, _ = run.go_on(run.begin())
-    new = make_anew(topics, topic, "new", 5)
+    end, _ = run.first()
+    new = topic.make_anew(5)
     if strict:
-        with pytest.raises(DataLossError, match=f"topic {topic} was deleted and made anew"):
+        with pytest.raises(DataLossError, match=f"topic {topic.name} was deleted and made anew"):
             run.plan(end)
         return
     assert run.go_on(end) == (end, [])
     following = driver(**options)
     following.reader.prepareForTriggerAvailableNow()
     assert following.go_on(end)[1] == new
-    assert len(warnings(caplog)) == 1
+    assert len(warnings()) == 1
 
 
 def test_a_topic_made_anew_during_an_available_now_run_holds_up_the_rest_of_it_only_once(
-    driver: Callable[..., Driver],
-    topics: Topics,
-    unique: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
+    driver: Callable[..., Driver], named: Callable[[str], Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, other = topics.create(unique("t"), 1), topics.create(unique("other"), 1)
-    fill(topics, topic, "old", 1)
-    beside = fill(topics, other, "beside", 9)
-    run = driver(subscribe=f"{topic},{other}", maxOffsetsPerTrigger="4", **LENIENT)
+    topic, other = named("t"), named("other")
+    topic.make("old", 1)
+    beside = other.make("beside", 9)
+    run = driver(subscribe=f"{topic.name},{other.name}", maxOffsetsPerTrigger="4", **LENIENT)
     run.reader.prepareForTriggerAvailableNow()
-    end, rows = run.go_on(run.begin())
-    make_anew(topics, topic, "new", 5)
+    end, rows = run.first()
+    topic.make_anew(5)
     end, more = run.go_on(end)
     rows += more
 
@@ -418,38 +414,32 @@ def test_a_topic_made_anew_during_an_available_now_run_holds_up_the_rest_of_it_o
     while more:
         end, more = run.go_on(end)
         rows += more
-    assert [row for row in rows if row[0] == other] == beside
+    assert [row for row in rows if row[0] == other.name] == beside
 
 
 def test_offsets_without_ids_are_of_the_topic_that_was_seen_first(
-    driver: Callable[..., Driver],
-    topics: Topics,
-    unique: Callable[[str], str],
-    caplog: pytest.LogCaptureFixture,
+    driver: Callable[..., Driver], topic: Topic, unique: Callable[[str], str], warnings: Warnings
 ) -> None:
-    topic = topics.create(unique("t"), 1)
-    fill(topics, topic, "old", 3)
-    running = driver(subscribe=topic, groupId=unique("group"), **LENIENT)
-    start = {topic: {"0": 3}}
+    running = driver(subscribe=topic.name, groupId=unique("group"), **LENIENT)
+    start = {topic.name: {"0": 3}}
     running.reader.commit(start)  # which looks at the topic
-    new = make_anew(topics, topic, "new", 5)
+    new = topic.make_anew(5)
     end, rows = running.go_on(start)
     assert rows == new
     assert running.go_on(end) == (end, [])
-    assert len(warnings(caplog)) == 1
+    assert len(warnings()) == 1
 
 
 def test_brokers_that_know_no_ids_change_nothing(
     driver: Callable[..., Driver],
-    topics: Topics,
-    unique: Callable[[str], str],
-    caplog: pytest.LogCaptureFixture,
+    named: Callable[[str], Topic],
+    warnings: Warnings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a cluster that is upgraded broker by broker: some answers have ids, some have none."""
-    topic = topics.create(unique("t"), 1)
-    rows = fill(topics, topic, "old", 3)
-    with_ids = driver(subscribe=topic)
+    topic = named("t")
+    rows = topic.make("old", 3)
+    with_ids = driver(subscribe=topic.name)
     start = with_ids.begin()
     end = with_ids.plan(start)
     real = Cluster.learn
@@ -459,146 +449,162 @@ def test_brokers_that_know_no_ids_change_nothing(
             each.topic_id = NO_TOPIC_ID
         real(cluster, response)
 
-    monkeypatch.setattr(Cluster, "learn", without_ids)
-    running = driver(subscribe=topic)
-    # What was planned when there were ids, now and after a crash.
-    assert running.read(start, end) == rows
-    assert with_ids.read(start, end) == rows
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "learn", without_ids)
+        running = driver(subscribe=topic.name)
+        # What was planned when there were ids, now and after a crash.
+        assert running.read(start, end) == rows
+        assert with_ids.read(start, end) == rows
+        assert running.plan(end) == end
+        # A stream that never saw any does without them.
+        never = driver(subscribe=topic.name)
+        assert never.go_on({topic.name: {"0": 1}}) == ({topic.name: {"0": 3}}, rows[1:])
     assert running.plan(end) == end
-    # A stream that never saw any does without them.
-    assert driver(subscribe=topic).go_on({topic: {"0": 1}}) == ({topic: {"0": 3}}, rows[1:])
-    monkeypatch.undo()
-    assert running.plan(end) == end
-    assert driver(subscribe=topic).go_on({topic: {"0": 1}}) == (end, rows[1:])
-    assert warnings(caplog) == []
+    assert driver(subscribe=topic.name).go_on({topic.name: {"0": 1}}) == (end, rows[1:])
+    assert warnings() == []
 
 
 def test_the_group_stands_only_where_the_stream_has_read_the_topic_of_today(
-    driver: Callable[..., Driver], topics: Topics, unique: Callable[[str], str]
+    driver: Callable[..., Driver], topics: Topics, topic: Topic, other: Topic, unique: Callable[[str], str]
 ) -> None:
-    topic, other, group = topics.create(unique("t"), 1), topics.create(unique("other"), 1), unique("group")
-    fill(topics, topic, "old", 3)
-    fill(topics, other, "beside", 2)
-    options = {"subscribe": f"{topic},{other}", "groupId": group}
+    group = unique("group")
+    options = {"subscribe": f"{topic.name},{other.name}", "groupId": group}
     first = driver(**options)
-    end, _ = first.go_on(first.begin())
-    make_anew(topics, topic, "new", 3)
+    end, _ = first.first()
+    topic.make_anew(3)
     with pytest.raises(DataLossError):
         driver(**options).plan(end)
     # Three of the old topic's records were read, none of the new one's.
-    assert topics.committed(group).get((topic, 0), 0) in (0, -1001)
-    assert topics.committed(group)[other, 0] == 2
+    assert topics.committed(group).get((topic.name, 0), 0) in (0, -1001)
+    assert topics.committed(group)[other.name, 0] == 2
     first.reader.commit(end)
-    assert topics.committed(group).get((topic, 0), 0) in (0, -1001)
+    assert topics.committed(group).get((topic.name, 0), 0) in (0, -1001)
     second = driver(**options, **LENIENT)
     end, _ = second.go_on(end)
     second.reader.commit(end)
-    assert topics.committed(group) == {(topic, 0): 3, (other, 0): 2}
+    assert topics.committed(group) == {(topic.name, 0): 3, (other.name, 0): 2}
 
 
 def test_a_running_stream_commits_the_same_offset_again_in_the_new_topic(
-    driver: Callable[..., Driver], topics: Topics, unique: Callable[[str], str]
+    driver: Callable[..., Driver], topics: Topics, topic: Topic, unique: Callable[[str], str]
 ) -> None:
-    topic, group = topics.create(unique("t"), 1), unique("group")
-    fill(topics, topic, "old", 3)
-    running = driver(subscribe=topic, groupId=group, **LENIENT)
-    end, _ = running.go_on(running.begin())
+    group = unique("group")
+    running = driver(subscribe=topic.name, groupId=group, **LENIENT)
+    end, _ = running.first()
     running.reader.commit(end)
-    assert topics.committed(group) == {(topic, 0): 3}
-    make_anew(topics, topic, "new", 3)
+    assert topics.committed(group) == {(topic.name, 0): 3}
+    topic.make_anew(3)
     end, _ = running.go_on(end)
     running.reader.commit(end)
-    assert topics.committed(group) == {(topic, 0): 3}
+    assert topics.committed(group) == {(topic.name, 0): 3}
 
 
 def test_a_topic_that_is_gone_is_no_reason_for_a_group_to_refuse(
-    driver: Callable[..., Driver], topics: Topics, unique: Callable[[str], str]
+    driver: Callable[..., Driver], topics: Topics, topic: Topic, other: Topic, unique: Callable[[str], str]
 ) -> None:
-    topic, other, group = topics.create(unique("t"), 1), topics.create(unique("other"), 1), unique("group")
-    fill(topics, topic, "old", 3)
-    fill(topics, other, "beside", 2)
-    options = {"subscribe": f"{topic},{other}", "groupId": group, **LENIENT}
-    first = driver(**options)
-    end, _ = first.go_on(first.begin())
-    topics.delete(topic)
+    group = unique("group")
+    options = {"subscribe": f"{topic.name},{other.name}", "groupId": group, **LENIENT}
+    end, _ = driver(**options).first()
+    topic.delete()
     second = driver(**options)
     assert second.go_on(end) == (end, [])
-    assert topics.committed(group)[other, 0] == 2
+    assert topics.committed(group)[other.name, 0] == 2
 
 
 def test_offsets_copied_from_a_checkpoint_are_for_the_topic_that_they_were_of(
-    driver: Callable[..., Driver], topics: Topics, unique: Callable[[str], str], bootstrap: str
+    driver: Callable[..., Driver], named: Callable[[str], Topic], bootstrap: str
 ) -> None:
-    topic = topics.create(unique("t"), 1)
-    old = fill(topics, topic, "old", 3)
-    first = driver(subscribe=topic)
+    topic = named("t")
+    old = topic.make("old", 3)
+    name = topic.name
+    first = driver(subscribe=name)
     copied = json.dumps(first.plan(first.begin())).replace('"0": 3', '"0": 2')
-    assert first.go_on(driver(subscribe=topic, startingOffsets=copied).begin())[1] == old[2:]
-    new = make_anew(topics, topic, "new", 5)
-    with pytest.raises(DataLossError, match=f"topic {topic} was deleted .* startingOffsets is for the old"):
-        driver(subscribe=topic, startingOffsets=copied).begin()
-    lenient = driver(subscribe=topic, startingOffsets=copied, **LENIENT)
+    assert first.go_on(driver(subscribe=name, startingOffsets=copied).begin())[1] == old[2:]
+    new = topic.make_anew(5)
+    with pytest.raises(DataLossError, match=f"topic {name} was deleted .* startingOffsets is for the old"):
+        driver(subscribe=name, startingOffsets=copied).begin()
+    lenient = driver(subscribe=name, startingOffsets=copied, **LENIENT)
     assert lenient.go_on(lenient.begin())[1] == new
-    batch = {"bootstrap": bootstrap, "subscribe": topic, "endingOffsets": copied}
+    batch = {"bootstrap": bootstrap, "subscribe": name, "endingOffsets": copied}
     with pytest.raises(DataLossError, match="endingOffsets is for the old one"):
         PenstockReader(parse(batch, "batch")).partitions()
     with pytest.raises(SparkOptionError, match="topic t has no id 'x'"):
-        driver(subscribe=topic, startingOffsets='{"t": {"0": 2}, "t@x": {}}')
+        driver(subscribe=name, startingOffsets='{"t": {"0": 2}, "t@x": {}}')
 
 
 # With Spark
 
 
+@pytest.fixture
+def hasty(spark: SparkSession) -> str:
+    """The name of a source that believes sooner that a topic is another.
+
+    Spark plans a stream in a process of its own, where only what is pickled can change how long it waits.
+    """
+
+    class HastySource(PenstockDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "penstock-hasty"
+
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+            planning.GONE_AFTER_S = 0.5  # type: ignore[attr-defined]
+            return super().streamReader(schema)
+
+    spark.dataSource.register(HastySource)
+    return HastySource.name()
+
+
+@pytest.fixture
+def stream(spark: SparkSession, bootstrap: str, tmp_path: Path) -> Iterator[Stream]:
+    stream = Stream(spark, bootstrap, tmp_path / "checkpoint")
+    yield stream
+    stream.stop()
+
+
 def test_a_stream_of_spark_stops_with_one_clear_error_and_goes_on_as_that_says(
-    stream: Stream, topics: Topics, unique: Callable[[str], str]
+    stream: Stream, hasty: str, topics: Topics, topic: Topic, unique: Callable[[str], str]
 ) -> None:
-    topic, group = topics.create(unique("t"), 1), unique("group")
-    fill(topics, topic, "old", 3)
-    options = {"subscribe": topic, "groupId": group}
+    name, group = topic.name, unique("group")
+    options = {"source": hasty, "subscribe": name, "groupId": group}
     stream.drain(**options)
     kept = sorted((stream.checkpoint / "offsets").glob("[0-9]*"))[-1].read_text().splitlines()[-1]
-    assert json.loads(kept)[topic] == {"0": 3}
-    new = make_anew(topics, topic, "new", 5)
-    with pytest.raises(PySparkException, match=f"DataLossError: topic {topic} was deleted and made anew"):
+    assert json.loads(kept)[name] == {"0": 3}
+    new = topic.make_anew(5)
+    with pytest.raises(PySparkException, match=f"DataLossError: topic {name} was deleted and made anew"):
         stream.drain(**options)
     assert stream.table.sizes == [3]
     stream.drain(**options, **LENIENT)
     assert stream.table.batches[1] == [(row[:3], row[3]) for row in new]
-    assert topics.committed(group) == {(topic, 0): 5}
+    assert topics.committed(group) == {(name, 0): 5}
 
 
 def test_a_running_stream_of_spark_reads_on_in_the_new_topic_and_after_a_crash_too(
-    stream: Stream, topics: Topics, unique: Callable[[str], str]
+    stream: Stream, hasty: str, topic: Topic
 ) -> None:
-    topic = topics.create(unique("t"), 1)
-    fill(topics, topic, "old", 3)
-    query = stream.start(subscribe=topic, failOnDataLoss="false")
+    query = stream.start(source=hasty, subscribe=topic.name, failOnDataLoss="false")
     wait_until(lambda: len(stream.table.rows) == 3, DEADLINE_S, "the old topic was read")
     # The first batch of the new topic is planned and taken, and not committed.
     stream.table.fail_after = 1
-    new = make_anew(topics, topic, "new", 4)
+    new = topic.make_anew(4)
     with pytest.raises(PySparkException, match="the table is full"):
         query.awaitTermination(int(DEADLINE_S))
     stream.table.fail_after = None
-    stream.drain(subscribe=topic, **LENIENT)
+    stream.drain(source=hasty, subscribe=topic.name, **LENIENT)
     read = [row for row in stream.table.rows if row[1].startswith(b"new")]
     assert read == [(row[:3], row[3]) for row in new]
 
 
-def test_sparks_kafka_source_goes_on_from_our_checkpoint(
-    stream: Stream, topics: Topics, unique: Callable[[str], str]
-) -> None:
+def test_sparks_kafka_source_goes_on_from_our_checkpoint(stream: Stream, topic: Topic) -> None:
     try:
         connector_jars()
     except Missing as missing:
         skip_or_fail(missing)
-    topic = topics.create(unique("t"), 1)
-    fill(topics, topic, "ours", 3)
-    stream.drain(subscribe=topic)
-    topics.send(topic, [b"theirs"])
-    stream.drain(subscribe=topic, source="kafka")
-    topics.send(topic, [b"ours again"])
-    stream.drain(subscribe=topic)
+    stream.drain(subscribe=topic.name)
+    topic.send(b"theirs")
+    stream.drain(subscribe=topic.name, source="kafka")
+    topic.send(b"ours again")
+    stream.drain(subscribe=topic.name)
     assert stream.table.sizes == [3, 1, 1]
     assert [value for _, value in stream.table.rows[3:]] == [b"theirs", b"ours again"]
 
@@ -607,23 +613,22 @@ def test_sparks_kafka_source_goes_on_from_our_checkpoint(
 
 
 def test_an_archive_holds_both_topics_and_its_table_the_new_one(
-    spark: SparkSession, bootstrap: str, topics: Topics, unique: Callable[[str], str], tmp_path: Path
+    spark: SparkSession, bootstrap: str, topic: Topic, tmp_path: Path
 ) -> None:
-    topic, cold = topics.create(unique("t"), 1), tmp_path / "archive"
-    fill(topics, topic, "old", 3)
-    archive(spark, bootstrap, [topic], cold)
-    make_anew(topics, topic, "new", 5)
+    name, cold = topic.name, tmp_path / "archive"
+    archive(spark, bootstrap, [name], cold)
+    topic.make_anew(5)
     with pytest.raises(DataLossError, match="was deleted and made again"):
-        archive(spark, bootstrap, [topic], cold)
-    archive(spark, bootstrap, [topic], cold, fail_on_data_loss=False)
-    topics.send(topic, [b"hot"])
-    frame = table(spark, bootstrap, topic, cold)
+        archive(spark, bootstrap, [name], cold)
+    archive(spark, bootstrap, [name], cold, fail_on_data_loss=False)
+    topic.send(b"hot")
+    frame = table(spark, bootstrap, name, cold)
     new = [b"new 0", b"new 1", b"new 2", b"new 3", b"new 4"]
     assert [bytes(row.value) for row in frame.orderBy("offset").collect()] == [*new, b"hot"]
     # The seam was found in the topic that there was when the table was made, and its plan comes later.
-    frame = table(spark, bootstrap, topic, cold)
-    make_anew(topics, topic, "newest", 9)
-    with pytest.raises(PySparkException, match=f"topic {topic} was deleted and made anew"):
+    frame = table(spark, bootstrap, name, cold)
+    topic.make_anew(9, what="newest")
+    with pytest.raises(PySparkException, match=f"topic {name} was deleted and made anew"):
         frame.count()
 
 
@@ -658,24 +663,30 @@ def test_a_snapshot_is_of_the_topic_that_it_was_begun_with(
 
 @pytest.mark.parametrize("strict", [True, False], ids=["fail on data loss", "reads on"])
 def test_a_replay_that_is_gone_on_with_skips_nothing_of_the_new_topic(
-    spark: SparkSession, bootstrap: str, topics: Topics, unique: Callable[[str], str], strict: bool
+    spark: SparkSession,
+    bootstrap: str,
+    topics: Topics,
+    named: Callable[[str], Topic],
+    unique: Callable[[str], str],
+    strict: bool,
 ) -> None:
-    topic, target, run = topics.create(unique("t"), 1), topics.create(unique("target"), 1), unique("run")
-    fill(topics, topic, "old", 5)
+    topic, target, run = named("t"), topics.create(unique("target"), 1), unique("run")
+    name = topic.name
+    topic.make("old", 5)
     told: list[int] = []
 
     def made_anew_at_the_first_word(done: int, _: int) -> None:
         told.append(done)
         if len(told) == 1:
-            make_anew(topics, topic, "new", 6)
+            topic.make_anew(6)
 
-    first: dict[str, Any] = {"starting_offsets": json.dumps({topic: {"0": 4}}), "fail_on_data_loss": strict}
+    first: dict[str, Any] = {"starting_offsets": json.dumps({name: {"0": 4}}), "fail_on_data_loss": strict}
     if strict:
-        with pytest.raises(ReplayFailed, match=f"{topic}-0 is gone: its topic was deleted and made anew"):
-            replay(spark, bootstrap, topic, target, run_id=run, progress=made_anew_at_the_first_word, **first)
+        with pytest.raises(ReplayFailed, match=f"{name}-0 is gone: its topic was deleted and made anew"):
+            replay(spark, bootstrap, name, target, run_id=run, progress=made_anew_at_the_first_word, **first)
     else:
-        replay(spark, bootstrap, topic, target, run_id=run, progress=made_anew_at_the_first_word, **first)
-    assert replay(spark, bootstrap, topic, target, run_id=run).records == 6
+        replay(spark, bootstrap, name, target, run_id=run, progress=made_anew_at_the_first_word, **first)
+    assert replay(spark, bootstrap, name, target, run_id=run).records == 6
     place = TopicPartition(target, 0)
     with Client(bootstrap) as client:
         assert client.list_offsets({place: LATEST})[place].offset == 6

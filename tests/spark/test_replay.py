@@ -399,6 +399,7 @@ def test_a_target_that_was_just_made_need_not_be_known_to_every_broker(
     assert replay(spark, bootstrap, source, target, create_target=True).records == 90
 
 
+@pytest.mark.usefixtures("impatient")
 def test_what_makes_no_sense_is_refused_with_advice(
     spark: SparkSession, bootstrap: str, client: ConfluentClient, unique: Unique, source: str
 ) -> None:

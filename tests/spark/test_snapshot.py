@@ -169,6 +169,7 @@ def test_what_was_lost_with_leave_is_lost_only_once(
     assert rows(spark, location) == {b"a": b"1"}
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_topic_that_is_not_the_one_of_the_snapshot_is_refused(
     spark: SparkSession,
     bootstrap: str,

@@ -166,6 +166,7 @@ def test_a_commit_between_two_looks_is_not_taken_for_a_loss(
     assert sum(each.records for each in seam.files) == 20
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_topic_that_was_made_again_shows_only_its_new_records(
     spark: SparkSession, bootstrap: str, topics: Topics, topic: str, tmp_path: Path
 ) -> None:

@@ -347,11 +347,11 @@ class Planner:
             backlog = share(backlog, options.offsets_max)
         if options.bytes_max is not None:
             sizes = {each: self._record_bytes(each, available) for each, count in backlog.items() if count}
-            room = share(
-                {each: round(backlog[each] * size) for each, size in sizes.items()}, options.bytes_max
-            )
+            wanted = {each: round(backlog[each] * size) for each, size in sizes.items()}
+            room = share(wanted, options.bytes_max)
             for each, size in sizes.items():
-                backlog[each] = min(backlog[each], max(1, int(room[each] / size)))
+                if room[each] < wanted[each]:  # or rounding would leave a record out that fits
+                    backlog[each] = min(backlog[each], max(1, int(room[each] / size)))
         total = available.backlog
         return {
             # What is not limited ends where it ends, also where that is behind the stream's own offset.
