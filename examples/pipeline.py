@@ -1,6 +1,6 @@
 """Orders of three shops, from a producer to SQL: a complete pipeline in one file.
 
-    penstock serve &
+    penstock serve --data-dir shop-data &
     python examples/pipeline.py --bootstrap 127.0.0.1:9092
 
 Ten minutes of orders go into a topic. A stream adds up the revenue of each shop and minute into a second topic, and
@@ -82,9 +82,10 @@ def main() -> None:
 
 
 def create_topics(bootstrap: str, *names: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    # librdkafka would tell of each of its attempts to reach a broker; that there is none is said once, below.
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     topics = [NewTopic(name, num_partitions=PARTITIONS) for name in names]
-    for name, created in admin.create_topics(topics).items():
+    for name, created in admin.create_topics(topics, request_timeout=10).items():
         try:
             created.result()
         except KafkaException as error:

@@ -26,6 +26,8 @@ def test_an_address_is_a_host_and_a_port(text: str, address: tuple[str, int]) ->
         (":9092", "has no host"),
         ("[]:9092", "has no host"),
         ("::1:9092", "in brackets"),
+        ("PLAINTEXT://localhost:9092", "without PLAINTEXT://"),
+        ("kafka://localhost", "without kafka://"),
         ("localhost:http", "is no port"),
         ("localhost:65536", "is no port"),
         ("localhost:-1", "is no port"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from penstock.cli import client
 from tests.cli.conftest import Penstock
@@ -112,3 +114,17 @@ def test_another_refusal_is_final() -> None:
 
     with pytest.raises(KafkaException):
         client.when_ready(ask)
+
+
+@pytest.mark.parametrize("wait", [client.collect, client.flush])
+def test_ctrl_c_in_the_middle_of_a_callback_is_ctrl_c(
+    closed_port: str, wait: Callable[[Producer, float], None]
+) -> None:
+    def interrupted(_error: KafkaError | None, _message: Message) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    producer = Producer({"bootstrap.servers": closed_port, "message.timeout.ms": 100, "log_level": 0})
+    producer.produce("orders", b"value", on_delivery=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        while len(producer):
+            wait(producer, 10)

@@ -37,7 +37,8 @@ def test_every_command_has_help(penstock: Penstock, noun: str) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["topic"], "No such command 'topic'; see `penstock --help`"),
+        (["topic"], "No such command 'topic', did you mean 'topics'? See `penstock --help`"),
+        (["kafka"], "No such command 'kafka'; see `penstock --help`"),
         (["--nope"], "No such option: --nope; see `penstock --help`"),
         (["topics"], "Missing command; see `penstock topics --help`"),
         (["topics", "create"], "Missing argument 'TOPIC'; see `penstock topics create --help`"),
@@ -181,3 +182,16 @@ def test_a_number_too_large_for_any_broker_is_wrong_usage(penstock: Penstock, wo
     outcome = penstock(*words)
 
     assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome
+
+
+@pytest.mark.parametrize(
+    ("closing", "words", "code"),
+    [(">&-", ["capacity"], 0), ("2>&-", ["capacity", "--rate", "many"], 2), ("<&- >&- 2>&-", ["nope"], 2)],
+)
+def test_a_stream_that_is_closed_is_as_good_as_nowhere(closing: str, words: list[str], code: int) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {closing}', "sh", sys.executable, "-m", "penstock", *words],
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")

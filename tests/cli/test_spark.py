@@ -172,7 +172,10 @@ def test_what_is_wrong_is_said_before_spark_is_started(
     monkeypatch.setattr(commands, "spark_session", None)
     where = ("--to", str(tmp_path))
     assert "there is no topic nothing" in kafka("spark", job, "nothing", *where, code=1).err
-    assert "--conf takes KEY=VALUE" in kafka("spark", job, "nothing", *where, "--conf", "x", code=2).err
+    assert (
+        "--conf takes KEY=VALUE, such as spark.driver.memory=4g;"
+        in kafka("spark", job, "nothing", *where, "--conf", "x", code=2).err
+    )
     assert "Missing option '--to'" in kafka("spark", job, "nothing", code=2).err
     nobody = penstock("spark", job, "nothing", *where, "--bootstrap", "127.0.0.1:1")
     assert (nobody.code, "no broker answers at 127.0.0.1:1" in nobody.err) == (1, True)
@@ -190,7 +193,8 @@ def test_a_place_that_cannot_be_written_to_is_told_in_one_line(
 def test_missing_libraries_are_named(kafka: Penstock, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_session, "find_spec", lambda name: None if name == "pyspark" else object())
     told = kafka("spark", "profile", orders, "--to", "nowhere", code=1).err
-    assert told == "penstock: pyspark is not installed; pip install 'penstock[spark]'\n"
+    # Not 'penstock[spark]': what is called so on PyPI is another project.
+    assert told == "penstock: pyspark is not installed; pip install '.[spark]' in a checkout of penstock\n"
 
 
 @pytest.mark.parametrize(

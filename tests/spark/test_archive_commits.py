@@ -338,6 +338,16 @@ def test_a_table_of_another_format_is_not_overwritten(make: Callable[[], Any], t
         make().create(SHAPE)
 
 
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_a_format_whose_library_is_missing_says_what_to_install(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.spark.jobs.tables.find_spec", lambda name: None)
+    # From a checkout: what is called penstock on PyPI is another project.
+    with pytest.raises(SparkOptionError, match=rf"pip install '\.\[{format}\]' in a checkout"):
+        open_table(tmp_path / "table", format, SCHEMA)
+
+
 def test_a_change_that_would_repeat_records_is_refused(make: Callable[[], Any], tmp_path: Path) -> None:
     location = tmp_path / "table"
     table = make()

@@ -10,6 +10,9 @@ PORT_MAX = 65_535
 
 def parse_address(text: str) -> tuple[str, int]:
     """Split `host:port`; an IPv6 host stands in brackets. Raises ValueError that says what is wrong."""
+    protocol, slashes, rest = text.rpartition("://")
+    if slashes:
+        raise ValueError(f"{text!r} is no HOST:PORT; write {rest} without {protocol}://")
     host, colon, port_text = text.rpartition(":")
     if not colon:
         raise ValueError(f"{text!r} has no port; write HOST:PORT, such as 127.0.0.1:9092")

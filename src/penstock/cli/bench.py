@@ -217,7 +217,7 @@ class Load:
         except KeyboardInterrupt:
             # What is still queued would make the topic again once it is deleted.
             self._producer.purge()
-            self._producer.flush(CONNECT_TIMEOUT_S)
+            client.flush(self._producer, CONNECT_TIMEOUT_S)
             raise
 
     def _send(self, records: int, rate: float | None, description: str) -> None:
@@ -240,7 +240,7 @@ class Load:
                 if number % POLL_EVERY == 0:
                     client.collect(producer, 0)
                     bar.show(number)
-        producer.flush(DELIVERY_TIMEOUT_MS / 1000 + CONNECT_TIMEOUT_S)
+        client.flush(producer, DELIVERY_TIMEOUT_MS / 1000 + CONNECT_TIMEOUT_S)
         if self._error is not None:
             raise Failure(f"a record was not delivered: {client.explain_error(self._error)}")
 

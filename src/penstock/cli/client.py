@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from confluent_kafka import (
@@ -234,8 +235,20 @@ def _knock(bootstrap: str) -> None:
 
 def collect(producer: Any, timeout_s: float) -> None:
     """Let a producer call back with what was acknowledged; Ctrl-C in the middle of a callback is Ctrl-C."""
-    try:
+    with _interruptible():
         producer.poll(timeout_s)
+
+
+def flush(producer: Any, timeout_s: float) -> None:
+    """Wait until everything is acknowledged or given up; Ctrl-C as in ``collect``."""
+    with _interruptible():
+        producer.flush(timeout_s)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
     except SystemError:
         # confluent-kafka loses the KeyboardInterrupt that a callback was left with, and says only this.
         raise KeyboardInterrupt from None

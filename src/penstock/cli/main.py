@@ -24,6 +24,7 @@ INTERRUPTED = 130
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (``sys.argv`` when none is given) and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_what_is_closed()
     try:
         _refuse_what_is_no_text(words)
         code = _dispatch(words)
@@ -39,6 +40,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         return FAILED
     return code
+
+
+def _open_what_is_closed() -> None:
+    """A standard stream that was closed (`>&-`) is None to Python, and the next socket would get its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def _refuse_what_is_no_text(words: list[str]) -> None:

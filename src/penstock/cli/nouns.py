@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -56,6 +57,12 @@ class Nouns(typer.core.TyperGroup):
         command = typer.main.get_command(noun)
         command.name = cmd_name
         return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # Typer looks for a near name among the commands that it holds, and here it holds none.
+        if args[0] not in NOUNS and (near := get_close_matches(args[0], NOUNS, n=1)):
+            raise WrongUsage(f"No such command {args[0]!r}, did you mean {near[0]!r}? See `penstock --help`")
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(

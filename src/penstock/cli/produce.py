@@ -177,7 +177,7 @@ def produce(
         interrupted = True
     finally:
         # Also when a line was bad or reading failed: what was handed over is sent.
-        producer.flush(DELIVERY_TIMEOUT_MS / 1000 + CONNECT_TIMEOUT_S)
+        client.flush(producer, DELIVERY_TIMEOUT_MS / 1000 + CONNECT_TIMEOUT_S)
     _report(topic, sending, as_json=as_json)
     if sending.first_error is not None:
         why = client.explain_error(sending.first_error)

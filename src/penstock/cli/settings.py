@@ -1,4 +1,4 @@
-"""KEY=VALUE as people type it after --set, --config and `configs set`."""
+"""KEY=VALUE as people type it after --set, --config, --conf and `configs set`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from penstock.cli.failures import WrongUsage
 
 
-def parse_settings(option: str, pairs: Sequence[str]) -> dict[str, str]:
+def parse_settings(
+    option: str, pairs: Sequence[str], example: str = "retention.ms=3600000"
+) -> dict[str, str]:
     """Read `key=value` pairs. The value may hold further `=`; a later pair wins over an earlier one."""
     settings = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise WrongUsage(f"{option} takes KEY=VALUE, such as retention.ms=3600000; got {pair!r}")
+            raise WrongUsage(f"{option} takes KEY=VALUE, such as {example}; got {pair!r}")
         settings[key.strip()] = value.strip()
     return settings

@@ -107,7 +107,7 @@ def archive(
     as_json: Json = False,
 ) -> None:
     """Archive topics to a table of Parquet files, from where it ends to where the topics end."""
-    settings = parse_settings("--conf", conf or [])
+    settings = _spark_settings(conf)
     _check_topics(bootstrap, topics)
     stop = threading.Event()
     if every is not None and threading.current_thread() is threading.main_thread():
@@ -164,7 +164,7 @@ def table(
     as_json: Json = False,
 ) -> None:
     """Query a topic and its archive as one table: count, columns and first rows, or --sql."""
-    settings = parse_settings("--conf", conf or [])
+    settings = _spark_settings(conf)
     client.connect(bootstrap)
     view = re.sub(r"\W", "_", topic, flags=re.ASCII)
     with spark_session("table", master, settings) as (spark, _):
@@ -227,7 +227,7 @@ def snapshot(
     as_json: Json = False,
 ) -> None:
     """Keep the newest value of each key as a table, reading only what is new since the last time."""
-    settings = parse_settings("--conf", conf or [])
+    settings = _spark_settings(conf)
     _check_topics(bootstrap, [topic])
     with spark_session("snapshot", master, settings) as (spark, bar):
         from penstock.spark import jobs  # noqa: PLC0415  # pyspark
@@ -287,7 +287,7 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Send a topic's records to another topic once more, marked with where they come from."""
-    settings = parse_settings("--conf", conf or [])
+    settings = _spark_settings(conf)
     admin = client.connect(bootstrap)
     numbers = _wanted_partitions(admin, source, partition)
     first, last = _position("--from", start), _position("--until", until)
@@ -353,7 +353,7 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Look into topics: sizes, skew, hot keys, lag, growth, and when retention begins to delete."""
-    settings = parse_settings("--conf", conf or [])
+    settings = _spark_settings(conf)
     _check_topics(bootstrap, topics)
     with spark_session("profile", master, settings) as (spark, bar):
         from penstock.spark import jobs  # noqa: PLC0415  # pyspark
@@ -377,6 +377,10 @@ def profile(
 
 
 # What all share
+
+
+def _spark_settings(conf: Sequence[str] | None) -> dict[str, str]:
+    return parse_settings("--conf", conf or [], example="spark.driver.memory=4g")
 
 
 def _check_topics(bootstrap: str, topics: Iterable[str]) -> None:
