@@ -312,6 +312,11 @@ def test_assignments_that_cannot_be_are_refused(asked: CreatableTopic) -> None:
     assert error_of(controller(brokers=2), asked) is ErrorCode.INVALID_REPLICA_ASSIGNMENT
 
 
+def test_a_refused_assignment_names_the_broker_that_nobody_knows() -> None:
+    (result,) = create(controller(brokers=2), assigned("a", (1, 9)))
+    assert result.error_message == "Partition 0 is assigned broker 9, which is not registered."
+
+
 @pytest.mark.parametrize(("partitions", "factor"), [(1, -1), (-1, 1)])
 def test_assignments_and_numbers_together_are_refused(partitions: int, factor: int) -> None:
     asked = assigned("a", (1,))

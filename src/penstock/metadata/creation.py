@@ -245,8 +245,8 @@ class Creation:
             reason = "one broker twice"
         elif len(brokers) != replication_factor:
             reason = f"{len(brokers)} replicas where others have {replication_factor}"
-        elif not self._image.brokers.keys() >= set(brokers):
-            reason = "a broker that is not registered"
+        elif unknown := set(brokers) - self._image.brokers.keys():
+            reason = f"broker {min(unknown)}, which is not registered"
         elif not any(self._image.brokers[broker].is_active for broker in brokers):
             reason = "only brokers that are fenced or shutting down"
         if reason is not None:

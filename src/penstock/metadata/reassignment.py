@@ -114,8 +114,8 @@ def _reassigned(
         reason = f"{len(target)} replicas"
     elif len(set(target)) != len(target):
         reason = "one broker twice"
-    elif not decided.image.brokers.keys() >= set(target):
-        reason = "a broker that is not registered"
+    elif unknown := set(target) - decided.image.brokers.keys():
+        reason = f"broker {min(unknown)}, which is not registered"
     if reason is not None:
         raise Refusal(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Partition {asked.partition_index} is assigned {reason}."
