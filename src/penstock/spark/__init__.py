@@ -10,18 +10,24 @@ import os
 import socket
 import sys
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["register", "session"]
 
+_taught: WeakSet[SparkSession] = WeakSet()
+
 
 def register(spark: SparkSession) -> SparkSession:
     """Teach a session ``format("penstock")``, and return it. A second call changes nothing."""
     from penstock.spark.source import PenstockDataSource  # noqa: PLC0415  pyspark only where it is used
 
-    spark.dataSource.register(PenstockDataSource)
+    # Spark warns of a source that takes the place of another, also of itself.
+    if spark not in _taught:
+        spark.dataSource.register(PenstockDataSource)
+        _taught.add(spark)
     return spark
 
 
