@@ -79,6 +79,16 @@ def test_a_full_disk_does_not_keep_a_broker_from_registering(node: Node) -> None
     assert not node.failures
 
 
+def test_a_second_disk_that_takes_no_note_of_a_power_failure_fails_alone(node: Node) -> None:
+    remembered(node).remember_epoch(5)
+    storage = node.start(boot_id=b"boot 2", failures=[("replace", node.paths[1], errno.EIO)])
+    Registration(storage, node.logger).remember_epoch(6)  # type: ignore[arg-type]
+    assert node.failures == [], "the node goes on"
+    assert node.failed == [storage.directories[1]]
+    assert [directory.is_online for directory in storage.directories] == [True, False, True]
+    assert remembered(node, boot_id=b"boot 2").previous_broker_epoch == -1, "its page cache is lost"
+
+
 def test_the_broker_epoch_is_not_claimed_after_a_power_failure(node: Node) -> None:
     first = remembered(node)
     first.remember_epoch(41)

@@ -195,3 +195,15 @@ def test_a_stream_that_is_closed_is_as_good_as_nowhere(closing: str, words: list
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
+
+
+def test_completing_behind_a_command_that_does_not_exist_is_silent() -> None:
+    """What is said while the shell completes is said into the line that somebody types."""
+    shell = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock topic x", "COMP_CWORD": "2"}
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock"],
+        env={**os.environ, **shell},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, b"", b"")

@@ -17,7 +17,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from penstock.broker.data_directory import NO_EPOCH, NO_ID
+from penstock.broker.data_directory import NO_EPOCH, NO_ID, Directory
 from penstock.model import format_id, parse_id
 
 if TYPE_CHECKING:
@@ -101,16 +101,25 @@ class Registration:
         }
         try:
             self._files.replace(self._path, json.dumps(remembered).encode())
-            for directory in directories:
-                if directory.is_online and directory.lost_page_cache:
-                    # The controller has heard of the loss.
-                    directory.note_boot()
         except OSError as error:
             # On a full disk the next start will find an older epoch, and be taken for one that lost data.
             self._logger.error("cannot remember the broker epoch", error=str(error))
             with suppress(OSError):
                 self._files.remove(self._asked_path)
             self._write_failed(error)
+            return
+        for directory in directories:
+            if directory.is_online and directory.lost_page_cache:
+                self._note_loss_told(directory)
+
+    def _note_loss_told(self, directory: Directory) -> None:
+        """The controller has heard that what was not flushed in this directory is lost."""
+        try:
+            directory.note_boot()
+        except OSError as error:
+            # The next start will tell of it once more, if this disk is there at all.
+            self._logger.error("cannot remember the boot", path=directory.path, error=str(error))
+            self._storage.check_disk(directory, error)
 
     def _write_failed(self, error: OSError) -> None:
         self._storage.check_disk(self._storage.directories[0], error)

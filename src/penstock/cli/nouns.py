@@ -60,7 +60,8 @@ class Nouns(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         # Typer looks for a near name among the commands that it holds, and here it holds none.
-        if args[0] not in NOUNS and (near := get_close_matches(args[0], NOUNS, n=1)):
+        near = get_close_matches(args[0], NOUNS, n=1)
+        if near and args[0] not in NOUNS and not ctx.resilient_parsing:
             raise WrongUsage(f"No such command {args[0]!r}, did you mean {near[0]!r}? See `penstock --help`")
         return super().resolve_command(ctx, args)
 

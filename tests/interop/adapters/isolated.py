@@ -8,6 +8,8 @@ somebody else by then.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.managers import BaseManager
@@ -37,7 +39,7 @@ class IsolatedClient:
 
     def __init__(self, name: str, bootstrap: str) -> None:
         self._process = _Clients(ctx=SPAWN)
-        self._process.start()
+        self._process.start(_end_with_the_tests)
         try:
             self._client = getattr(self._process, name)(bootstrap)
         except BaseException:
@@ -48,14 +50,24 @@ class IsolatedClient:
         return getattr(self._client, name)
 
     def close(self) -> None:
-        try:
-            self._client.close()
-        finally:
-            self._process.shutdown()
+        # And with the process the client, also one that hangs.
+        self._process.shutdown()
 
 
 def in_another_process(
     function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
 ) -> Result:
-    with ProcessPoolExecutor(1, SPAWN) as process:
+    with ProcessPoolExecutor(1, SPAWN, _end_with_the_tests) as process:
         return process.submit(function, *arguments, **named).result()
+
+
+def _end_with_the_tests() -> None:
+    """A run of tests that is killed says goodbye to nobody."""
+    tests = multiprocessing.parent_process()
+    assert tests is not None
+
+    def watch() -> None:
+        tests.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
