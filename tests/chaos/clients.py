@@ -213,8 +213,8 @@ class GroupReader(Client):
 
     def finish(self) -> None:
         if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+            leaving, self._consumer = self._consumer, None
+            leaving.close()
             self._positions = {}
 
     def _commit(self, positions: dict[Place, int]) -> None:
@@ -234,6 +234,8 @@ class GroupReader(Client):
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Runs inside ``consume``: what we committed must be what we begin with."""
+        if self._consumer is None:
+            return  # or inside ``close``, where librdkafka no longer asks anybody
         for one in patiently(lambda: consumer.committed(partitions, timeout=5)):
             place = Place(one.topic, one.partition)
             least, most = self._committed.get(place, -1), self._attempted.get(place, -1)

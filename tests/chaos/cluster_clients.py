@@ -222,6 +222,7 @@ class GroupMember(Client):
         )
         self._consumer = self._joined()
         self._is_to_leave = False
+        self._is_leaving = False
         self._positions: dict[Place, int] = {}
         self._reads = 0
         self.assignments = 0
@@ -233,7 +234,7 @@ class GroupMember(Client):
     def step(self) -> None:
         if self._is_to_leave:
             self._is_to_leave = False
-            self._consumer.close()
+            self._leave()
             self._positions.clear()
             self._consumer = self._joined()
         for message in self._consumer.consume(500, timeout=0.1):
@@ -253,7 +254,12 @@ class GroupMember(Client):
             self._commit(dict(self._positions))
 
     def finish(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self._is_leaving = True
         self._consumer.close()
+        self._is_leaving = False
 
     def _joined(self) -> Consumer:
         consumer = Consumer(self._settings)
@@ -279,8 +285,8 @@ class GroupMember(Client):
         """Runs inside ``consume``: what was committed must be what we begin with."""
         self.assignments += 1
         self._positions.clear()
-        if not partitions:
-            return
+        if not partitions or self._is_leaving:
+            return  # inside ``close`` librdkafka no longer asks anybody
         promised = self._commits.promised()
         told = patiently(lambda: consumer.committed(partitions, timeout=REQUEST_MS / 1000))
         self._commits.found(
