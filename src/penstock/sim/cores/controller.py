@@ -239,8 +239,8 @@ class MovableReplica(Replica):
             return
         if self.log or self.core.leader_epoch >= 0:
             self.world.counts["deleted replicas"] += 1
-            for fetcher in self.node.fetchers.values():
-                fetcher.remove(self.key)
+            for leader in self.node.fetchers:
+                self.node.unfollow(self, leader)
             self.log, self.epochs, self.synced, self.checked = [], [], 0, 0
             self.waiters = []
             self.core = self.new_core(0)

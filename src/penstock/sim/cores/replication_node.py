@@ -125,9 +125,9 @@ class Node:
     def follow(self, replica: Replica) -> None:
         """Fetch from the leader there is, or from nobody."""
         core = replica.core
-        for leader, other in self.fetchers.items():
+        for leader in self.fetchers:
             if leader != core.leader or core.is_leader:
-                other.remove(replica.key)
+                self.unfollow(replica, leader)
         if core.is_leader or core.leader <= 0 or not replica.is_ready:
             return
         fetcher = self.fetchers.get(core.leader)
@@ -138,6 +138,14 @@ class Node:
             fetcher.moved(replica.key, offset, last_epoch, 0)
         fetcher.assign(replica.key, core.leader_epoch, offset, last_epoch, 0, is_in_sync=self.id in core.isr)
         self.world.later(0, self.pump, self.life, core.leader)
+
+    def unfollow(self, replica: Replica, leader: int) -> None:
+        fetcher = self.fetchers[leader]
+        if replica.key in fetcher:
+            fetcher.remove(replica.key)
+            if not replica.is_ready:
+                # The others waited for its flush, which will not call for them any more.
+                self.world.later(0, self.pump, self.life, leader)
 
     def pump(self, life: int, leader: int) -> None:
         if life != self.life:
