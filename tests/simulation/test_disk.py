@@ -236,6 +236,32 @@ def test_a_full_disk_refuses_writes_and_leaves_the_file_as_it_was() -> None:
     assert file.size == 9
 
 
+def test_a_disk_can_be_filled_alone_and_removing_files_makes_room_on_it() -> None:
+    machine = Machine()
+    for directory in ("/disk1", "/disk2", "/disk22"):
+        machine.files.make_directory(directory)
+    old = machine.files.open("/disk2/old")
+    old.append([b"12345678"])
+    machine.disk.fill("/disk2")
+    machine.files.open("/disk1/x").append([b"fits"])
+    machine.files.open("/disk22/x").append([b"fits"])
+    with pytest.raises(OSError) as caught:
+        machine.files.open("/disk2/x").append([b"1"])
+    with pytest.raises(OSError):
+        machine.files.replace("/disk2/y", b"1")
+    assert caught.value.errno == errno.ENOSPC
+    old.truncate(5)
+    assert machine.disk.free_bytes("/disk2") == 3
+    machine.files.remove("/disk2/old")
+    machine.files.replace("/disk2/y", b"12345678")
+    machine.files.replace("/disk2/y", b"")
+    assert machine.disk.free_bytes("/disk2/y") == 8
+    assert machine.disk.is_full
+    machine.disk.free("/disk2")
+    assert not machine.disk.is_full
+    machine.files.open("/disk2/x").append([bytes(100)])
+
+
 def test_one_of_two_data_directories_can_fail() -> None:
     machine = Machine()
     for directory in ("/disk1", "/disk2"):

@@ -219,7 +219,7 @@ class Cluster:
         machine.failure = reason
         self.note(machine.host, "gave up", {"reason": reason})
         # A node need not start on a full disk, but one that runs goes on.
-        is_excused = machine.booted is None and machine.disk.room_bytes is not None
+        is_excused = machine.booted is None and machine.disk.is_full
         if not machine.is_harmed and not is_excused:
             self.loop.violate(f"{machine.host} gave up though its disk was never harmed: {reason}")
         self.crash(machine)

@@ -22,6 +22,8 @@ from penstock.environment import Buffer
 from penstock.sim.loop import Process, ProcessDied
 
 PAGE_BYTES = 512
+# Of a disk that nobody fills.
+PLENTY_BYTES = 1 << 40
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -174,8 +176,10 @@ class Disk:
         self.chance = chance
         self.root = Directory()
         self.boot_id = chance.randbytes(16).hex()
-        # Bytes that still fit; None for plenty.
+        # Bytes that still fit; None for plenty. What is removed or cut off makes room again.
         self.room_bytes: int | None = None
+        # The directories on a file system that is full, and how many bytes still fit there.
+        self._full: dict[str, int] = {}
         # Below these directories every write fails, and every fsync.
         self.failing: tuple[str, ...] = ()
         # So many fsyncs fail next, once each: what they should have written is lost (fsyncgate).
@@ -194,6 +198,7 @@ class Disk:
     def lose_power(self) -> None:
         self.power_losses += 1
         self.room_bytes = None
+        self._full.clear()
         self.root.lose_power(self.chance)
         self.boot_id = self.chance.randbytes(16).hex()
 
@@ -204,8 +209,45 @@ class Disk:
     def wipe(self) -> None:
         self.root = Directory()
 
+    def fill(self, below: str = "/", *, left_bytes: int = 0) -> None:
+        """Somebody else's files take all but ``left_bytes`` of the file system that holds these directories.
+
+        From now on writes below them end in ENOSPC, until ``free``; removing and truncating files makes room.
+        """
+        self._full[below.rstrip("/")] = left_bytes
+
+    def free(self, below: str | None = None) -> None:
+        """There is plenty of room again, below these directories or everywhere."""
+        if below is None:
+            self._full.clear()
+            self.room_bytes = None
+        else:
+            self._full.pop(below.rstrip("/"), None)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether somebody fills it, or a part of it."""
+        return self.room_bytes is not None or bool(self._full)
+
+    def free_bytes(self, path: str) -> int:
+        """What still fits below a directory."""
+        rooms = [room for below, room in self._full.items() if _is_below(path, below)]
+        if self.room_bytes is not None:
+            rooms.append(self.room_bytes)
+        return min(rooms, default=PLENTY_BYTES)
+
+    def take_room(self, path: str, size: int) -> None:
+        """Raises OSError when so many bytes do not fit. A negative size makes room."""
+        if size > self.free_bytes(path):
+            raise OSError(errno.ENOSPC, "the disk is full", path)
+        for below in self._full:
+            if _is_below(path, below):
+                self._full[below] -= size
+        if self.room_bytes is not None:
+            self.room_bytes -= size
+
     def heal(self) -> None:
-        self.room_bytes = None
+        self.free()
         self.failing = ()
         self.failing_syncs = 0
         self.slowness = 1.0
@@ -299,6 +341,7 @@ class SimFiles:
         if durable:
             self.sync_content(path, content, content.version)
         self.changing(path)
+        self._make_room(path)
         directory.move(name + ".tmp", name)
         if durable:
             self.sync_directory(os.path.dirname(path))
@@ -324,6 +367,7 @@ class SimFiles:
             for child in sorted(node.entries):
                 self.remove(f"{path}/{child}")
         self.changing(path)
+        self._make_room(path)
         directory.drop(name)
 
     def forget(self, path: str) -> None:
@@ -365,10 +409,8 @@ class SimFiles:
         disk = self.disk
         if disk.failing and path.startswith(disk.failing):
             raise OSError(errno.EIO, "the disk failed", path)
-        if disk.room_bytes is not None and size:
-            if size > disk.room_bytes:
-                raise OSError(errno.ENOSPC, "the disk is full", path)
-            disk.room_bytes -= size
+        if size:
+            disk.take_room(path, size)
 
     def content(self, path: str) -> Content:
         self.alive()
@@ -403,6 +445,12 @@ class SimFiles:
 
     def wrote(self, content: Content) -> None:
         content.modified_ms = self._process.clock.wall_ms()
+
+    def _make_room(self, path: str) -> None:
+        """A file is about to go away."""
+        node = self.disk.find(path)
+        if isinstance(node, Content):
+            self.disk.take_room(path, -len(node.data))
 
     def _parent(self, path: str) -> tuple[Directory, str]:
         self.alive()
@@ -463,6 +511,7 @@ class SimFile:
         content = self._opened()
         self._files.changing(self._path)
         assert size <= len(content.data), "truncated to more than there is"
+        self._files.disk.take_room(self._path, size - len(content.data))
         content.truncate(size)
         self._files.wrote(content)
 
@@ -485,6 +534,10 @@ class SimFile:
 
     def close(self) -> None:
         self._content = None
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(f"{directory}/")
 
 
 def _walk(path: str, directory: Directory) -> Iterator[tuple[str, Content]]:
