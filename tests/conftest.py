@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from penstock.machine import MachineFiles
+from tests.accounting import Accounting
 from tests.spark.session import spark as spark  # noqa: PLC0414  a fixture for every test
 from tests.support import BrokerProcess
 
@@ -36,6 +38,10 @@ settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Accounting())
+    # Under nohup, and in some runners, SIGINT arrives ignored, and every process started here would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for foreign in FOREIGN_WARNINGS:
         config.addinivalue_line("filterwarnings", foreign)
 
