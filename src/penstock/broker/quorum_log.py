@@ -62,9 +62,11 @@ REMOVAL_DELAY_MS = 60_000
 METADATA_LOG_CONFIG = LogConfig(
     segment_bytes=32 * 1024 * 1024, segment_ms=7 * 24 * 3600 * 1000, retention_ms=-1, retention_bytes=-1
 )
-# Kafka's, of the file and of the control records' keys and values.
+# Kafka's version of the file.
 _STATE_VERSION = 1
-_LEADER_CHANGE_VERSION = 1
+# Of the keys and values of control records. Kafka's tools read a LeaderChangeMessage in this version whatever the
+# value says it is, so the voters' directory ids (version 1) are left out. Older releases wrote version 1.
+_CONTROL_VERSION = 0
 # Before every offset: of voters that no record names.
 BEFORE_ALL = -1
 
@@ -259,9 +261,8 @@ def control_batch(records: list[Message], wall_ms: int, epoch: int, base_offset:
     """One batch with these control records, which their readers see together or not at all."""
     fields: list[RecordFields] = []
     for record in records:
-        key = schema.encode(ControlRecordKey(version=0, type=record.KEY), 0)
-        version = _LEADER_CHANGE_VERSION if isinstance(record, LeaderChangeMessage) else 0
-        fields.append((wall_ms, key, schema.encode(record, version), []))
+        key = schema.encode(ControlRecordKey(version=_CONTROL_VERSION, type=record.KEY), _CONTROL_VERSION)
+        fields.append((wall_ms, key, schema.encode(record, _CONTROL_VERSION), []))
     return encode_batch(fields, leader_epoch=epoch, base_offset=base_offset, control=True)
 
 
@@ -269,10 +270,12 @@ def control_message(record: ControlRecord, addresses: dict[int, tuple[str, int]]
     match record:
         case LeaderChange():
             return LeaderChangeMessage(
-                version=_LEADER_CHANGE_VERSION,
+                version=_CONTROL_VERSION,
                 leader_id=record.leader_id,
-                voters=[_change_voter(voter) for voter in record.voters],
-                granting_voters=[_change_voter(voter) for voter in record.granting_voters],
+                voters=[LeaderChangeMessageVoter(voter_id=voter.id) for voter in record.voters],
+                granting_voters=[
+                    LeaderChangeMessageVoter(voter_id=voter.id) for voter in record.granting_voters
+                ],
             )
         case KRaftVersion():
             return KRaftVersionRecord(version=0, kraft_version=record.version)
@@ -297,10 +300,6 @@ def voters_record(voters: Voters, addresses: dict[int, tuple[str, int]]) -> Vote
             for voter in voters
         ],
     )
-
-
-def _change_voter(voter: Voter) -> LeaderChangeMessageVoter:
-    return LeaderChangeMessageVoter(voter_id=voter.id, voter_directory_id=voter.directory)
 
 
 def voters_in(record: VotersRecord) -> Voters:
