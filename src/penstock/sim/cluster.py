@@ -196,6 +196,13 @@ class Cluster:
             assert machine.process is not None
             self._ended(machine, machine.process, "crashed")
 
+    def set_clock(self, machine: Machine, wall_skew_ms: int) -> None:
+        """Set the wall clock this far from the true time, ahead or behind. It stays there over restarts."""
+        machine.wall_skew_ms = wall_skew_ms
+        if machine.process is not None:
+            machine.process.clock.wall_skew_ms = wall_skew_ms
+        self.note(machine.host, "has another time", {"skew_ms": wall_skew_ms})
+
     def lose_power(self, machine: Machine) -> None:
         machine.has_power = False
         self.fabric.power_lost(machine.host)
