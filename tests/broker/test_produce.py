@@ -332,3 +332,23 @@ def test_gaps_old_epochs_and_first_batches_that_are_none_are_refused(wire: Wire,
     assert send(1, 0) == ErrorCode.NONE
     assert send(0, 1) == ErrorCode.INVALID_PRODUCER_EPOCH
     assert len(everything(wire, topic)) == 2
+
+
+def test_a_batch_sent_before_its_topic_was_known_here_is_not_overtaken(wire: Wire, unique: Unique) -> None:
+    """A client may know of a new topic before its leader does. Once another producer has written, nothing but the
+    memory of the refusal tells that the first batch is missing."""
+    name = unique("t")
+    producer_id, epoch = new_producer(wire)
+
+    def send(sequence: int) -> int:
+        records = batch(
+            b"%d" % sequence, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence
+        )
+        return produce(wire, name, records).error_code
+
+    assert send(0) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    create_topic(wire, name)
+    put(wire, name, b"so that the log is not empty")
+    assert send(1) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert [send(sequence) for sequence in range(3)] == [ErrorCode.NONE] * 3
+    assert everything(wire, name)[1:] == [b"0", b"1", b"2"]

@@ -7,7 +7,14 @@ import pytest
 from penstock.log import producers
 from penstock.log.config import LogConfig
 from penstock.log.producers import CorruptSnapshot, Duplicate, ProducerStates
-from penstock.log.refusals import PRODUCERS_REMEMBERED, REMEMBERED_MS, Refusals
+from penstock.log.refusals import (
+    ELSEWHERE_REMEMBERED,
+    NONE_REFUSED,
+    PRODUCERS_REMEMBERED,
+    REMEMBERED_MS,
+    Refusals,
+    RefusalsElsewhere,
+)
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import SEQUENCE_MAX, BatchHeader, decode_header, encode_batch
 from tests.log.making import DIRECTORY, NOW, append, made_batch, made_files, names, opened
@@ -359,3 +366,26 @@ def test_producers_that_were_refused_are_remembered_up_to_a_limit() -> None:
         refusals.add(made_header(0, producer_id=producer_id), ErrorCode.NOT_ENOUGH_REPLICAS, NOW)
     assert states.check(made_header(1, producer_id=0), NOW, refusals) is None
     assert states.check(made_header(1, producer_id=1), NOW, refusals) == ErrorCode.NOT_ENOUGH_REPLICAS
+
+
+def test_what_was_refused_before_a_partition_was_here_is_not_overtaken_in_it() -> None:
+    """Clients name a topic by its name or its id."""
+    topic_id, elsewhere = bytes(15) + b"t", RefusalsElsewhere()
+    elsewhere.add("t", 0, made_header(0), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NOW)
+    elsewhere.add(topic_id, 1, made_header(0), ErrorCode.UNKNOWN_TOPIC_ID, NOW)
+    states = ProducerStates(EXPIRATION_MS)
+    by_name, by_id = elsewhere.of("t", topic_id, 0), elsewhere.of("t", topic_id, 1)
+    assert states.check(made_header(1), NOW, by_name) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert states.check(made_header(1), NOW, by_id) == ErrorCode.UNKNOWN_TOPIC_ID
+    assert states.check(made_header(0), NOW, by_id) is None
+    assert states.check(made_header(1), NOW + REMEMBERED_MS + 1, by_id) is None
+    assert elsewhere.of("t", topic_id, 2) is NONE_REFUSED
+    assert elsewhere.of("u", bytes(15) + b"u", 0) is NONE_REFUSED
+
+
+def test_only_so_much_is_remembered_of_what_was_refused_elsewhere() -> None:
+    elsewhere = RefusalsElsewhere()
+    for number in range(ELSEWHERE_REMEMBERED + 1):
+        elsewhere.add(f"t{number}", 0, made_header(0), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NOW)
+    assert elsewhere.of("t0", bytes(16), 0) is NONE_REFUSED
+    assert elsewhere.of("t1", bytes(16), 0) is not NONE_REFUSED

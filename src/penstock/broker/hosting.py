@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 from penstock.broker.config import TopicConfig
 from penstock.broker.partitions import HostedPartition
 from penstock.broker.surroundings import Surroundings
+from penstock.log.refusals import RefusalsElsewhere
 from penstock.metadata.image import TOPIC_RESOURCE, Delta, Image, TopicImage
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.records import BatchHeader, check_produced
 
 if TYPE_CHECKING:
     from penstock.broker.storage import Storage
@@ -31,6 +34,8 @@ class Partitions:
         self._surroundings = surroundings
         self._topic_config = topic_config
         self._topics: dict[str, dict[int, HostedPartition]] = {}
+        # Batches that were sent here for partitions that are not here.
+        self._refused = RefusalsElsewhere()
 
     def get(self, topic: str, index: int) -> HostedPartition | None:
         """None when there is no such partition, or no replica of it is here."""
@@ -46,6 +51,15 @@ class Partitions:
 
     def __len__(self) -> int:
         return sum(map(len, self._topics.values()))
+
+    def refuse(self, topic: str | bytes, index: int, records: memoryview, error: ErrorCode) -> None:
+        """Remember a batch for a partition that is not here: it may be here when the next batch comes.
+
+        ``topic`` is its name or its id, whichever the client gave.
+        """
+        checked = check_produced(records, max_message_bytes=len(records))
+        if isinstance(checked, BatchHeader) and checked.producer_id >= 0:
+            self._refused.add(topic, index, checked, error, self._storage.environment.clock.wall_ms())
 
     def apply(self, image: Image, delta: Delta) -> None:
         for topic in delta.deleted:
@@ -78,7 +92,12 @@ class Partitions:
             elif me in partition.replicas:
                 here = self._topics.setdefault(topic.name, here)
                 hosted = here[partition.index] = HostedPartition(
-                    self._storage, self._surroundings, topic, partition, config
+                    self._storage,
+                    self._surroundings,
+                    topic,
+                    partition,
+                    config,
+                    refusals=self._refused.of(topic.name, topic.id, partition.index),
                 )
                 self._surroundings.role_changed(hosted)
 

@@ -85,6 +85,8 @@ class HostedPartition:
         topic: TopicImage,
         partition: PartitionImage,
         config: TopicConfig,
+        *,
+        refusals: Refusals = NONE_REFUSED,
     ) -> None:
         self._storage = storage
         self._surroundings = surroundings
@@ -105,7 +107,7 @@ class HostedPartition:
         # Its disk has failed, or what is on it cannot be trusted.
         self.is_offline = False
         # Batches that were not taken but will be sent again.
-        self._refusals = NONE_REFUSED
+        self._refusals = refusals
         # Exclusive. Never above the log's end; valid once the log is open.
         self.high_watermark = 0
         self.audience = Audience(self)

@@ -19,6 +19,8 @@ BATCHES_REMEMBERED = 5
 PRODUCERS_REMEMBERED = 1_000
 # For as long as what was sent behind a refused batch may be on its way.
 REMEMBERED_MS = 60_000
+# Of all partitions that are not hosted here.
+ELSEWHERE_REMEMBERED = 1_000
 
 
 class _Refused(NamedTuple):
@@ -72,3 +74,41 @@ def _is_before(sequence: int, other: int) -> bool:
 
 # For all that never refused anything, as most partitions have not.
 NONE_REFUSED = Refusals()
+
+
+class _RefusedElsewhere(NamedTuple):
+    topic: str | bytes
+    partition: int
+    header: BatchHeader
+    error: ErrorCode
+    wall_ms: int
+
+
+class RefusalsElsewhere:
+    """Batches for partitions that this broker does not host, or has not heard of yet.
+
+    A client may hear of a new topic before its leader does. If the leader refuses the first of several batches and
+    then learns of the topic, the others must not overtake that first one. Once another producer has written, the
+    log is not empty, and nothing else would tell that a batch before them is missing.
+    """
+
+    __slots__ = ("_refused",)
+
+    def __init__(self) -> None:
+        self._refused: deque[_RefusedElsewhere] = deque(maxlen=ELSEWHERE_REMEMBERED)
+
+    def add(
+        self, topic: str | bytes, partition: int, header: BatchHeader, error: ErrorCode, wall_ms: int
+    ) -> None:
+        """``topic`` is its name or its id, whichever the client gave."""
+        self._refused.append(_RefusedElsewhere(topic, partition, header, error, wall_ms))
+
+    def of(self, name: str, topic_id: bytes, partition: int) -> Refusals:
+        """What was refused of a partition that is hosted from now on."""
+        refusals = NONE_REFUSED
+        for refused in self._refused:
+            if refused.partition == partition and refused.topic in (name, topic_id):
+                if refusals is NONE_REFUSED:
+                    refusals = Refusals()
+                refusals.add(refused.header, refused.error, refused.wall_ms)
+        return refusals

@@ -44,8 +44,6 @@ FORGOTTEN = (
     ErrorCode.INVALID_PRODUCER_EPOCH,
     ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
 )
-# The leader has not heard of the partition.
-UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class Identity:
@@ -181,8 +179,6 @@ class Lane:
         """What was sent behind a refused batch must not be called out of order: librdkafka would begin another
         sequence, and store twice what it has stored and nobody has acknowledged.
         """
-        if refusal in UNKNOWN:
-            return  # nothing can be stored yet
         for answer in answers:
             result = _only(await answer)
             if (

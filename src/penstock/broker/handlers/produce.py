@@ -63,20 +63,23 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
             result = PartitionProduceResponse(index=data.index, base_offset=-1, log_append_time_ms=-1)
             results.append(result)
             hosted = broker.partitions.get(name, data.index)
+            records = data.records or memoryview(b"")
             if refusal:
                 error = refusal
+            elif hosted is None:
+                error = (
+                    _why_not_here(broker, name, data.index, by_id=by_id)
+                    if is_serving
+                    else ErrorCode.NOT_LEADER_OR_FOLLOWER
+                )
+                broker.partitions.refuse(topic.topic_id if by_id else name, data.index, records, error)
             elif not is_serving:
                 error = ErrorCode.NOT_LEADER_OR_FOLLOWER
-                if hosted is not None:
-                    hosted.refuse(data.records or memoryview(b""), error)
-            elif hosted is None:
-                error = _why_not_here(broker, name, data.index, by_id=by_id)
+                hosted.refuse(records, error)
             elif is_internal(name):
                 error = ErrorCode.INVALID_TOPIC_EXCEPTION
             else:
-                appended = hosted.append(
-                    data.records or memoryview(b""), allow_zstd=allow_zstd, by_all=acks == ALL
-                )
+                appended = hosted.append(records, allow_zstd=allow_zstd, by_all=acks == ALL)
                 error = appended.error
                 if not error:
                     result.base_offset = appended.base_offset
