@@ -40,6 +40,7 @@ PINNED = (
     (910847, 40, 3),  # started without a disk, and no longer eligible for what lay safely on it
     (630232, 40, 3),  # a batch behind one that a lapsed lease refused, called out of order
     (910104, 40, 3),  # a deletion replayed at the start, and what then had the topic's name deleted with it
+    (31001480, 60, 5),  # an epoch that a full disk did not take, and the broker taken for one that lost data
     (31001194, 60, 3),  # batches behind those that a leader without the topic refused, taken before them
 )
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 REGISTRATION_VERSION = 4
 HEARTBEAT_VERSION = 1
 RETRY_MS = 100
+# The disk is full: there will hardly be room a moment later.
+UNWRITTEN_RETRY_MS = 500
 # Until it is let in, and while it waits to leave, a broker asks more often.
 IMPATIENT_INTERVAL_MS = 200
 # A new controller hears of a broker at once, and so notices when its connection ends.
@@ -143,6 +145,9 @@ class Membership:
             self._incarnation_id = registration.incarnation_id(
                 repr((self._endpoints, self._rack, [id.hex() for id in storage.directory_ids]))
             )
+        if self._incarnation_id is None:
+            self._again_in(UNWRITTEN_RETRY_MS)
+            return
         request = BrokerRegistrationRequest(
             broker_id=self._broker.node_id,
             cluster_id=cluster_id,
@@ -174,8 +179,11 @@ class Membership:
                 self._refused(response.error_code)
             self._again_in(RETRY_MS)
             return
+        if not self._broker.registration.remember_epoch(response.broker_epoch):
+            # Under the same incarnation id the answer will be the same.
+            self._again_in(UNWRITTEN_RETRY_MS)
+            return
         self.epoch = response.broker_epoch
-        self._broker.registration.remember_epoch(self.epoch)
         self.state = State.CATCHING_UP
         self._again_in(self._interval_ms)
         self.image_moved()

@@ -8,6 +8,10 @@ Two files in the first data directory, each replaced as a whole:
 What a newcomer gets wrong: the previous broker epoch is a claim. Whoever names the epoch of its last registration
 says that it has lost nothing since, and stays among those in sync. So it is kept back when a disk was replaced or
 the page cache was lost: a record that only this broker confirmed would be missed by nobody.
+
+For the same reason a broker takes part only under an epoch that is written down here. If it confirmed records under
+one that a full disk could not take, the process after it could only name an older epoch, and the controller would
+take it for a broker that has lost its data.
 """
 
 from __future__ import annotations
@@ -43,6 +47,8 @@ class Registration:
         self.previous_broker_epoch = NO_EPOCH
         # Directories it was registered with that are there, or may be there again.
         self._registered_ids: list[bytes] = []
+        # The last attempt to write something down failed. That is said once, not at every attempt.
+        self._is_stuck = False
         self._recall()
 
     def _recall(self) -> None:
@@ -61,8 +67,10 @@ class Registration:
         if len(self._registered_ids) == len(known) and not storage.lost_page_cache:
             self.previous_broker_epoch = epoch
 
-    def incarnation_id(self, described: str) -> bytes:
+    def incarnation_id(self, described: str) -> bytes | None:
         """The id to register under; ``described`` is all else that the registration will say.
+
+        None while it cannot be written down: ask again later.
 
         If the process before this one has asked and died before it was answered, nobody here knows whether it was
         registered. Under another id, a controller that has the registration, and no longer knows of which epoch
@@ -77,20 +85,16 @@ class Registration:
                 if before == asked:
                     return id
         id = self._random.randbytes(16)
-        try:
-            # For the next process, and of no use after a power loss.
-            self._files.replace(
-                self._asked_path, json.dumps({**asked, "id": id.hex()}).encode(), durable=False
-            )
-        except OSError as error:
-            self._logger.error("cannot remember the registration", error=str(error))
-            self._write_failed(error)
+        # For the next process, and of no use after a power loss.
+        if not self._write(self._asked_path, {**asked, "id": id.hex()}, durable=False):
+            return None
         return id
 
-    def remember_epoch(self, epoch: int) -> None:
-        """This broker is registered: what it writes from now on belongs to this epoch."""
-        # Should it have to register again, it has lost nothing in between.
-        self.previous_broker_epoch = epoch
+    def remember_epoch(self, epoch: int) -> bool:
+        """This broker is registered: what it writes from now on belongs to this epoch.
+
+        False while that cannot be written down. Until it is, this broker must confirm nothing.
+        """
         directories = self._storage.directories
         ids = [directory.id for directory in directories if directory.id != NO_ID]
         remembered = {
@@ -99,18 +103,14 @@ class Registration:
             # Also those that cannot be read now: should one be replaced, what was on it is lost.
             "directories": [format_id(id) for id in dict.fromkeys([*ids, *self._registered_ids])],
         }
-        try:
-            self._files.replace(self._path, json.dumps(remembered).encode())
-        except OSError as error:
-            # On a full disk the next start will find an older epoch, and be taken for one that lost data.
-            self._logger.error("cannot remember the broker epoch", error=str(error))
-            with suppress(OSError):
-                self._files.remove(self._asked_path)
-            self._write_failed(error)
-            return
+        if not self._write(self._path, remembered, durable=True):
+            return False
+        # Should it have to register again, it has lost nothing in between.
+        self.previous_broker_epoch = epoch
         for directory in directories:
             if directory.is_online and directory.lost_page_cache:
                 self._note_loss_told(directory)
+        return True
 
     def _note_loss_told(self, directory: Directory) -> None:
         """The controller has heard that what was not flushed in this directory is lost."""
@@ -121,5 +121,17 @@ class Registration:
             self._logger.error("cannot remember the boot", path=directory.path, error=str(error))
             self._storage.check_disk(directory, error)
 
-    def _write_failed(self, error: OSError) -> None:
-        self._storage.check_disk(self._storage.directories[0], error)
+    def _write(self, path: str, remembered: dict[str, object], *, durable: bool) -> bool:
+        try:
+            self._files.replace(path, json.dumps(remembered).encode(), durable=durable)
+        except OSError as error:
+            if not self._is_stuck:
+                self._is_stuck = True
+                self._logger.error(
+                    "this broker stays out of the cluster until its registration can be written down",
+                    error=str(error),
+                )
+            self._storage.check_disk(self._storage.directories[0], error)
+            return False
+        self._is_stuck = False
+        return True
