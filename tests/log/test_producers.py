@@ -6,7 +6,7 @@ import pytest
 
 from penstock.log import producers
 from penstock.log.config import LogConfig
-from penstock.log.producers import CorruptSnapshot, Duplicate, ProducerStates
+from penstock.log.producers import LOADED_MS_MIN, CorruptSnapshot, Duplicate, ProducerStates
 from penstock.log.refusals import (
     ELSEWHERE_REMEMBERED,
     NONE_REFUSED,
@@ -21,6 +21,7 @@ from tests.log.making import DIRECTORY, NOW, append, made_batch, made_files, nam
 from tests.support_files import FakeFiles
 
 EXPIRATION_MS = 1000
+DAY = 86_400_000
 
 
 def made_header(sequence: int, *, count: int = 1, epoch: int = 0, producer_id: int = 7) -> BatchHeader:
@@ -178,10 +179,22 @@ def test_a_snapshot_remembers_the_last_batch_of_each_producer(writer: Writer) ->
     assert again.check(made_header(1, producer_id=8, epoch=4), NOW) is None
 
 
-def test_expired_producers_are_not_loaded(writer: Writer) -> None:
+def test_no_producer_is_forgotten_by_the_clock_of_a_start(writer: Writer) -> None:
     writer.write(0)
-    assert len(loaded(writer.states.encode(), NOW + EXPIRATION_MS)) == 1
-    assert len(loaded(writer.states.encode(), NOW + EXPIRATION_MS + 1)) == 0
+    for wall_ms in (NOW - 10 * DAY, NOW, NOW + EXPIRATION_MS + 1, NOW + 10 * DAY):
+        states = loaded(writer.states.encode(), wall_ms)
+        assert states.check(made_header(0), wall_ms) == Duplicate(100, NOW)
+        assert states.expire(wall_ms + EXPIRATION_MS + 1) == 1, "neither is it remembered for ever"
+
+
+def test_a_producer_that_seems_to_have_expired_is_remembered_for_an_hour_after_a_start(
+    writer: Writer,
+) -> None:
+    writer.write(0)
+    states = ProducerStates(DAY)
+    states.load(writer.states.encode(), NOW + 10 * DAY)
+    assert states.expire(NOW + 10 * DAY + LOADED_MS_MIN) == 0
+    assert states.expire(NOW + 10 * DAY + LOADED_MS_MIN + 1) == 1
 
 
 def test_every_damaged_byte_of_a_snapshot_is_noticed(writer: Writer) -> None:
@@ -242,6 +255,20 @@ def test_without_its_snapshots_the_state_is_made_from_the_batches(files: FakeFil
     assert retried(files, 16, clean=True) == Duplicate(16, NOW)
     assert retried(files, 20, clean=True) is None
     assert retried(files, 21, clean=True) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+@pytest.mark.parametrize("step_ms", [10 * DAY, -10 * DAY])
+@pytest.mark.parametrize("restart", ["none", "clean", "killed"])
+def test_a_retry_is_known_whatever_the_clock_is_set_to(files: FakeFiles, step_ms: int, restart: str) -> None:
+    log = opened(files)
+    append(log, producer=(7, 0, 0))
+    files.clock.wall += step_ms
+    if restart != "none":
+        if restart == "clean":
+            log.close()
+        log = opened(files, clean=restart == "clean")
+    log.expire(files.clock.wall, 0)
+    assert log.producers.check(made_header(0), log.steady_ms()) == Duplicate(0, NOW)
 
 
 def test_snapshots_are_written_at_each_roll_and_few_are_kept(files: FakeFiles) -> None:

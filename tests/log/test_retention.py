@@ -127,4 +127,7 @@ def test_idle_producers_expire_with_the_sweep(files: FakeFiles) -> None:
     append(log, producer=(1, 0, 0))
     assert log.producers.get(1) is not None
     log.expire(files.clock.wall + HOUR + 1, 1)
+    assert log.producers.get(1) is not None, "the wall clock was set; no hour has passed"
+    files.clock.advance(HOUR + 1)
+    log.expire(files.clock.wall, 1)
     assert log.producers.get(1) is None

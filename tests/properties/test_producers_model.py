@@ -63,10 +63,15 @@ class ProducersMachine(RuleBasedStateMachine):
 
     @rule()
     def restart_from_a_snapshot(self) -> None:
+        self.states.expire(self.wall_ms)
         snapshot = self.states.encode()
         self.states = ProducerStates(EXPIRATION_MS)
         self.states.log_was_empty = self.end == 0
         self.states.load(snapshot, self.wall_ms)
+        for producer_id in self.written:
+            if self._history(producer_id):
+                # It begins to be forgotten from here: the clock may be wrong at a start.
+                self.last_ms[producer_id] = self.wall_ms
         self.remembered = dict.fromkeys(self.remembered, 1)
 
     @rule()
@@ -124,7 +129,7 @@ class ProducersMachine(RuleBasedStateMachine):
 
     def _history(self, producer_id: int) -> list[tuple[BatchHeader, int]]:
         if self.wall_ms - self.last_ms.get(producer_id, 0) > EXPIRATION_MS:
-            self.written.pop(producer_id, None)
+            self.written[producer_id] = []
             self.remembered.pop(producer_id, None)
         return self.written.get(producer_id, [])
 

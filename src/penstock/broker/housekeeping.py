@@ -121,4 +121,4 @@ class Housekeeping:
 
     def _forget_producers(self, hosted: HostedPartition) -> None:
         if hosted.is_open:
-            hosted.log.producers.expire(self._environment.clock.wall_ms())
+            hosted.log.producers.expire(hosted.log.steady_ms())

@@ -404,7 +404,7 @@ class HostedPartition:
             if by_all and not self.has_enough_replicas:
                 return self._not_now(header, ErrorCode.NOT_ENOUGH_REPLICAS)
             if header.producer_id >= 0:
-                verdict = log.producers.check(header, wall_ms, self._refusals)
+                verdict = log.producers.check(header, log.steady_ms(), self._refusals)
                 if isinstance(verdict, Duplicate):
                     # The first attempt may still be waiting: the repeat waits with it.
                     end_offset = verdict.base_offset + header.last_offset_delta + 1
@@ -436,7 +436,9 @@ class HostedPartition:
         if header.producer_id >= 0:
             if self._refusals is NONE_REFUSED:
                 self._refusals = Refusals()
-            self._refusals.add(header, error, self._storage.environment.clock.wall_ms())
+            log = self._log
+            steady_ms = self._storage.environment.clock.wall_ms() if log is None else log.steady_ms()
+            self._refusals.add(header, error, steady_ms)
         return Appended(error)
 
     def append_internal(self, batch: bytearray) -> Appended:

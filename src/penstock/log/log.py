@@ -48,6 +48,7 @@ class Log:
         "_reader",
         "_segments",
         "_snapshots",
+        "_wall_offset_ms",
         "before_cut",
         "directory",
         "doomed",
@@ -63,6 +64,8 @@ class Log:
         self._clock = clock
         self._config = config
         self.directory = directory
+        # From the monotonic clock to ``steady_ms``.
+        self._wall_offset_ms = clock.wall_ms() - clock.now_ms()
 
         # Exclusive: where the next record goes.
         self.log_end_offset = 0
@@ -161,9 +164,8 @@ class Log:
         return self._snapshots.newest <= active.base_offset or self._snapshots.newest == self.log_end_offset
 
     def _recover(self, recovery_point: int) -> None:
-        wall_ms = self._clock.wall_ms()
         self.recovery, self._producers = recover(
-            self._segments, self.epochs, self._snapshots, recovery_point, wall_ms
+            self._segments, self.epochs, self._snapshots, recovery_point, self.steady_ms()
         )
         self.log_end_offset = self.recovery.log_end_offset
         self._producers.log_was_empty = self.log_end_offset == 0
@@ -197,7 +199,7 @@ class Log:
         if self.epochs.is_stale:
             self.epochs.write()
         if self._snapshots.newest != self.log_end_offset:
-            self._snapshots.write(self.log_end_offset, self.producers)
+            self._write_snapshot()
             self._snapshots.drop_old()
             # A clean open goes by its name.
             self._durability.changed()
@@ -241,7 +243,7 @@ class Log:
         producers = self.producers
         producers.log_was_empty = False
         if header.producer_id >= 0:
-            producers.update(header, base_offset, wall_ms)
+            producers.update(header, base_offset, self.steady_ms())
         return base_offset
 
     def append_replicated(self, data: Buffer) -> int:
@@ -298,9 +300,10 @@ class Log:
                 self.log_end_offset = written[-1].next_offset
                 producers = self.producers
                 producers.log_was_empty = False
+                steady_ms = self.steady_ms()
                 for header in written:
                     if header.producer_id >= 0:
-                        producers.update(header, header.base_offset, wall_ms)
+                        producers.update(header, header.base_offset, steady_ms)
                 del headers[:count]
         if wrong is not None:
             raise wrong
@@ -358,20 +361,30 @@ class Log:
     def _roll(self) -> None:
         completed = self._segments.items[-1]
         completed.seal()
-        self._snapshots.write(self.log_end_offset, self.producers)
+        self._write_snapshot()
         self._add_segment()
         completed.unload()
         self.has_rolled = True
         self._snapshots.drop_old()
 
+    def _write_snapshot(self) -> None:
+        # Whoever is in it is remembered for a while after the next start.
+        self.producers.expire(self.steady_ms())
+        self._snapshots.write(self.log_end_offset, self.producers)
+
     @property
     def producers(self) -> ProducerStates:
         """What idempotent producers have written."""
         if self._producers is None:
-            wall_ms = self._clock.wall_ms()
-            self._producers = producers_at(self._segments, self._snapshots, self.log_end_offset, wall_ms)
+            self._producers = producers_at(
+                self._segments, self._snapshots, self.log_end_offset, self.steady_ms()
+            )
             self._producers.log_was_empty = self.log_end_offset == 0
         return self._producers
+
+    def steady_ms(self) -> int:
+        """The wall time as it was when the log was opened and the monotonic time since: it never jumps."""
+        return self._wall_offset_ms + self._clock.now_ms()
 
     # Making durable
 
@@ -523,7 +536,7 @@ class Log:
         Returns how many. Producers that have not written for long are forgotten too.
         """
         if self._producers is not None:
-            self._producers.expire(wall_ms)
+            self._producers.expire(self.steady_ms())
         segments = self._segments
 
         def age_ms(segment: Segment) -> int:

@@ -13,6 +13,9 @@ remembered, as many as a client may have in flight. A batch is then
 The state is written next to the segments when a segment is rolled and when the log is closed, in Kafka's own
 format, and is made again from the batches behind the last such snapshot. A snapshot has room for one batch
 per producer only; so the log shows a loaded state its last stretch of batches once more (``remember``).
+
+What a newcomer gets wrong: ``wall_ms`` here is ``Log.steady_ms``, which no step of the clock moves. A producer
+that is forgotten because the clock was set has its next retry stored twice.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ _SNAPSHOT_ENTRY = Struct(">qhiqiqiq")
 
 # Of one partition. Clients make producer ids up as they like, and each is remembered for a day.
 PRODUCERS_MAX = 50_000
+# How long a producer is remembered after a start, whatever the clock says then: as long as its client may retry.
+LOADED_MS_MIN = 3_600_000
 
 
 class Duplicate(NamedTuple):
@@ -62,7 +67,7 @@ class ProducerState:
 
     def __init__(self, epoch: int, last_seen_ms: int, batches: list[WrittenBatch]) -> None:
         self.epoch = epoch
-        # Wall time of the last append. (Kafka goes by the records' timestamps, which a client chooses.)
+        # When it last appended. (Kafka goes by the records' timestamps, which a client chooses.)
         self.last_seen_ms = last_seen_ms
         # All of ``epoch``, oldest first, never empty, at most BATCHES_REMEMBERED.
         self.batches = batches
@@ -203,7 +208,9 @@ class ProducerStates:
         return _SNAPSHOT_HEADER.pack(_SNAPSHOT_VERSION, crc32c(count + body), len(self._states)) + body
 
     def load(self, snapshot: bytes, wall_ms: int) -> None:
-        """Begin from a snapshot; producers that have expired since are left out.
+        """Begin from a snapshot. Nobody is forgotten here: by a clock that is wrong now, a retry would be new.
+
+        Those that seem to have expired are remembered for LOADED_MS_MIN, in which the clock is not asked.
 
         Raises:
             CorruptSnapshot: it is damaged, or of a version we do not know. Nothing was loaded.
@@ -218,6 +225,7 @@ class ProducerStates:
         if len(snapshot) != _SNAPSHOT_HEADER.size + count * _SNAPSHOT_ENTRY.size:
             raise CorruptSnapshot(f"{count} entries in {len(snapshot)} bytes")
         states: dict[int, ProducerState] = {}
+        earliest_ms = wall_ms - max(0, self._expiration_ms - LOADED_MS_MIN)
         for (
             producer_id,
             epoch,
@@ -228,11 +236,11 @@ class ProducerStates:
             _,
             _,
         ) in _SNAPSHOT_ENTRY.iter_unpack(snapshot[_SNAPSHOT_HEADER.size :]):
-            if wall_ms - timestamp > self._expiration_ms or last_sequence < 0:
+            if last_sequence < 0:
                 continue
             base_sequence = (last_sequence - delta) & SEQUENCE_MAX
             batch = WrittenBatch(base_sequence, last_sequence, last_offset - delta, last_offset, timestamp)
-            states[producer_id] = ProducerState(epoch, timestamp, [batch])
+            states[producer_id] = ProducerState(epoch, max(earliest_ms, min(timestamp, wall_ms)), [batch])
         self._states = states
 
     def check_invariants(self, log_end_offset: int) -> None:
