@@ -219,7 +219,7 @@ class Cluster:
     def start(self, *node_ids: int, wait: bool = True) -> None:
         """Start nodes on the directories and ports they had, all at once."""
         for node_id in node_ids:
-            self.nodes[node_id].launch(self._arguments())
+            self.nodes[node_id].launch(self.arguments())
         if wait:
             self.wait_ready(*node_ids)
 
@@ -390,7 +390,8 @@ class Cluster:
             environment=self._environment,
         )
 
-    def _arguments(self) -> list[str]:
+    def arguments(self) -> list[str]:
+        """What every node of this cluster is started with."""
         words = ["--controllers", self._controllers]
         if self.network is not None:
             words.append("--insecure")

@@ -254,7 +254,10 @@ class Broker:
         self.catalogue.moved(delta)
         if image.cluster_id and self.storage.cluster_id != image.cluster_id:
             if self.storage.cluster_id is not None:
-                self.fail(f"{self.storage.path} belongs to another cluster; choose another --data-dir")
+                self.fail(
+                    f"{self.storage.path} belongs to the cluster {self.storage.cluster_id}, and the controllers "
+                    f"to {image.cluster_id}; choose another --data-dir"
+                )
                 return
             self.storage.adopt_cluster_id(image.cluster_id)
         for broker in delta.brokers_changed:

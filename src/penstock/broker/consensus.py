@@ -16,6 +16,7 @@ brought it; and a callback made from here may propose again, which is queued beh
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from penstock.broker.quorum_log import (
     refuse_damage,
 )
 from penstock.broker.quorum_snapshots import Snapshots
+from penstock.broker.quorum_strangers import Strangers
 from penstock.decision import Decision
 from penstock.environment import Environment, Timer
 from penstock.log.log import Log
@@ -168,7 +170,14 @@ class Consensus:
             peers,
             environment.clock,
             logger,
-            cluster_id=lambda: self._cluster_id or self.image.cluster_id or None,
+            cluster_id=self._known_cluster_id,
+            strangers=Strangers(
+                environment,
+                controllers,
+                node_id,
+                cluster_id=self._known_cluster_id,
+                on_found=self._is_of_another_cluster,
+            ),
             tell=self._step,
         )
 
@@ -256,6 +265,16 @@ class Consensus:
         if self._timer is not None:
             self._timer.cancel()
         self._conversation.close()
+
+    def _known_cluster_id(self) -> str | None:
+        return self._cluster_id or self.image.cluster_id or None
+
+    def _is_of_another_cluster(self, other: str | None) -> None:
+        path = os.path.dirname(os.path.dirname(self._state_path))
+        self._fail(
+            f"{path} belongs to the cluster {self._known_cluster_id()}, and the controllers to "
+            f"{other or 'another'}; choose another --data-dir"
+        )
 
     def _fail(self, message: str) -> None:
         """The disk, or what is on it, cannot be trusted any more."""

@@ -194,7 +194,11 @@ class Membership:
         name = ErrorCode(error).name
         self._broker.logger.warning("the controller does not register this broker", error=name)
         if error == ErrorCode.INCONSISTENT_CLUSTER_ID:
-            self._broker.fail("the data directory belongs to another cluster; choose another --data-dir")
+            storage = self._broker.storage
+            self._broker.fail(
+                f"{storage.path} belongs to the cluster {storage.cluster_id}, and the controllers to another; "
+                f"choose another --data-dir"
+            )
 
     def _prepared(self) -> None:
         """Every log is open that has to be."""

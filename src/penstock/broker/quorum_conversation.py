@@ -16,6 +16,7 @@ from penstock.broker.logs import Logger
 from penstock.broker.quorum_addresses import AddressBook
 from penstock.broker.quorum_log import MetadataLog
 from penstock.broker.quorum_snapshots import Snapshots
+from penstock.broker.quorum_strangers import Strangers
 from penstock.environment import Clock
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import quorum as messages
@@ -52,6 +53,7 @@ class Conversation:
         logger: Logger,
         *,
         cluster_id: Callable[[], str | None],
+        strangers: Strangers,
         tell: Callable[[Happening], None],
     ) -> None:
         """``tell`` lets the core know of something when its turn comes. A node alone has no ``peers``."""
@@ -63,6 +65,7 @@ class Conversation:
         self._clock = clock
         self._logger = logger
         self._cluster_id = cluster_id
+        self._strangers = strangers
         self._tell = tell
         self._is_closed = False
 
@@ -70,9 +73,11 @@ class Conversation:
         if self._peers is not None:
             self._addresses.start()
             self._peers.on_lost.append(self._peer_lost)
+            self._strangers.ask(self._peers, [voter.id for voter in self._raft.voters])
 
     def close(self) -> None:
         self._is_closed = True
+        self._strangers.close()
         if self._peers is not None and self._peer_lost in self._peers.on_lost:
             self._peers.on_lost.remove(self._peer_lost)
 
@@ -145,7 +150,10 @@ class Conversation:
         def done(response: Any | None) -> None:
             if self._is_closed:
                 return
-            if response is not None and response.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID:
+            is_stranger = response is not None and response.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID
+            if response is not None:
+                self._strangers.answered(node_id, is_refusal=is_stranger)
+            if is_stranger:
                 self._logger.error("a controller belongs to another cluster", controller=node_id)
             elif isinstance(request, DescribeRequest) and response is not None:
                 for node in response.nodes:
