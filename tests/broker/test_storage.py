@@ -618,6 +618,32 @@ def test_a_node_does_not_start_without_its_first_disk(node: Node) -> None:
         node.start(failures=[("read", node.paths[0], errno.EIO)])
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_node_starts_with_disks_that_are_full(node: Node, number: int) -> None:
+    """Nothing is written at a start on the same boot; on another one, the note is made when there is room."""
+    full = [("replace", path, number) for path in node.paths]
+    node.stop(node.start())
+    again = node.start(failures=full)
+    assert all(directory.is_online and directory.has_noted_boot for directory in again.directories)
+    node.files.failures = []
+    node.stop(again)
+    after_reboot = node.start(boot_id=b"boot 2", failures=full)
+    assert all(directory.is_online for directory in after_reboot.directories)
+    assert not after_reboot.lost_page_cache
+    files = node.files
+    # Killed now, it might have lost something, for all that the disks can tell.
+    assert node.start(boot_id=b"boot 2", failures=full).lost_page_cache
+    files.failures = []
+    after_reboot.prepare_checkpoint()()
+    assert not node.start(boot_id=b"boot 2").lost_page_cache
+
+
+def test_a_new_disk_that_is_full_is_not_used(node: Node) -> None:
+    """Without a note of the boot, nobody could tell a loss of power from then on."""
+    storage = node.start(failures=[("replace", f"{node.paths[1]}/.boot-id", errno.ENOSPC)])
+    assert [directory.is_online for directory in storage.directories] == [True, False, True]
+
+
 def test_a_full_disk_does_not_keep_a_log_from_being_cut(node: Node) -> None:
     storage = node.start()
     one = hosted()

@@ -42,6 +42,7 @@ PINNED = (
     (910104, 40, 3),  # a deletion replayed at the start, and what then had the topic's name deleted with it
     (31001480, 60, 5),  # an epoch that a full disk did not take, and the broker taken for one that lost data
     (31001194, 60, 3),  # batches behind those that a leader without the topic refused, taken before them
+    (7000176, 60, 3),  # started while its second disk was full, and never used that disk again
 )
 
 

@@ -15,6 +15,7 @@ Newcomers: a directory is known by its id and not by its path. Another disk unde
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -37,6 +38,9 @@ CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 LAST_BOOT = ".boot-id"
 CHECKPOINT = "penstock-checkpoint"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+# A disk that says so has not failed.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 NO_EPOCH = -1
 NO_ID = bytes(16)
@@ -146,7 +150,13 @@ class Directory:
             not self.was_clean and files.exists(last_boot) and files.read(last_boot) != boot_id
         )
         if not self.lost_page_cache:
-            self.note_boot()
+            try:
+                self.note_boot()
+            except OSError as error:
+                if error.errno not in FULL or not files.exists(last_boot):
+                    raise
+                # It has not failed. Until there is room, a start after a kill takes this for a loss of power.
+                self._logger.warning("cannot remember the boot", path=self.path, error=str(error))
         try:
             self.checkpoint.load()
         except ValueError as error:
@@ -163,7 +173,12 @@ class Directory:
         After a loss this waits until the controller has heard of it: should the process die before that, the
         next one has to tell.
         """
-        self._files.replace(os.path.join(self.path, LAST_BOOT), self._boot_id())
+        path, boot_id = os.path.join(self.path, LAST_BOOT), self._boot_id()
+        if self._files.exists(path) and self._files.read(path) == boot_id:
+            # A full disk does not matter then. But who wrote it may have been killed before its name was durable.
+            self._files.sync_directory(self.path)
+        else:
+            self._files.replace(path, boot_id)
         self.has_noted_boot = True
 
     # Partitions

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.broker.checkpoint import Remembered
-from penstock.broker.data_directory import NO_ID, Directory, Identity, identify, is_reserved
+from penstock.broker.data_directory import FULL, NO_ID, Directory, Identity, identify, is_reserved
 from penstock.broker.flushing import FlushQueue
 from penstock.broker.options import ServeError
 from penstock.environment import Environment
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.broker.partitions import HostedPartition
 
 # To a write: the disk is full, or we are at some limit. Nothing on the disk is less trustworthy for it.
-_HARMLESS = (errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EMFILE, errno.ENFILE)
+_HARMLESS = (*FULL, errno.ENOENT, errno.EMFILE, errno.ENFILE)
 # To an open or a read: the disk itself. Whatever else is wrong, is wrong with one log.
 _BROKEN = (errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE)
 
@@ -312,7 +312,7 @@ class Storage:
         try:
             home.checkpoint.lower(hosted.topic_id, hosted.index, offset)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
             # To cut is what makes room. Nothing can grow behind the cut before there is some.
             self._logger.warning("the checkpoint could not be lowered", partition=repr(hosted))
@@ -467,6 +467,12 @@ class Storage:
     def prepare_checkpoint(self) -> Callable[[], None]:
         """The work of writing the checkpoints, for a worker thread. It raises OSError when one could not be."""
         works = [directory.checkpoint.prepare_write() for directory in self._online()]
+        # Those whose disk was full at the start.
+        works += [
+            directory.note_boot
+            for directory in self._online()
+            if not directory.has_noted_boot and not directory.lost_page_cache
+        ]
 
         def write() -> None:
             failed: OSError | None = None
