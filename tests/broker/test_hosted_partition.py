@@ -267,6 +267,31 @@ def test_upkeep_by_metadata_of_before_leaves_alone_what_lies_there_now(node: Nod
 # Mending
 
 
+@pytest.mark.parametrize("leads", [False, True])
+def test_damage_that_an_append_comes_upon_is_told(node: Node, leads: bool) -> None:
+    """It looks at what the producers wrote before, and would fail for ever if nobody mended the replica."""
+    storage = node.start()
+    small = LogConfig(segment_bytes=BATCH_BYTES * 4, index_interval_bytes=1)
+    one = hosted(storage, partition(), log=small)
+    assert one.append_fetched(fetched(0, 10), 0, 0) == ErrorCode.NONE
+    one.log.close()
+    node.stop(storage)
+    for snapshot in Path(node.paths[0], "t-0").glob("*.snapshot"):
+        snapshot.unlink()
+    first = min(Path(node.paths[0], "t-0").glob("*.log"))
+    data = bytearray(first.read_bytes())
+    data[BATCH_BYTES] ^= 1
+    first.write_bytes(data)
+    around = Around()
+    again = hosted(node.start(), partition(leader=ME if leads else OTHER, epoch=2), around, log=small)
+    if leads:
+        error = again.append(memoryview(bytearray(batch(b"v")))).error
+    else:
+        error = again.append_fetched(fetched(10, 1, epoch=2), 10, 0)
+    assert error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert "damaged" in around.told
+
+
 def test_a_damaged_replica_whose_disk_fails_too_begins_anew_with_a_name_of_its_own(two_disks: Node) -> None:
     storage = two_disks.start()
     one = on_second_disk(two_disks, storage)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from penstock.log.config import LogConfig
-from penstock.log.log import Log
+from penstock.log.log import CorruptLog, Log
 from penstock.protocol.records import encode_batch
 from tests.log.making import (
     DIRECTORY,
@@ -207,6 +207,62 @@ def test_less_than_the_disk_was_known_to_hold_is_damage(files: FakeFiles, log: L
     again = recovered(files, recovery_point=9)
     assert again.log_end_offset == 8
     assert again.recovery is not None and again.recovery.was_cut
+
+
+@pytest.mark.parametrize("position", [0, 8, 16])
+def test_damage_before_the_recovery_point_is_told_and_nothing_is_cut(
+    files: FakeFiles, log: Log, position: int
+) -> None:
+    """Found because, without a snapshot, producers and epochs are read from the batches."""
+    log.close()
+    for name in [*names(files, ".snapshot"), "leader-epoch-checkpoint"]:
+        files.remove(f"{DIRECTORY}/{name}")
+    files.damage(path(0), BATCH_BYTES + position, 0x80)
+    again = opened(files, CONFIG, clean=False, recovery_point=9)
+    assert again.recovery is not None
+    assert again.recovery.damaged_at == 1
+    assert (again.recovery.was_cut, again.recovery.set_aside, again.log_end_offset) == (False, [], 10)
+    # Each of the others can be read, and tells what it can.
+    assert base_offsets(again, 4) == [4, 5, 6, 7, 8, 9]
+    assert again.epochs.entries == [(0, 0), (1, 4), (2, 8)]
+    states = [again.producers.get(producer_id) for producer_id in (0, 1)]
+    assert [state is not None and state.batches[-1].last_sequence for state in states] == [4, 4]
+    # And a replica that has others is mended like this.
+    again.truncate_to(1)
+    again.check()
+    assert again.log_end_offset == 1
+
+
+def test_damage_among_the_batches_of_producers_is_told_once(files: FakeFiles, log: Log) -> None:
+    log.close()
+    for name in names(files, ".snapshot"):
+        files.remove(f"{DIRECTORY}/{name}")
+    files.damage(path(4), BATCH_BYTES, 0x80)
+    again = opened(files, CONFIG)
+    assert again.recovery is None
+    with pytest.raises(CorruptLog) as found:
+        append(again, epoch=2)
+    assert found.value.offset == 5
+    # The only copy goes on with what the other batches tell.
+    assert append(again, epoch=2, producer=(0, 0, 5)) == 10
+    state = again.producers.get(0)
+    assert state is not None and state.batches[-1].last_sequence == 5
+
+
+def test_a_cut_behind_damage_that_the_index_led_past_goes_back_to_the_damage(files: FakeFiles) -> None:
+    log = opened(files, CONFIG)
+    for count in range(10):
+        append(log, NOW + count * 10)
+    log.close()
+    files.damage(path(4), BATCH_BYTES, 0x80)
+    # The last entry but one becomes the last. It is wrong, so the index is made again, from the batches.
+    files.damage(path(4, ".timeindex"), 1 * 12 + 7, 0x01)
+    again = opened(files, CONFIG)
+    warned: list[int] = []
+    again.before_cut = warned.append
+    again.truncate_to(7)
+    assert (again.log_end_offset, warned) == (5, [7, 5])
+    again.check()
 
 
 def test_the_loss_of_every_segment_is_damage(files: FakeFiles, log: Log) -> None:

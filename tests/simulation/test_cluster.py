@@ -42,6 +42,8 @@ PINNED = (
     (910104, 40, 3),  # a deletion replayed at the start, and what then had the topic's name deleted with it
     (31001480, 60, 5),  # an epoch that a full disk did not take, and the broker taken for one that lost data
     (31001194, 60, 3),  # batches behind those that a leader without the topic refused, taken before them
+    (31000275, 60, 3),  # old damage that every append came upon, and nobody mended
+    (31001116, 60, 3),  # the same, come upon by the recovery of a log, which it ended
     (7000176, 60, 3),  # started while its second disk was full, and never used that disk again
 )
 

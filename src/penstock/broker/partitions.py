@@ -145,7 +145,10 @@ class HostedPartition:
             log = self._storage.open_log(self, place)
             self._log = log
             self._start_replicating(log)
-            if log.recovery is not None and log.recovery.was_cut:
+            recovery = log.recovery
+            if recovery is not None and recovery.damaged_at is not None:
+                self._surroundings.damaged(self, recovery.damaged_at)
+            elif recovery is not None and recovery.was_cut:
                 self._surroundings.damaged(self, log.log_end_offset)
         return self._log
 
@@ -318,7 +321,7 @@ class HostedPartition:
         except CorruptBatch:
             return ErrorCode.CORRUPT_MESSAGE
         except OSError as error:
-            self._storage.append_failed(self, error)
+            self._write_failed(error)
             return ErrorCode.KAFKA_STORAGE_ERROR
         return ErrorCode.NONE
 
@@ -334,7 +337,7 @@ class HostedPartition:
         try:
             self._truncate_to(offset)
         except OSError as error:
-            self._storage.append_failed(self, error)
+            self._write_failed(error)
 
     def _truncate_to(self, offset: int) -> None:
         log, core = self.log, self.replication
@@ -367,7 +370,7 @@ class HostedPartition:
             self.log.start_over_at(offset)
             self._storage.doom(self, self.log)
         except OSError as error:
-            self._storage.append_failed(self, error)
+            self._write_failed(error)
             return
         self.replication.started_over(offset)
         self._advance()
@@ -423,7 +426,7 @@ class HostedPartition:
                 header = set_log_append_time(records, 0, header, stamped)
             base_offset = log.append(records, header, self.leader_epoch)
         except OSError as error:
-            self._storage.append_failed(self, error)
+            self._write_failed(error)
             return self._not_now(header, ErrorCode.KAFKA_STORAGE_ERROR)
         return Appended(ErrorCode.NONE, base_offset, stamped, log.log_end_offset, self._appended(log))
 
@@ -538,6 +541,12 @@ class HostedPartition:
         except OSError as error:
             self._storage.read_failed(log.directory, error)
             raise
+
+    def _write_failed(self, error: OSError) -> None:
+        """The log is as it was. What lies in it may be damaged: an append looks at batches of before, too."""
+        self._storage.append_failed(self, error)
+        if isinstance(error, CorruptLog):
+            self._surroundings.damaged(self, error.offset)
 
     # Upkeep
 

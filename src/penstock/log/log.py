@@ -374,12 +374,18 @@ class Log:
 
     @property
     def producers(self) -> ProducerStates:
-        """What idempotent producers have written."""
+        """What idempotent producers have written.
+
+        Raises:
+            CorruptLog: some batches cannot be read; said once. After that, it is what the others tell.
+        """
         if self._producers is None:
-            self._producers = producers_at(
+            self._producers, damage = producers_at(
                 self._segments, self._snapshots, self.log_end_offset, self.steady_ms()
             )
             self._producers.log_was_empty = self.log_end_offset == 0
+            if damage is not None:
+                raise damage
         return self._producers
 
     def steady_ms(self) -> int:
@@ -469,7 +475,14 @@ class Log:
         self._warn_of_cut(offset)
         self.doomed += segments.drop_behind(offset)
         if segments.items:
-            segments.activate().truncate(position, self._config, self._clock.wall_ms())
+            active, wall_ms = segments.activate(), self._clock.wall_ms()
+            try:
+                active.truncate(position, self._config, wall_ms)
+            except CorruptBatch:
+                # There is damage before the cut that the index had led past.
+                position, offset = active.locate_damage()
+                self._warn_of_cut(offset)
+                active.truncate(position, self._config, wall_ms)
             self.log_end_offset = offset
         else:
             self.log_end_offset = offset

@@ -24,7 +24,7 @@ from penstock.log.epochs import NO_EPOCH, LeaderEpochs
 from penstock.log.names import CORRUPT
 from penstock.log.producers import ProducerStates
 from penstock.log.segment import Segment
-from penstock.log.segments import Segments
+from penstock.log.segments import CorruptLog, Segments
 from penstock.log.snapshots import Snapshots, producers_at
 from penstock.log.verification import good_batches
 from penstock.protocol.records import (
@@ -59,6 +59,9 @@ class Recovery:
     # Less is left than the disk was known to hold: this is damage and no torn tail. What is missing may have been
     # committed, so a replica that finds this must not lead before it has caught up.
     was_cut: bool = False
+    # A batch below what was scanned is damaged, and all that can be said of epochs and producers is what the others
+    # tell. The log is left as it is: what lies behind may be the only copy.
+    damaged_at: int | None = None
     # Behind the last good batch there was more than a torn tail. This is damage too, or else writes that were
     # lost with the page cache; from the bytes nobody can tell.
     had_more: bool = False
@@ -74,9 +77,10 @@ def recover(
     scanned_from = items[start].base_offset
     # A snapshot from above may be of a history that the crash undid.
     snapshots.drop_above(scanned_from)
-    epoch_entries = _epochs_before(segments, epochs, start)
-    producers = producers_at(segments, snapshots, scanned_from, wall_ms)
+    epoch_entries, damage = _epochs_before(segments, epochs, start)
+    producers, more_damage = producers_at(segments, snapshots, scanned_from, wall_ms)
     recovery = Recovery(scanned_from)
+    recovery.damaged_at = min((found.offset for found in (damage, more_damage) if found), default=None)
     last_epoch = NO_EPOCH
 
     def good(segment: Segment) -> Iterator[tuple[int, BatchHeader]]:
@@ -87,8 +91,7 @@ def recover(
         for position, header in good_batches(segment.file, size, segment.base_offset, last_epoch):
             end, next_offset = position + header.size, header.next_offset
             last_epoch = header.leader_epoch
-            if not epoch_entries or last_epoch > epoch_entries[-1][0]:
-                epoch_entries.append((last_epoch, header.base_offset))
+            _add_epoch(epoch_entries, header)
             if header.producer_id >= 0:
                 producers.update(header, header.base_offset, wall_ms)
             yield position, header
@@ -159,12 +162,23 @@ def _has_good_batch(file: File, position: int, next_offset: int) -> bool:
     return False
 
 
-def _epochs_before(segments: Segments, epochs: LeaderEpochs, start: int) -> list[tuple[int, int]]:
+def _epochs_before(
+    segments: Segments, epochs: LeaderEpochs, start: int
+) -> tuple[list[tuple[int, int]], CorruptLog | None]:
     """The epochs that began before segment ``start``, from the checkpoint or the batches themselves."""
     stored = epochs.stored()
     if stored is not None or start == 0:
-        return [entry for entry in stored or () if entry[1] < segments.items[start].base_offset]
-    return epochs_of(segments, segments.items[:start])
+        return [entry for entry in stored or () if entry[1] < segments.items[start].base_offset], None
+    entries: list[tuple[int, int]] = []
+    damage: CorruptLog | None = None
+    end_offset = segments.items[start].base_offset
+    for segment in segments.items[:start]:
+        try:
+            for header in segments.headers_in(segment, segment.base_offset, end_offset):
+                _add_epoch(entries, header)
+        except CorruptLog as error:
+            damage = damage or error
+    return entries, damage
 
 
 def _begun_at_the_end(
@@ -182,9 +196,13 @@ def epochs_of(segments: Segments, items: Iterable[Segment]) -> list[tuple[int, i
     entries: list[tuple[int, int]] = []
     for segment in items:
         for header in segments.look(segment, _headers):
-            if not entries or header.leader_epoch > entries[-1][0]:
-                entries.append((header.leader_epoch, header.base_offset))
+            _add_epoch(entries, header)
     return entries
+
+
+def _add_epoch(entries: list[tuple[int, int]], header: BatchHeader) -> None:
+    if not entries or header.leader_epoch > entries[-1][0]:
+        entries.append((header.leader_epoch, header.base_offset))
 
 
 def _headers(segment: Segment) -> list[BatchHeader]:

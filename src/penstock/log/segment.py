@@ -408,6 +408,10 @@ class Segment:
             position, next_offset = self._cut_from(None, offset)
         return position, next_offset
 
+    def locate_damage(self) -> tuple[int, int]:
+        """Where the batches that follow each other end: (position, the offset that follows there)."""
+        return self._cut_from(None, self.base_offset + RELATIVE_MAX + 1)
+
     def _cut_from(self, entry: tuple[int, int] | None, offset: int) -> tuple[int, int]:
         position, next_offset = 0, self.base_offset
         with suppress(CorruptBatch):

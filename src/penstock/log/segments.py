@@ -150,17 +150,32 @@ class Segments:
             self.load(segment)
         return segment.max_timestamp
 
-    def headers_between(self, start_offset: int, end_offset: int) -> Iterator[BatchHeader]:
+    def between(self, start_offset: int, end_offset: int) -> list[Segment]:
+        """Those that hold anything from an offset up to another."""
         if start_offset >= end_offset:
-            return
-        for segment in self.items[max(0, self.place_of(start_offset)) :]:
-            if segment.base_offset >= end_offset:
-                return
-            position = self.look(segment, Segment.locate, start_offset)
+            return []
+        return self.items[max(0, self.place_of(start_offset)) : self.place_of(end_offset - 1) + 1]
+
+    def headers_in(self, segment: Segment, start_offset: int, end_offset: int) -> Iterator[BatchHeader]:
+        """The batches of a segment from one offset up to another, or up to its end.
+
+        Raises:
+            CorruptLog: there is damage among them. Those before it were yielded.
+        """
+        following = self.items[self.items.index(segment) + 1 :]
+        end_offset = min(end_offset, following[0].base_offset) if following else end_offset
+        position = self.look(segment, Segment.locate, start_offset)
+        next_offset = start_offset
+        try:
             for _, header in segment.headers(position):
                 if header.base_offset >= end_offset:
                     return
                 yield header
+                next_offset = header.next_offset
+        except CorruptBatch as error:
+            raise damaged(segment, str(error)) from error
+        if next_offset < end_offset:
+            raise damaged(segment, f"{segment.path} ends before offset {end_offset}")
 
     def headers_before(self, offset: int, size_bytes: int) -> list[BatchHeader]:
         """About the last ``size_bytes`` of batches below an offset, in their order."""

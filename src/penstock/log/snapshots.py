@@ -3,6 +3,9 @@
 One is written at every roll, named after the new segment, and one when the log is closed, named after the end
 of the log. None is made durable: its CRC tells whether it survived, and without it the batches tell the same.
 ``producers_at`` puts the state together from the newest snapshot and the batches behind it.
+
+What a newcomer gets wrong: those batches may be damaged, long before anybody reads them. Then the log is reported
+as damaged, and a replica that has others is fetched again. One that has none goes on with what can be read.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from penstock.environment import Files
 from penstock.log.names import SNAPSHOT, path_of
 from penstock.log.producers import CorruptSnapshot, ProducerStates
-from penstock.log.segments import Segments
+from penstock.log.segments import CorruptLog, Segments
 
 # For the active segment, the one before it, and the close.
 _KEPT = 3
@@ -65,16 +68,26 @@ class Snapshots:
         self._files.remove(path_of(self._directory, offset, SNAPSHOT))
 
 
-def producers_at(segments: Segments, snapshots: Snapshots, offset: int, wall_ms: int) -> ProducerStates:
-    """What the producers had written below ``offset``."""
+def producers_at(
+    segments: Segments, snapshots: Snapshots, offset: int, wall_ms: int
+) -> tuple[ProducerStates, CorruptLog | None]:
+    """What the producers had written below ``offset``, as far as that can be read; and the damage, if any."""
+    damage: CorruptLog | None = None
     producers = ProducerStates(segments.config.producer_expiration_ms)
     start = segments.items[0].base_offset if segments.items else offset
     loaded_at = snapshots.load_into(producers, offset, wall_ms)
     if loaded_at is not None:
         start = max(start, loaded_at)
         if len(producers):
-            producers.remember(segments.headers_before(start, _REMEMBERED_BYTES))
-    for header in segments.headers_between(start, offset):
-        if header.producer_id >= 0:
-            producers.update(header, header.base_offset, wall_ms)
-    return producers
+            try:
+                producers.remember(segments.headers_before(start, _REMEMBERED_BYTES))
+            except CorruptLog as error:
+                damage = error
+    for segment in segments.between(start, offset):
+        try:
+            for header in segments.headers_in(segment, start, offset):
+                if header.producer_id >= 0:
+                    producers.update(header, header.base_offset, wall_ms)
+        except CorruptLog as error:
+            damage = damage or error
+    return producers, damage
