@@ -86,10 +86,21 @@ class Asked:
         self.answers.append(response)
 
 
+def topic_id(name: str, incarnation: int = 1) -> bytes:
+    return f"{incarnation}{name}".encode().ljust(16, b".")[:16]
+
+
 class Conversation:
-    def __init__(self, settings: GroupSettings | None = None, log: Sequence[Change] = ()) -> None:
+    def __init__(
+        self,
+        settings: GroupSettings | None = None,
+        log: Sequence[Change] = (),
+        topics: Mapping[str, bytes | None] = {},
+    ) -> None:
         self.settings = settings or GroupSettings()
-        self.coordinator = Coordinator(self.settings, random.Random(1))
+        # Topics that were deleted (None) or made again. All others were always there.
+        self.topics = dict(topics)
+        self.coordinator = Coordinator(self.settings, random.Random(1), self._topic_id)
         self.now_ms = 1_000_000
         # Wall time is a clock of its own.
         self.wall_ms = WALL_MS
@@ -103,6 +114,9 @@ class Conversation:
             self.log.append(change)
         self.coordinator.loaded(self.now_ms, self.wall_ms)
         self.coordinator.check()
+
+    def _topic_id(self, name: str) -> bytes | None:
+        return self.topics.get(name, topic_id(name))
 
     # Time
 
@@ -288,8 +302,21 @@ class Conversation:
         return error
 
     def delete_topics(self, *topics: str) -> None:
-        decision = self.coordinator.topics_deleted(topics, now_ms=self.now_ms, wall_ms=self.wall_ms)
-        self._take(decision, None)
+        self.topics.update(dict.fromkeys(topics))
+        self.reconcile()
+
+    def reconcile(self, changes_max: int = 1_000) -> int:
+        """Let it act on the topics that there are; in how many decisions."""
+        unreconciled = self.coordinator.group_ids()
+        count = 0
+        while unreconciled:
+            decision = self.coordinator.reconcile(
+                unreconciled, changes_max, now_ms=self.now_ms, wall_ms=self.wall_ms
+            )
+            assert len(decision.changes) <= changes_max
+            self._take(decision, None)
+            count += 1
+        return count
 
     def describe(self, group: str = GROUP, version: int = 6) -> DescribedGroup:
         described = self.coordinator.describe_group(group, version)
@@ -323,7 +350,8 @@ class Conversation:
     def restarted(self) -> Conversation:
         """Another coordinator, which knows only what the log says, in the bytes of the log."""
         copied = [decode(*encode(change)) for change in self.log]
-        other = Conversation(self.settings, [change for change in copied if change is not None])
+        changes = [change for change in copied if change is not None]
+        other = Conversation(self.settings, changes, self.topics)
         other.wall_ms = self.wall_ms
         return other
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.groups.changes import (
@@ -41,6 +43,7 @@ GROUP_VALUES = {
 EMPTY_GROUP = "00030008636f6e73756d657200000004ffffffff0000018bcfe5687b00000000"
 
 COMMITTED_AT = 1_700_000_000_123
+TOPIC_ID = bytes(range(1, 17))
 
 
 def committed(leader_epoch: int = -1, expire_timestamp: int = -1) -> OffsetCommitted:
@@ -64,13 +67,31 @@ def stored(version: int) -> GroupStored:
     return GroupStored("readers", "consumer", 3, "range", "c-1", timestamp, (member,))
 
 
-def test_offsets_are_written_as_kafka_writes_them() -> None:
+def test_offsets_without_a_topic_id_are_written_as_kafka_writes_them() -> None:
     assert encode(committed(5)) == (OFFSET_KEY, bytes.fromhex(OFFSET_VALUES[3]))
     assert encode(committed(expire_timestamp=COMMITTED_AT + 600_000)) == (
         OFFSET_KEY,
         bytes.fromhex(OFFSET_VALUES[1]),
     )
     assert encode(OffsetRemoved("readers", "orders", 7)) == (OFFSET_KEY, None)
+
+
+def test_an_offset_has_its_topic_id_where_kafka_has_it() -> None:
+    # A tagged field of the version that has no others: 1 field, tag 0, 16 bytes.
+    without_id = bytes.fromhex(OFFSET_VALUES[4])
+    assert without_id[-1] == 0
+    _, value = encode(replace(committed(5), topic_id=TOPIC_ID))
+    assert value == without_id[:-1] + b"\x01\x00\x10" + TOPIC_ID
+
+
+def test_a_retention_time_beside_a_topic_id_is_in_a_field_that_others_pass_over() -> None:
+    change = replace(committed(5, expire_timestamp=COMMITTED_AT + 600_000), topic_id=TOPIC_ID)
+    key, value = encode(change)
+    assert decode(key, value) == change
+    without_expiry = encode(replace(change, expire_timestamp=-1))[1]
+    assert value is not None and without_expiry is not None
+    ours = b"\x90\x4e\x08" + change.expire_timestamp.to_bytes(8, "big")
+    assert value == without_expiry.replace(b"\x01\x00\x10", b"\x02\x00\x10") + ours
 
 
 def test_groups_are_written_as_kafka_writes_them() -> None:
@@ -105,6 +126,7 @@ def test_the_oldest_key_is_read() -> None:
         OffsetCommitted("", "t", 0, 0),
         OffsetCommitted("g", "t" * 249, 2**31 - 1, 2**63 - 1, 2**31 - 1, "\u65e5" * 4096, 0),
         OffsetCommitted("g", "t", 0, 1, -1, "", 5, 2**63 - 1),
+        OffsetCommitted("g", "t", 0, 1, -1, "", 5, 2**63 - 1, b"the topic's  id."),
         OffsetRemoved("g", "t", 3),
         GroupStored("g", "", 0, None, None, -1, ()),
         GroupStored(

@@ -11,7 +11,15 @@ from penstock.groups.changes import OffsetCommitted, OffsetRemoved
 from penstock.protocol import schema
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import OffsetFetchRequest, OffsetFetchRequestTopic
-from tests.groups.conversation import DELAY_MS, GROUP, SESSION_MS, WALL_MS, Conversation, subscription
+from tests.groups.conversation import (
+    DELAY_MS,
+    GROUP,
+    SESSION_MS,
+    WALL_MS,
+    Conversation,
+    subscription,
+    topic_id,
+)
 
 P0 = ("orders", 0)
 P1 = ("orders", 1)
@@ -24,7 +32,9 @@ def test_a_members_commit_is_stored_and_fetched() -> None:
     talk.commit({P0: 7}, member_id=member, generation=generation, metadata="note", leader_epoch=3)
     found = talk.fetch(P0)[P0]
     assert (found.committed_offset, found.committed_leader_epoch, found.metadata) == (7, 3, "note")
-    assert talk.log[-1] == OffsetCommitted(GROUP, "orders", 0, 7, 3, "note", WALL_MS + DELAY_MS)
+    assert talk.log[-1] == OffsetCommitted(
+        GROUP, "orders", 0, 7, 3, "note", WALL_MS + DELAY_MS, topic_id=topic_id("orders")
+    )
 
 
 def test_the_last_commit_wins_even_when_it_goes_back() -> None:

@@ -50,7 +50,7 @@ from penstock.protocol.messages.groups import (
     SyncGroupRequest,
     SyncGroupRequestAssignment,
 )
-from tests.groups.conversation import subscription, whole_snapshot
+from tests.groups.conversation import subscription, topic_id, whole_snapshot
 
 GROUPS = ("a", "b")
 PARTITIONS = 5
@@ -127,6 +127,8 @@ class Groups(RuleBasedStateMachine):
         self.asks: list[Ask] = []
         self.clients: list[Client] = []
         self.lazy = False
+        # How often the topic was made.
+        self.incarnation = 1
         # The number of coordinators there have been, and their seed.
         self.seed = 0
         self.coordinator = self.start_coordinator()
@@ -142,7 +144,7 @@ class Groups(RuleBasedStateMachine):
         self.behave_together(GROUPS[0], rounds, data)
 
     def start_coordinator(self, log: list[Change] | None = None) -> Coordinator:
-        coordinator = Coordinator(SETTINGS, random.Random(self.seed))
+        coordinator = Coordinator(SETTINGS, random.Random(self.seed), self.topic_id)
         self.seed += 1
         for change in self.log if log is None else log:
             replayed = decode(*encode(change))
@@ -151,6 +153,9 @@ class Groups(RuleBasedStateMachine):
         coordinator.loaded(self.now_ms, self.wall_ms)
         coordinator.check()
         return coordinator
+
+    def topic_id(self, name: str) -> bytes:
+        return topic_id(name, self.incarnation)
 
     # What clients do
 
@@ -304,9 +309,18 @@ class Groups(RuleBasedStateMachine):
     def something_is_deleted(self, what: str) -> None:
         now_ms, wall_ms = self.now_ms, self.wall_ms
         if what == ORDERS:
-            self.take(self.coordinator.topics_deleted([ORDERS], now_ms=now_ms, wall_ms=wall_ms), None)
+            self.incarnation += 1
         else:
             self.take(self.coordinator.delete_group(what, now_ms=now_ms, wall_ms=wall_ms), None)
+
+    @rule(changes_max=st.integers(1, 4))
+    def offsets_are_reconciled(self, changes_max: int) -> None:
+        unreconciled = self.coordinator.group_ids()
+        while unreconciled:
+            decision = self.coordinator.reconcile(
+                unreconciled, changes_max, now_ms=self.now_ms, wall_ms=self.wall_ms
+            )
+            self.take(decision, None)
 
     @rule(lazy=st.booleans())
     def log_becomes_slow_or_fast(self, lazy: bool) -> None:
@@ -448,6 +462,8 @@ class Groups(RuleBasedStateMachine):
         for change in self.log:
             if isinstance(change, OffsetCommitted):
                 expected[change.group_id, change.topic, change.partition] = change.offset
+                if change.topic_id != self.topic_id(change.topic):
+                    del expected[change.group_id, change.topic, change.partition]
             elif isinstance(change, OffsetRemoved):
                 expected.pop((change.group_id, change.topic, change.partition), None)
         assert offsets_of(self.coordinator) == expected

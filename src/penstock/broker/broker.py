@@ -268,7 +268,7 @@ class Broker:
         if any(resource.type == BROKER_RESOURCE for resource in delta.configs_changed):
             self._set_throttle()
         if delta.deleted:
-            self.coordinators.topics_deleted([topic.name for topic in delta.deleted])
+            self.coordinators.topics_deleted()
         self.membership.image_moved()
         if self._on_seen:
             waiting, self._on_seen = self._on_seen, []

@@ -26,6 +26,7 @@ from penstock.groups import changes as group_changes
 from penstock.groups.changes import Change
 from penstock.groups.coordinator import Coordinator
 from penstock.groups.settings import GroupSettings
+from penstock.metadata.image import Image
 from penstock.metadata.topics import CONSUMER_OFFSETS
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import RecordFields, batches, decode_records, encode_batch
@@ -44,16 +45,24 @@ REWRITE_BYTES_MIN = 64 * 1024 * 1024
 REWRITE_RATIO = 4
 REWRITE_CHECK_INTERVAL_MS = 60_000
 CHANGES_PER_SLICE = 1_000
+# When offsets of deleted topics could not be removed: too few replicas in sync, or a full disk.
+RECONCILE_RETRY_MS = 1_000
 
 
 class GroupPartition:
     """One coordinator and the partition it remembers in."""
 
     def __init__(self, broker: Broker, hosted: HostedPartition, settings: GroupSettings) -> None:
+        self._broker = broker
         self._environment = broker.environment
         self._hosted = hosted
         self._epoch = hosted.leader_epoch
-        self.coordinator = Coordinator(settings, broker.environment.random)
+        # While the log is read back. Every commit in it was made by a leader before this one, under metadata
+        # older than those that made this broker the leader; so a topic that is not in these is gone for good.
+        self._image: Image | None = broker.image
+        self.coordinator = Coordinator(settings, broker.environment.random, self._topic_id)
+        # Groups whose offsets may belong to topics that are gone.
+        self._unreconciled: list[str] = []
         # Decisions that are not committed, in order: the offset to wait for (0: only for those before it).
         # Then what to do when they are, and when they can no longer be.
         self._uncommitted: deque[tuple[int, Callable[[], None], Callable[[], None]]] = deque()
@@ -80,11 +89,36 @@ class GroupPartition:
             self._replay_some()
             if self._replayed < self._replay_end:
                 return False
-            self._replayed = None
+            self._replayed = self._image = None
             clock = self._environment.clock
             self.coordinator.loaded(clock.now_ms(), clock.wall_ms())
             self._arm()
+            self.topics_deleted()
         return True
+
+    def topics_deleted(self) -> None:
+        """Remove the offsets of topics that are gone, a slice per turn, and as often as it takes."""
+        is_under_way = bool(self._unreconciled)
+        self._unreconciled = self.coordinator.group_ids()
+        if not is_under_way:
+            self._reconcile()
+
+    def _reconcile(self) -> None:
+        if self._has_resigned or not self._unreconciled:
+            return
+        clock = self._environment.clock
+        decision = self.coordinator.reconcile(
+            self._unreconciled, CHANGES_PER_SLICE, now_ms=clock.now_ms(), wall_ms=clock.wall_ms()
+        )
+        if decision.changes and not self.execute(decision):
+            self._unreconciled = self.coordinator.group_ids()
+            self._environment.spawn.later(RECONCILE_RETRY_MS, self._reconcile)
+        elif self._unreconciled:
+            self._environment.spawn.soon(self._reconcile)
+
+    def _topic_id(self, name: str) -> bytes | None:
+        topic = (self._image or self._broker.image).topics.get(name)
+        return None if topic is None else topic.id
 
     def resign(self) -> None:
         """Another broker leads the partition, or may: send everybody there."""
@@ -100,10 +134,11 @@ class GroupPartition:
         decision: Decision[Change],
         answer: Callable[[Any], None] | None = None,
         unavailable: Any = None,
-    ) -> None:
+    ) -> bool:
         """Make a decision durable, then let its answers go: ``answer`` gets the response if there is one.
 
-        When the disk refuses, the decision is undone and ``answer`` gets ``unavailable`` instead.
+        When the disk refuses, the decision is undone, ``answer`` gets ``unavailable`` instead, and this returns
+        False.
         """
         appended: Appended | None = None
         if decision.changes:
@@ -111,7 +146,7 @@ class GroupPartition:
                 appended = self._append(decision.changes)
             except OSError:
                 self._give_up(decision, answer, unavailable)
-                return
+                return False
         self._arm()
 
         def committed() -> None:
@@ -129,11 +164,12 @@ class GroupPartition:
 
         if appended is None and not self._uncommitted:
             committed()
-            return
+            return True
         offset = 0 if appended is None else appended.end_offset
         self._uncommitted.append((offset, committed, lost))
         if appended is not None:
             self._hosted.when_acknowledged(appended, lambda error: self._settled(offset, error), by_all=True)
+        return True
 
     def rewrite_if_large(self) -> None:
         """Replace a long history by the state it led to, a slice per turn."""
@@ -340,13 +376,10 @@ class Coordinators:
     def __iter__(self) -> Iterator[GroupPartition]:
         return iter([partition for partition in self._partitions.values() if partition.is_loaded])
 
-    def topics_deleted(self, names: list[str]) -> None:
-        clock = self._broker.environment.clock
+    def topics_deleted(self) -> None:
+        """The image has fewer topics. A coordinator that is still loading looks when it has loaded."""
         for partition in self:
-            decision = partition.coordinator.topics_deleted(
-                names, now_ms=clock.now_ms(), wall_ms=clock.wall_ms()
-            )
-            partition.execute(decision)
+            partition.topics_deleted()
 
 
 def _refuse_replies(decision: Decision[Change], error: ErrorCode) -> None:

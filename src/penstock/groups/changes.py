@@ -1,8 +1,9 @@
 """What a group coordinator remembers, as values and as the records of ``__consumer_offsets``.
 
-The bytes are Kafka's own (OffsetCommitKey 1, OffsetCommitValue 3, GroupMetadataKey 2, GroupMetadataValue 3,
+The bytes are Kafka's own (OffsetCommitKey 1, OffsetCommitValue 4, GroupMetadataKey 2, GroupMetadataValue 3,
 each behind a two-byte version), so that Kafka's console consumer and dump tool read the topic. Every version
-that Kafka ever wrote is read.
+that Kafka ever wrote is read. An offset says to which topic it belongs, by the topic's id; what Kafka before
+4.1 wrote, and we did once, does not (``NO_TOPIC_ID``).
 
 What a newcomer gets wrong: the version in a *key* says what kind of record it is. Kinds we do not know (the
 groups of KIP-848, share groups) are skipped, so that a data directory may come from Kafka and go back.
@@ -26,14 +27,20 @@ from penstock.protocol.messages.group_records import (
 
 OFFSET_KEY_VERSIONS = (0, 1)
 GROUP_KEY_VERSION = 2
-# Both are the newest that is not flexible: older tools read them too (KIP-915).
-OFFSET_VALUE_VERSION = 3
+# The newest that is not flexible: older tools read it too (KIP-915).
 GROUP_VALUE_VERSION = 3
-# The only version with a moment of expiry per offset (the retention_time of OffsetCommit 2-4).
+# The first with a topic id. It is flexible, and a reader passes over the fields that it does not know.
+OFFSET_VALUE_VERSION = 4
+# What is read back without a topic id, and written again before it was given one.
+OFFSET_VALUE_VERSION_WITHOUT_ID = 3
 OFFSET_VALUE_VERSION_WITH_EXPIRY = 1
 VALUE_VERSIONS = range(5)
 
 NO_TIMESTAMP = -1
+# Of an offset whose record does not say to which topic it belongs.
+NO_TOPIC_ID = bytes(16)
+# Of an offset whose topic is gone for certain, under whatever id it was: no topic has this one.
+GONE_TOPIC_ID = b"\xff" * 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class OffsetCommitted:
     metadata: str = ""
     commit_timestamp: int = NO_TIMESTAMP
     expire_timestamp: int = NO_TIMESTAMP
+    topic_id: bytes = NO_TOPIC_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +149,19 @@ def _offset_key(change: OffsetCommitted | OffsetRemoved) -> bytes:
 
 def _offset_value(change: OffsetCommitted) -> bytes:
     has_expiry = change.expire_timestamp != NO_TIMESTAMP
+    version = OFFSET_VALUE_VERSION
+    if change.topic_id == NO_TOPIC_ID:
+        version = OFFSET_VALUE_VERSION_WITH_EXPIRY if has_expiry else OFFSET_VALUE_VERSION_WITHOUT_ID
     value = OffsetCommitValue(
         offset=change.offset,
         leader_epoch=change.leader_epoch,
         metadata=change.metadata,
         commit_timestamp=change.commit_timestamp,
         expire_timestamp=change.expire_timestamp,
+        topic_id=change.topic_id,
+        expires_at=change.expire_timestamp,
     )
-    return _frame(value, OFFSET_VALUE_VERSION_WITH_EXPIRY if has_expiry else OFFSET_VALUE_VERSION)
+    return _frame(value, version)
 
 
 def _group_key(change: GroupStored | GroupRemoved) -> bytes:
@@ -192,7 +205,8 @@ def _decode_offset(name: OffsetCommitKey, value: Buffer | None) -> Change:
         body.leader_epoch,
         body.metadata,
         body.commit_timestamp,
-        body.expire_timestamp,
+        body.expire_timestamp if body.expires_at == NO_TIMESTAMP else body.expires_at,
+        body.topic_id,
     )
 
 

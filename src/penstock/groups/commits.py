@@ -4,6 +4,10 @@ Versions: OffsetCommit 2-10, OffsetFetch 1-10 (one group at a time here; the she
 coordinator), OffsetDelete 0. Topics go by name: the shell translates the ids of versions 10, and answers for
 topics that do not exist or may not be seen.
 
+A topic is its id, not its name: an offset belongs to the topic that had the name when it was committed. Once
+that topic is gone nobody sees the offset, and ``reconcile`` removes it, whether another topic has got the name
+or not. An offset whose record has no id belongs to the topic that has the name when the record is read back.
+
 Expiry (KIP-211): the clock of a group's offsets starts when the group becomes empty, not at the commit. While
 consumers are there, only offsets of topics that none of them reads any more can expire. Offsets of a group
 that never had members expire by the time of their commit. One departure from Kafka: an offset committed to a
@@ -13,10 +17,18 @@ from that commit; in Kafka it would be lost together with the older ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TypeAlias
 
 from penstock.groups.answers import commit_refused, no_offset, offset_fetched
-from penstock.groups.changes import NO_TIMESTAMP, OffsetCommitted, OffsetRemoved
+from penstock.groups.changes import (
+    GONE_TOPIC_ID,
+    NO_TIMESTAMP,
+    NO_TOPIC_ID,
+    OffsetCommitted,
+    OffsetRemoved,
+)
 from penstock.groups.group import CONSUMER_PROTOCOL_TYPE, Group, State
 from penstock.groups.rebalance import Rebalance, Turn
 from penstock.groups.settings import GROUPS_MAX, NAME_BYTES_MAX, STRING_BYTES_MAX, GroupSettings
@@ -41,12 +53,18 @@ TIMESTAMP_MAX = 2**63 - 1
 # From this version on, a commit to a group that does not exist is told so. Before, it was an old generation.
 COMMIT_KNOWS_MISSING_GROUP = 9
 
+# The id of the topic that has a name now; None when there is none.
+TopicIds: TypeAlias = Callable[[str], bytes | None]
+
 
 class Commits:
-    def __init__(self, groups: dict[str, Group], settings: GroupSettings, rebalance: Rebalance) -> None:
+    def __init__(
+        self, groups: dict[str, Group], settings: GroupSettings, rebalance: Rebalance, topic_id: TopicIds
+    ) -> None:
         self._groups = groups
         self._settings = settings
         self._rebalance = rebalance
+        self._topic_id = topic_id
 
     def commit(self, request: OffsetCommitRequest, version: int, turn: Turn) -> OffsetCommitResponse:
         group = self._groups.get(request.group_id)
@@ -65,9 +83,12 @@ class Commits:
         topics = []
         for topic in request.topics:
             partitions = []
+            topic_id = self._topic_id(topic.name)
             for partition in topic.partitions:
                 error = self._partition_error(partition)
-                if error is ErrorCode.NONE:
+                if topic_id is None:
+                    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                elif error is ErrorCode.NONE:
                     change = OffsetCommitted(
                         request.group_id,
                         topic.name,
@@ -77,6 +98,7 @@ class Commits:
                         partition.committed_metadata or "",
                         turn.wall_ms,
                         expire_timestamp,
+                        topic_id,
                     )
                     group.offsets.begin(change)
                     turn.decision.changes.append(change)
@@ -133,8 +155,9 @@ class Commits:
                 topics=[]
                 if group is None
                 else [
-                    offset_fetched(topic, [_fetched(group, offset, require_stable) for offset in offsets])
+                    offset_fetched(topic, [_fetched(group, offset, require_stable) for offset in current])
                     for topic, offsets in group.offsets.topics()
+                    if (current := [offset for offset in offsets if self._is_current(offset)])
                 ],
             )
         topics = []
@@ -142,7 +165,7 @@ class Commits:
             partitions = []
             for index in topic.partition_indexes:
                 offset = None if group is None else group.offsets.get(topic.name, index)
-                if group is not None and offset is not None:
+                if group is not None and offset is not None and self._is_current(offset):
                     partitions.append(_fetched(group, offset, require_stable))
                 elif group is not None and require_stable and group.offsets.is_pending(topic.name, index):
                     partitions.append(no_offset(index, ErrorCode.UNSTABLE_OFFSET_COMMIT))
@@ -183,11 +206,36 @@ class Commits:
                 group.offsets.begin(change)
                 turn.decision.changes.append(change)
 
-    def remove_topics(self, topics: frozenset[str], turn: Turn) -> None:
-        """The topics are gone; one of the same name that comes later starts without offsets."""
-        for group in self._groups.values():
-            found = [(topic, index) for topic, index in group.offsets.partitions() if topic in topics]
-            self.remove(group, found, turn)
+    def reconcile(self, group: Group, changes_max: int, turn: Turn) -> bool:
+        """Remove the offsets whose topic is gone, and write those with an id that were stored without one.
+
+        False when there is more to do.
+        """
+        changes = turn.decision.changes
+        for topic, partition in group.offsets.partitions():
+            offset = group.offsets.latest(topic, partition)
+            if offset is None:
+                continue
+            change: OffsetCommitted | OffsetRemoved = offset
+            if not self._is_current(offset):
+                change = OffsetRemoved(group.id, topic, partition)
+            elif not group.offsets.is_adopted(topic, partition):
+                continue
+            if len(changes) >= changes_max:
+                return False
+            group.offsets.begin(change)
+            changes.append(change)
+        return True
+
+    def restored(self, group: Group, change: OffsetCommitted) -> None:
+        """Take an offset from the log."""
+        if change.topic_id != NO_TOPIC_ID:
+            group.offsets.apply(change)
+        else:
+            group.offsets.adopt(replace(change, topic_id=self._topic_id(change.topic) or GONE_TOPIC_ID))
+
+    def _is_current(self, offset: OffsetCommitted) -> bool:
+        return offset.topic_id == self._topic_id(offset.topic)
 
     def expired(self, group: Group, wall_ms: int) -> list[tuple[str, int]]:
         """The partitions whose offsets nobody has needed for the time they are kept."""

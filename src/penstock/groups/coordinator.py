@@ -15,6 +15,10 @@ decision changed and that is not committed yet (a follower's SyncGroup right aft
 in the same queue. ``fetch_offsets``, ``list_groups`` and ``describe_group`` are different: they return plain
 answers, made from committed state only, that may be sent at once.
 
+After ``loaded``, and whenever topics were deleted, the shell calls ``reconcile`` until everything is reconciled;
+what it has to remove is invisible already. ``topic_id`` tells which topic has a name in the committed metadata.
+While the log is replayed that must be the metadata as of the beginning of the replay.
+
 ``now_ms`` is monotonic and drives sessions and rebalances; ``wall_ms`` is wall time and drives the expiry of
 offsets. Both have to be given where both can matter.
 """
@@ -34,7 +38,7 @@ from penstock.groups.changes import (
     OffsetCommitted,
     OffsetRemoved,
 )
-from penstock.groups.commits import Commits
+from penstock.groups.commits import Commits, TopicIds
 from penstock.groups.group import Caller, Group, Member, State, Waiting
 from penstock.groups.membership import Joining, Membership
 from penstock.groups.rebalance import Rebalance, Turn
@@ -63,14 +67,14 @@ DESCRIBE_KNOWS_MISSING_GROUP = 6
 
 
 class Coordinator:
-    def __init__(self, settings: GroupSettings, random: Random) -> None:
+    def __init__(self, settings: GroupSettings, random: Random, topic_id: TopicIds) -> None:
         self._settings = settings
         self._groups: dict[str, Group] = {}
         self._timers = Timers()
         self._expiry = Timer(TimerKind.OFFSETS)
         self._rebalance = Rebalance(settings, self._timers)
         self._membership = Membership(self._groups, settings, self._timers, self._rebalance, random)
-        self._commits = Commits(self._groups, settings, self._rebalance)
+        self._commits = Commits(self._groups, settings, self._rebalance, topic_id)
 
     # Requests of members
 
@@ -126,10 +130,23 @@ class Coordinator:
         turn.decision.response = self._commits.delete(request, turn)
         return turn.decision
 
-    def topics_deleted(self, topics: Collection[str], *, now_ms: int, wall_ms: int) -> Decision[Change]:
-        """The metadata no longer has these topics: their offsets go too."""
+    def reconcile(
+        self, group_ids: list[str], changes_max: int, *, now_ms: int, wall_ms: int
+    ) -> Decision[Change]:
+        """Bring the offsets of some groups into line with the topics that exist, after a load or a deletion.
+
+        Groups that are done are taken off the list, from its end. At most so many offsets are changed, and
+        about as many looked at.
+        """
         turn = Turn(now_ms, wall_ms)
-        self._commits.remove_topics(frozenset(topics), turn)
+        looked_at = 0
+        while group_ids and looked_at < changes_max:
+            group = self._groups.get(group_ids[-1])
+            if group is not None:
+                looked_at += 1 + group.offsets.count
+                if not self._commits.reconcile(group, changes_max, turn):
+                    break
+            group_ids.pop()
         return turn.decision
 
     # Administration
@@ -221,7 +238,9 @@ class Coordinator:
                 return
             group = self._groups[change.group_id] = Group(change.group_id)
         match change:
-            case OffsetCommitted() | OffsetRemoved():
+            case OffsetCommitted():
+                self._commits.restored(group, change)
+            case OffsetRemoved():
                 group.offsets.apply(change)
             case GroupStored():
                 group.restore(change)

@@ -1,9 +1,8 @@
 """The committed offsets of one group.
 
 Readers see committed state only, while the coordinator decides ahead: a commit is *begun* when it is decided
-and *confirmed* (or *reverted*) when its change is known to be in the log (or not). What is in between is
-counted per partition, not kept: no decision depends on the value of an uncommitted offset, only on whether
-there is one (OffsetFetch with require_stable, deleting, expiring).
+and *confirmed* (or *reverted*) when its change is known to be in the log (or not). What is in between is kept
+per partition, in order: the last of it is what the log will say (``latest``).
 """
 
 from __future__ import annotations
@@ -14,12 +13,14 @@ from penstock.groups.changes import OffsetCommitted, OffsetRemoved
 
 
 class GroupOffsets:
-    __slots__ = ("_committed", "_pending")
+    __slots__ = ("_adopted", "_committed", "_pending")
 
     def __init__(self) -> None:
         self._committed: dict[str, dict[int, OffsetCommitted]] = {}
-        # How many decided changes of a partition are not confirmed yet; never 0.
-        self._pending: dict[tuple[str, int], int] = {}
+        # The decided changes of a partition that are not confirmed yet, in order; never empty.
+        self._pending: dict[tuple[str, int], list[OffsetCommitted | OffsetRemoved]] = {}
+        # Committed offsets that the log has without a topic id, and we with one.
+        self._adopted: set[tuple[str, int]] = set()
 
     @property
     def is_empty(self) -> bool:
@@ -28,6 +29,18 @@ class GroupOffsets:
     @property
     def has_pending(self) -> bool:
         return bool(self._pending)
+
+    def latest(self, topic: str, partition: int) -> OffsetCommitted | None:
+        """What will be committed when every decision is; that is what the end of the log says."""
+        pending = self._pending.get((topic, partition))
+        if pending is None:
+            return self.get(topic, partition)
+        change = pending[-1]
+        return change if isinstance(change, OffsetCommitted) else None
+
+    def is_adopted(self, topic: str, partition: int) -> bool:
+        """Whether the log has yet to be told to which topic this offset belongs."""
+        return (topic, partition) in self._adopted and not self.is_pending(topic, partition)
 
     @property
     def count(self) -> int:
@@ -60,8 +73,7 @@ class GroupOffsets:
         return self.get(topic, partition) is not None or self.is_pending(topic, partition)
 
     def begin(self, change: OffsetCommitted | OffsetRemoved) -> None:
-        key = (change.topic, change.partition)
-        self._pending[key] = self._pending.get(key, 0) + 1
+        self._pending.setdefault((change.topic, change.partition), []).append(change)
 
     def confirm(self, change: OffsetCommitted | OffsetRemoved) -> None:
         self.revert(change)
@@ -69,14 +81,14 @@ class GroupOffsets:
 
     def revert(self, change: OffsetCommitted | OffsetRemoved) -> None:
         key = (change.topic, change.partition)
-        count = self._pending[key] - 1
-        if count:
-            self._pending[key] = count
-        else:
+        pending = self._pending[key]
+        pending.remove(change)
+        if not pending:
             del self._pending[key]
 
     def apply(self, change: OffsetCommitted | OffsetRemoved) -> None:
         """Take a change that is in the log. The last one wins, even with a lower offset."""
+        self._adopted.discard((change.topic, change.partition))
         if isinstance(change, OffsetCommitted):
             self._committed.setdefault(change.topic, {})[change.partition] = change
         elif (partitions := self._committed.get(change.topic)) is not None:
@@ -84,8 +96,14 @@ class GroupOffsets:
             if not partitions:
                 del self._committed[change.topic]
 
+    def adopt(self, change: OffsetCommitted) -> None:
+        """Take a change that is in the log without the topic id that it has here."""
+        self.apply(change)
+        self._adopted.add((change.topic, change.partition))
+
     def check(self) -> None:
-        assert all(count > 0 for count in self._pending.values())
+        assert all(self._pending.values())
+        assert all(self.get(topic, partition) is not None for topic, partition in self._adopted)
         for topic, partitions in self._committed.items():
             assert partitions, f"no offsets left in {topic}, but the topic is still listed"
             for index, offset in partitions.items():
