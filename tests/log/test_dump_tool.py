@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from penstock.environment import Environment
+from penstock.groups.changes import Change, OffsetCommitted, OffsetRemoved, encode
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.machine import MachineClock, MachineFiles
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import BatchHeader, check_produced, encode_batch
+from penstock.protocol.records import BatchHeader, check_produced, decode_header, encode_batch
 from tests.java import KAFKA_VERSION, classpath
 
 NOW = 1_700_000_000_000
@@ -167,3 +168,21 @@ def assert_no_complaint(output: str) -> None:
         "isvalid: false",
     ):
         assert complaint not in output, output[max(0, output.index(complaint) - 300) :][:1000]
+
+
+def test_committed_offsets_are_read_with_their_topic_ids(dump: Dump, tmp_path: Path) -> None:
+    log = Log.open(environment(), str(tmp_path / "__consumer_offsets-0"), CONFIG, clean=True)
+    topic_id = bytes(range(16))
+    changes: list[Change] = [
+        OffsetCommitted("readers", "orders", 0, 77, 3, "note", NOW, topic_id=topic_id),
+        OffsetCommitted("readers", "orders", 1, 78, 3, "", NOW, NOW + 1_000, topic_id),
+        OffsetRemoved("readers", "orders", 1),
+    ]
+    batch = encode_batch([(NOW, *encode(change), ()) for change in changes])
+    log.append(batch, decode_header(batch), 0)
+    log.close()
+    output = dump(sorted((tmp_path / "__consumer_offsets-0").glob("*.log")), "--offsets-decoder")
+    assert '"offset":77,"leaderEpoch":3,"metadata":"note"' in output
+    assert '"offset":78' in output
+    # As Kafka prints ids: URL-safe Base64.
+    assert output.count('"topicId":"AAECAwQFBgcICQoLDA0ODw"') == 2, output
