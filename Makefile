@@ -76,11 +76,11 @@ chaos: $(VENV)/.installed
 
 sim: $(VENV)/.installed
 	$(BIN)/penstock sim cores --seeds 200
-	$(BIN)/penstock sim --seeds 20
+	$(BIN)/penstock sim --seeds 20 --plans 2
 
 sim-long: $(VENV)/.installed
 	$(BIN)/penstock sim cores --seeds $(SEEDS) --jobs 2
-	$(BIN)/penstock sim --seeds $(CLUSTER_SEEDS) --seconds 60 --jobs 2
+	$(BIN)/penstock sim --seeds $(CLUSTER_SEEDS) --seconds 60 --plans 2 --jobs 2
 
 spark-long: $(VENV)/.installed
 	PENSTOCK_SPARK_RECORDS=$${PENSTOCK_SPARK_RECORDS:-10000000} \

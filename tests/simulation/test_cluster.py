@@ -8,17 +8,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
+from hashlib import sha256
 
 import pytest
 
 from penstock.sim import swarm
 from penstock.sim.disk import Directory
+from penstock.sim.plans import CHANGED_SETTINGS, LATER_FAULTS, NEWEST
 from penstock.sim.report import Report
 
 FIRST_SEED = int(os.environ.get("PENSTOCK_SIM_SEED", "1"))
 SEEDS = int(os.environ.get("PENSTOCK_SIM_SEEDS", "50"))
 SECONDS = 20
+# What the first hundred seeds plan, without what later generations have added to plans.
+FIRST_GENERATION = "0578a2590f2ada53"
 
 # Seeds that once found something: what, is said in the changes that mended it.
 PINNED = (
@@ -54,7 +58,8 @@ def explain(report: Report) -> str:
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
 def test_a_cluster_keeps_its_promises(seed: int) -> None:
-    report = swarm.run(seed, seconds=SECONDS)
+    # Every other one with the plans of the first generation: those of the others have more in them.
+    report = swarm.run(seed, seconds=SECONDS, generation=1 + seed % NEWEST)
     assert report.is_good, explain(report)
 
 
@@ -83,8 +88,8 @@ def test_a_seed_means_the_same_in_every_process() -> None:
     """Nothing may depend on the order of a set, on an address in memory or on the time of day."""
     program = (
         "from penstock.sim import swarm\n"
-        "for seed in (2, 5):\n"
-        "    report = swarm.run(seed, seconds=10)\n"
+        "for seed, generation in ((2, 1), (5, 1), (11, 2)):\n"
+        "    report = swarm.run(seed, seconds=10, generation=generation)\n"
         "    print(report.trace_hash, report.events, sorted(report.counts.items()))\n"
     )
     told = []
@@ -99,8 +104,38 @@ def test_a_seed_means_the_same_in_every_process() -> None:
             timeout=300,
         )
         told.append(ended.stdout)
-    assert told[0].count("\n") == 2
+    assert told[0].count("\n") == 3
     assert told[0] == told[1]
+
+
+def test_a_later_generation_adds_to_the_plan_of_a_seed_and_changes_nothing_else() -> None:
+    for seed in range(50):
+        first, second = (swarm.plan_for(seed, seconds=10, generation=each) for each in (1, 2))
+        added = {
+            name: getattr(first, name)
+            for name in ("generation", "later_faults", "changed_settings", "racks", "static_members")
+        }
+        assert replace(second, **added, asks_by_time=False, recreates=False) == first
+
+
+def test_plans_of_the_first_generation_are_those_that_pinned_seeds_were_found_with() -> None:
+    drawn = [
+        getattr(swarm.plan_for(seed, seconds=60), field.name)
+        for seed in range(100)
+        for field in fields(swarm.Plan)
+        if field.default is MISSING
+    ]
+    assert sha256(repr(drawn).encode()).hexdigest()[:16] == FIRST_GENERATION
+
+
+def test_every_kind_of_trouble_is_in_some_plan() -> None:
+    plans = [swarm.plan_for(seed, seconds=60, generation=NEWEST) for seed in range(100)]
+    later = {fault for plan in plans for fault, _ in plan.later_faults}
+    assert later == set(LATER_FAULTS)
+    assert {name for plan in plans for name in plan.changed_settings} == set(CHANGED_SETTINGS)
+    assert {plan.racks for plan in plans} == {0, 2, 3}
+    assert {plan.static_members for plan in plans} == {0, 1, 2}
+    assert {plan.asks_by_time for plan in plans} == {plan.recreates for plan in plans} == {False, True}
 
 
 def test_other_seeds_do_other_things() -> None:

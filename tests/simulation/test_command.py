@@ -49,6 +49,10 @@ def test_a_violation_fails_and_ends_with_the_line_that_replays_it(
 
 def test_the_replay_line_says_what_was_run() -> None:
     assert (
-        swarm.replay_line(swarm.plan_for(9, seconds=12.5, nodes=5))
+        swarm.plan_for(9, seconds=12.5, nodes=5).replay_line
         == "penstock sim --seed 9 --seconds 12.5 --nodes 5"
+    )
+    assert (
+        swarm.plan_for(9, seconds=60, nodes=3, generation=2).replay_line
+        == "penstock sim --seed 9 --seconds 60 --nodes 3 --plans 2"
     )

@@ -126,6 +126,19 @@ def test_nobody_listening_is_refused_at_once() -> None:
     assert isinstance(pair.connect(within_ms=100), ConnectionRefusedError)
 
 
+def test_a_host_that_lives_may_refuse_and_what_is_connected_goes_on() -> None:
+    pair = Pair()
+    before = pair.connect()
+    assert isinstance(before, End)
+    pair.fabric.refuse("server", 9092)
+    assert isinstance(pair.connect(), ConnectionRefusedError)
+    before.write(b"still here")
+    pair.loop.run_for(1_000)
+    assert pair.accepted[0].received == b"still here"
+    pair.fabric.refuse_no_more("server", 9092)
+    assert isinstance(pair.connect(), End)
+
+
 def test_a_host_without_power_does_not_answer() -> None:
     pair = Pair()
     pair.fabric.power_lost("server")

@@ -146,6 +146,55 @@ def test_a_start_that_nobody_asked_for(truths: Truths) -> None:
         truths.starts.saw(HERE, 6, "reader")
 
 
+def test_a_start_that_falls_behind_what_was_deleted(truths: Truths) -> None:
+    truths.starts.asked(HERE, 5)
+    truths.starts.saw(HERE, 0, "reader")
+    truths.starts.deleted(HERE, 5, epoch=3)
+    truths.starts.saw(HERE, 5, "reader", epoch=3)
+    # Asked before the deletion was acknowledged, or of a leader from before it.
+    truths.starts.saw(HERE, 0, "reader", epoch=3, since=(0, 0))
+    truths.starts.saw(HERE, 0, "reader", epoch=2)
+    with pytest.raises(Violation, match="everything before 5 was deleted"):
+        truths.starts.saw(HERE, 4, "reader", epoch=4)
+
+
+def test_an_old_leader_that_goes_on_answering(truths: Truths) -> None:
+    leaders = truths.leaders
+    leaders.answered(HERE, 1, 1_000, 1_001, "one")
+    leaders.answered(HERE, 2, 2_000, 2_001, "other")
+    leaders.answered(HERE, 1, 8_000, 8_001, "one")
+    leaders.answered(HERE, 2, 20_000, 20_001, "other")
+    with pytest.raises(Violation, match="stale leader"):
+        leaders.answered(HERE, 1, 9_000, 9_001, "one")
+
+
+def test_a_time_that_is_looked_up_wrongly(truths: Truths) -> None:
+    truths.values.times[HERE] = {0: 100, 1: 300, 2: 200, 3: 400}
+    times = truths.times
+    assert [times.expected(HERE, at_ms) for at_ms in (50, 150, 301, 500)] == [0, 1, 3, -1]
+    times.found(HERE, 150, 1, 1, "timekeeper")
+    times.found(HERE, 500, -1, -1, "timekeeper")
+    times.found(HERE, 500, -1, 7, "timekeeper")
+    for offset in (-1, 2, 0):
+        with pytest.raises(Violation, match="for the time 150"):
+            times.found(HERE, 150, 1, offset, "timekeeper")
+    truths.starts.asked(HERE, 2)
+    times.found(HERE, 150, 1, 2, "timekeeper")
+
+
+def test_a_commit_for_a_topic_that_is_gone(truths: Truths) -> None:
+    commits, again = truths.commits, HERE._replace(topic_id=b"2" * 16)
+    commits.committing("group", HERE, -1, 10)
+    commits.acked("group", HERE, -1, 10)
+    # Sent, and acknowledged while the topic was being deleted: it may count for the next one.
+    commits.committing("group", HERE, -1, 11)
+    commits.acked("group", HERE, -1, 11, is_doomed=True)
+    commits.fetched("group", again, -1, "member")
+    commits.fetched("group", again, 11, "member")
+    with pytest.raises(Violation, match="lost commit"):
+        commits.fetched("group", again, 10, "member")
+
+
 def test_a_commit_that_did_not_survive(truths: Truths) -> None:
     commits = truths.commits
     commits.fetched("group", HERE, -1, "member")

@@ -47,6 +47,16 @@ def sim(
     nodes: Annotated[
         int | None, typer.Option("--nodes", min=1, max=9, metavar="N", help="If not said, the seed decides.")
     ] = None,
+    plans: Annotated[
+        int,
+        typer.Option(
+            "--plans",
+            min=1,
+            max=2,
+            metavar="GENERATION",
+            help="Which plans a seed draws from: 1 as it always was, 2 with all faults there are.",
+        ),
+    ] = 1,
     jobs: Jobs = 1,
     as_json: Json = False,
 ) -> int:
@@ -55,7 +65,7 @@ def sim(
         return 0
     from penstock.sim import swarm  # noqa: PLC0415  # the whole broker
 
-    one = partial(swarm.run, seconds=seconds, nodes=nodes)
+    one = partial(swarm.run, seconds=seconds, nodes=nodes, generation=plans)
     return _show(_run_all(one, range(seed, seed + seeds), jobs, "simulating"), SHOWN, as_json=as_json)
 
 

@@ -35,7 +35,11 @@ from penstock.sim.loop import Process
 from penstock.sim.topics import MORTAL, Topics
 from penstock.sim.truths import Truths
 
+# Kinds of resources, and what is done to a setting.
 TOPIC = 2
+BROKER = 4
+SET = 0
+DELETE = 1
 
 
 class Administrator:
@@ -105,6 +109,7 @@ class Administrator:
             # A broker that lags may still tell of the topic that had this name before.
             if len(places) > before and places[0].topic_id not in self._topics.doomed:
                 self._topics.existing[name] = places[0].topic_id
+                self._topics.since_ms[places[0].topic_id] = self.process.loop.now_ms
                 self._on_made(places[before:])
                 return
             await self._client.back_off()
@@ -160,7 +165,10 @@ class Administrator:
         mortal = [name for name in self._topics.alive() if MORTAL in name]
         if not mortal:
             return
-        topic_id = self._topics.existing[self._chance.choice(mortal)]
+        await self.delete(self._topics.existing[self._chance.choice(mortal)])
+
+    async def delete(self, topic_id: bytes) -> None:
+        """Delete a topic, however often it must be asked for."""
         # From now on nothing about it is certain.
         self._topics.doomed[topic_id] = None
         while True:
@@ -218,21 +226,7 @@ class Administrator:
                 ("flush.ms", ["1000", "60000"]),
             ]
         )
-        request = IncrementalAlterConfigsRequest(
-            resources=[
-                IncrementalAlterConfigsResource(
-                    resource_type=TOPIC,
-                    resource_name=name,
-                    configs=[
-                        IncrementalAlterableConfig(
-                            name=setting, config_operation=0, value=self._chance.choice(values)
-                        )
-                    ],
-                )
-            ]
-        )
-        response = await self._client.call(None, request, 1, timeout_ms=8_000)
-        if response is not None and not response.responses[0].error_code:
+        if await set_config(self._client, TOPIC, name, setting, self._chance.choice(values)):
             self.changes += 1
 
     async def _delete_records(self) -> None:
@@ -260,4 +254,23 @@ class Administrator:
         response = await self._client.call(leadership.broker, request, 2, timeout_ms=8_000)
         if response is not None and not response.topics[0].partitions[0].error_code:
             self.changes += 1
-            self._truths.starts.deleted(place, response.topics[0].partitions[0].low_watermark)
+            low_watermark = response.topics[0].partitions[0].low_watermark
+            self._truths.starts.deleted(place, low_watermark, leadership.epoch)
+
+
+async def set_config(
+    client: Client, resource_type: int, resource_name: str, setting: str, value: str | None
+) -> bool:
+    """Change one setting, or with None go back to its default; whether that was acknowledged."""
+    change = IncrementalAlterableConfig(
+        name=setting, config_operation=SET if value is not None else DELETE, value=value
+    )
+    request = IncrementalAlterConfigsRequest(
+        resources=[
+            IncrementalAlterConfigsResource(
+                resource_type=resource_type, resource_name=resource_name, configs=[change]
+            )
+        ]
+    )
+    response = await client.call(None, request, 1, timeout_ms=8_000)
+    return response is not None and not response.responses[0].error_code

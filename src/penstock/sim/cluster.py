@@ -30,6 +30,11 @@ INTERNAL_PORT = 9093
 LOG_LINES_KEPT = 300
 
 
+def rack_of(number: int, racks: int) -> str | None:
+    """Nodes, and consumers, are in the racks in turn."""
+    return f"rack-{number % racks}" if racks else None
+
+
 class SimLogger(Logger):
     """Keeps the last lines instead of writing them."""
 
@@ -92,12 +97,15 @@ class Cluster:
         voters: int,
         data_dirs: int,
         settings: Mapping[str, str],
+        # In turn; 0 for no racks.
+        racks: int = 0,
         # The metadata are snapshot after so many.
         snapshot_records: int,
     ) -> None:
         self.loop = loop
         self.fabric = fabric
         self._settings = settings
+        self._racks = racks
         self._snapshot_records = snapshot_records
         self.machines = {
             node_id: Machine(node_id, Disk(loop.streams[f"disk {node_id}"]))
@@ -124,7 +132,7 @@ class Cluster:
             data_dirs=self._data_dirs,
             listen=(machine.host, CLIENT_PORT),
             advertise=None,
-            rack=None,
+            rack=rack_of(machine.node_id, self._racks),
             settings=self._settings,
             config_file=None,
         )

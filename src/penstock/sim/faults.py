@@ -5,8 +5,9 @@ while. ``heal`` undoes all of them at once and for good.
 
 Some faults a cluster survives only one at a time: when a machine has lost power (in ``replicated`` mode, where
 records count before they are on a disk), or its disk was damaged or wiped, the other copies must be whole. So
-these strike a second machine only when ``is_whole`` says that every partition has all its copies again. What a
-newcomer gets wrong: this is the one place where mercy is allowed. The checkers excuse nothing.
+these strike a second machine only when ``is_whole`` says that every partition has all its copies again, and where
+one copy may be enough at times (``is_frail``), they never strike otherwise. What a newcomer gets wrong: this is
+the one place where mercy is allowed. The checkers excuse nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from penstock.protocol.records import HEADER_SIZE, CorruptBatch, batches
-from penstock.sim.cluster import Cluster, Machine
+from penstock.sim.cluster import CLIENT_PORT, INTERNAL_PORT, Cluster, Machine
 from penstock.sim.loop import Event, Process
 
 # In the header of a batch.
@@ -49,6 +50,8 @@ ALL_FAULTS = (
     "flip",
     "sync fails",
     "wipe",
+    "refusal",
+    "split",
 )
 
 
@@ -60,6 +63,10 @@ class Nemesis:
         faults: Sequence[str],
         interval_ms: float,
         clients: Mapping[str, Process],
+        # Each has a clock and a random stream of its own: (name, mean distance in time).
+        later_faults: Sequence[tuple[str, float]] = (),
+        # Whether one copy of a record may be enough for its acknowledgement.
+        is_frail: bool = False,
         # Whether power may fail anywhere at any time: what counts is on the disks.
         is_flushed: bool,
         is_whole: Callable[[], bool],
@@ -72,6 +79,7 @@ class Nemesis:
         self._interval_ms = interval_ms
         # By host; there may be more of them later.
         self._clients = clients
+        self._is_frail = is_frail
         self._is_flushed = is_flushed
         self._is_whole = is_whole
         # The machine that harm was last done to.
@@ -84,6 +92,8 @@ class Nemesis:
         cluster.on_ended = self._ended
         if self._faults:
             self._strike_later()
+        for fault, mean_ms in later_faults:
+            self._strike_by_itself(fault, mean_ms)
 
     # Striking
 
@@ -95,15 +105,28 @@ class Nemesis:
             return
         fault = self._chance.choice(self._faults)
         machine = self._chance.choice(list(self._cluster.machines.values()))
+        self._strike_with(fault, machine)
+        self._strike_later()
+
+    def _strike_by_itself(self, fault: str, mean_ms: float) -> None:
+        chance = self._loop.streams[f"fault {fault}"]
+
+        def strike() -> None:
+            if not self._is_over:
+                self._strike_with(fault, chance.choice(list(self._cluster.machines.values())))
+                self._strike_by_itself(fault, mean_ms)
+
+        self._loop.after(chance.expovariate(1 / mean_ms), strike, "fault")
+
+    def _strike_with(self, fault: str, machine: Machine) -> None:
         if fault not in HARMFUL or self._may_harm(fault, machine):
             strikes = getattr(self, "_" + fault.replace(" ", "_").replace("-", "_"))
             if strikes(machine):
                 self.counts[fault] = self.counts.get(fault, 0) + 1
                 self._cluster.note("nemesis", fault, {"machine": machine.host})
-        self._strike_later()
 
     def _may_harm(self, fault: str, machine: Machine) -> bool:
-        is_allowed = self._victim is None or self._victim is machine
+        is_allowed = not self._is_frail and (self._victim is None or self._victim is machine)
         if fault == "power" and self._is_flushed and not self._is_silently_harmed:
             return True
         if is_allowed or (not self._is_silently_harmed and self._is_whole()):
@@ -123,8 +146,9 @@ class Nemesis:
 
     def _for_a_while(self, shortest_ms: float, longest_ms: float, undo: Callable[[], None]) -> None:
         # Mostly short, sometimes long.
-        duration_ms = shortest_ms + (longest_ms - shortest_ms) * self._chance.random() ** 3
+        self._undo_in(shortest_ms + (longest_ms - shortest_ms) * self._chance.random() ** 3, undo)
 
+    def _undo_in(self, duration_ms: float, undo: Callable[[], None]) -> None:
         def over() -> None:
             if not self._is_over:
                 undo()
@@ -214,7 +238,7 @@ class Nemesis:
 
     # Network
 
-    def _cut_pairs(self, pairs: list[tuple[str, str]]) -> bool:
+    def _cut_pairs(self, pairs: list[tuple[str, str]], duration_ms: float | None = None) -> bool:
         pairs = [pair for pair in pairs if pair[0] != pair[1]]
         if not pairs:
             return False
@@ -225,7 +249,10 @@ class Nemesis:
             for pair in pairs:
                 self._fabric.mend(*pair)
 
-        self._for_a_while(50, 30_000, mend)
+        if duration_ms is None:
+            self._for_a_while(50, 30_000, mend)
+        else:
+            self._undo_in(duration_ms, mend)
         return True
 
     def _others(self, machine: Machine) -> list[str]:
@@ -257,6 +284,33 @@ class Nemesis:
         return self._cut_pairs(
             [(machine.host, host) for host in clients] + [(host, machine.host) for host in clients]
         )
+
+    def _split(self, machine: Machine) -> bool:
+        """The machine and some clients on one side, everybody else on the other."""
+        chance = self._loop.streams["fault split"]
+        near = [machine.host, *(host for host in self._clients if chance.random() < 0.3)]
+        far = [host for host in (*self._others(machine), *self._clients) if host not in near]
+        ways = [(one, other) for one in near for other in far]
+        return self._cut_pairs(
+            [*ways, *((other, one) for one, other in ways)], duration_ms=chance.uniform(1_000, 30_000)
+        )
+
+    def _refusal(self, machine: Machine) -> bool:
+        """The machine lives and takes no new connections; perhaps it has lost those it had."""
+        chance = self._loop.streams["fault refusal"]
+        ports = chance.choice([[CLIENT_PORT], [INTERNAL_PORT], [CLIENT_PORT, INTERNAL_PORT]])
+        for port in ports:
+            self._fabric.refuse(machine.host, port)
+        if chance.random() < 0.5:
+            for host in (*self._others(machine), *self._clients):
+                self._fabric.reset_some(host, machine.host)
+
+        def accept() -> None:
+            for port in ports:
+                self._fabric.refuse_no_more(machine.host, port)
+
+        self._undo_in(chance.uniform(200, 15_000), accept)
+        return True
 
     def _reset(self, machine: Machine) -> bool:
         hosts = [*self._others(machine), *self._clients]
@@ -339,10 +393,10 @@ class Nemesis:
         return True
 
     def _wipe(self, machine: Machine) -> bool:
-        machine.is_harmed = True
+        """Another disk, empty: nothing excuses a node that cannot begin with that."""
         self._cluster.wipe(machine)
         if machine.has_power:
-            self._restart(machine, self._chance.uniform(50, 5_000))
+            self._restart(machine, self._loop.streams["fault wipe"].uniform(50, 5_000))
         return True
 
     def _power(self, machine: Machine) -> bool:

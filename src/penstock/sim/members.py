@@ -41,6 +41,8 @@ from penstock.sim.truths import Truths
 SESSION_MS = 6_000
 REBALANCE_MS = 8_000
 PROTOCOL_VERSION = 0
+# The coordinator does not know this member, or knows a newer life of it.
+GONE = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
 
 
 class Member:
@@ -55,6 +57,8 @@ class Member:
         name: str,
         *,
         subscription: list[str],
+        # Of a static member: it comes back as who it was (KIP-345).
+        instance: str | None = None,
     ) -> None:
         self._client = client
         self._chance = client.chance
@@ -63,6 +67,7 @@ class Member:
         self._group = group
         self._name = name
         self._subscription = subscription
+        self._instance = instance
         self._coordinator: int | None = None
         self._member_id = ""
         self._generation = -1
@@ -89,6 +94,9 @@ class Member:
             if self._chance.random() < 0.1:
                 if self._chance.random() < 0.5:
                     await self._leave()
+                elif self._instance is not None:
+                    # A new process of the same member, perhaps before anybody missed it.
+                    self._member_id = ""
                 await client.pause(self._chance.uniform(100, 2 * SESSION_MS))
 
     async def _find(self) -> bool:
@@ -130,6 +138,7 @@ class Member:
                 session_timeout_ms=SESSION_MS,
                 rebalance_timeout_ms=REBALANCE_MS,
                 member_id=self._member_id,
+                group_instance_id=self._instance,
                 protocol_type="consumer",
                 protocols=[JoinGroupRequestProtocol(name="turns", metadata=metadata)],
             ),
@@ -141,7 +150,7 @@ class Member:
         if response.error_code:
             if response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
                 self._member_id = response.member_id
-            elif response.error_code == ErrorCode.UNKNOWN_MEMBER_ID:
+            elif response.error_code in GONE:
                 self._member_id = ""
             self._moved(response.error_code)
             return False
@@ -155,6 +164,7 @@ class Member:
                 group_id=self._group,
                 generation_id=self._generation,
                 member_id=self._member_id,
+                group_instance_id=self._instance,
                 assignments=assignments,
             ),
             3,
@@ -162,7 +172,7 @@ class Member:
         )
         if synced is None or synced.error_code:
             if synced is not None:
-                if synced.error_code == ErrorCode.UNKNOWN_MEMBER_ID:
+                if synced.error_code in GONE:
                     self._member_id = ""
                 self._moved(synced.error_code)
             return False
@@ -178,7 +188,9 @@ class Member:
                 if partition < len(places):
                     place = places[partition]
                     self._owned.append(place)
-                    self._truths.owners.owns(self._group, self._generation, place, self._member_id)
+                    # A static member has another id in each of its lives.
+                    owner = self._instance or self._member_id
+                    self._truths.owners.owns(self._group, self._generation, place, owner)
         return True
 
     def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
@@ -218,13 +230,16 @@ class Member:
             await self._client.pause(self._chance.uniform(200, SESSION_MS / 3))
             beat = await self._ask(
                 HeartbeatRequest(
-                    group_id=self._group, generation_id=self._generation, member_id=self._member_id
+                    group_id=self._group,
+                    generation_id=self._generation,
+                    member_id=self._member_id,
+                    group_instance_id=self._instance,
                 ),
                 3,
             )
             if beat is None or beat.error_code:
                 if beat is not None:
-                    if beat.error_code == ErrorCode.UNKNOWN_MEMBER_ID:
+                    if beat.error_code in GONE:
                         self._member_id = ""
                     self._moved(beat.error_code)
                 return
@@ -291,6 +306,7 @@ class Member:
                 group_id=self._group,
                 generation_id_or_member_epoch=generation,
                 member_id=self._member_id,
+                group_instance_id=self._instance,
                 topics=[
                     OffsetCommitRequestTopic(
                         name=place.topic,
@@ -311,7 +327,7 @@ class Member:
         error = response.topics[0].partitions[0].error_code
         if error:
             # Fenced for certain; anything else may have been written before the coordinator lost its place.
-            if error in (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID):
+            if error in (ErrorCode.ILLEGAL_GENERATION, *GONE):
                 commits.refused(self._group, place, generation, offset)
             self._moved(error)
             return False
@@ -326,7 +342,7 @@ class Member:
         await self._ask(
             LeaveGroupRequest(
                 group_id=self._group,
-                members=[MemberIdentity(member_id=self._member_id, group_instance_id=None)],
+                members=[MemberIdentity(member_id=self._member_id, group_instance_id=self._instance)],
             ),
             4,
         )

@@ -57,6 +57,8 @@ class Fabric:
         self._pipes: dict[Pipe, None] = {}
         self._cuts: dict[tuple[str, str], None] = {}
         self._without_power: dict[str, None] = {}
+        # Who lives, and yet takes no new connection at these ports: a firewall, a full queue.
+        self._refusing: dict[tuple[str, int], None] = {}
         self._any_port = FIRST_ANY_PORT
         self.connections_made = 0
         self.bytes_carried = 0
@@ -76,6 +78,7 @@ class Fabric:
 
     def mend_all(self) -> None:
         self._cuts.clear()
+        self._refusing.clear()
         self._mended()
 
     def _mended(self) -> None:
@@ -104,6 +107,16 @@ class Fabric:
                 pipe.receiver.broken(errno.ECONNRESET)
                 count += 1
         return count
+
+    def refuse(self, host: str, port: int) -> None:
+        """New connections from other hosts are refused; those that are there go on."""
+        self._refusing[(host, port)] = None
+
+    def refuse_no_more(self, host: str, port: int) -> None:
+        self._refusing.pop((host, port), None)
+
+    def is_refusing(self, source: str, host: str, port: int) -> bool:
+        return source != host and (host, port) in self._refusing
 
     def is_cut(self, source: str, target: str) -> bool:
         if source == target:
@@ -517,7 +530,7 @@ class SimNetwork:
                     loop.after(SYN_RETRY_MS[attempt], lambda: knock(attempt + 1), "knock")
                 return
             listener = fabric.listener_at(host, port)
-            if listener is None:
+            if listener is None or fabric.is_refusing(process.host, host, port):
                 finish(None, ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
                 return
             near, far = fabric.connect(process, listener)

@@ -36,7 +36,9 @@ class Position:
 class Reader:
     """A consumer that reads every partition of its topics, from whoever leads it."""
 
-    def __init__(self, client: Client, truths: Truths, topics: Topics, name: str) -> None:
+    def __init__(
+        self, client: Client, truths: Truths, topics: Topics, name: str, *, rack: str | None = None
+    ) -> None:
         self._client = client
         self._chance = client.chance
         self._truths = truths
@@ -44,8 +46,13 @@ class Reader:
         self.name = name
         self._version = self._chance.choice([11, 12, 13, 15, 17])
         self.positions: dict[Place, Position] = {}
-        # The high watermark last told by the leader of an epoch.
-        self._watermarks: dict[tuple[Place, int], int] = {}
+        # Told to leaders, which may then name a replica that is nearer.
+        self._rack = rack or ""
+        # The nearer replica, and the leader epoch in which it was named.
+        self._nearer: dict[Place, tuple[int, int]] = {}
+        self.read_nearby = 0
+        # The high watermark last told by the leader of an epoch, and by other replicas in it.
+        self._watermarks: dict[tuple[Place, int, int], int] = {}
 
     async def run(self) -> None:
         client = self._client
@@ -71,10 +78,16 @@ class Reader:
         return [
             place
             for place in self.positions
-            if place.topic_id not in self._topics.doomed
-            and (leadership := self._client.leader(place)) is not None
-            and leadership.broker == broker
+            if place.topic_id not in self._topics.doomed and self._source(place) == broker
         ]
+
+    def _source(self, place: Place) -> int | None:
+        """The broker to read a partition from."""
+        leadership = self._client.leader(place)
+        if leadership is None:
+            return None
+        nearer, epoch = self._nearer.get(place, (-1, -1))
+        return nearer if epoch == leadership.epoch and nearer in self._client.brokers else leadership.broker
 
     async def _poll(self, broker: int) -> None:
         """Fetch from one broker, for ever, in one session after the other."""
@@ -100,7 +113,10 @@ class Reader:
                 self._version,
                 session_id,
                 session_epoch,
+                rack=self._rack,
             )
+            asked_ms = client.process.loop.now_ms
+            deleted = {place: self._truths.starts.acknowledged(place) for place in in_session}
             response: FetchResponse | None = await client.call(
                 broker, request, self._version, timeout_ms=FETCH_WAIT_MS + 5_000, lane="fetch"
             )
@@ -111,12 +127,25 @@ class Reader:
                 await client.refresh([place.topic for place in places])
                 continue
             session_id, session_epoch = response.session_id, session_epoch + 1
-            if not await self._received(response, dict(in_session)):
+            for place, (_, epoch) in in_session.items():
+                is_leader = self._nearer.get(place) != (broker, epoch)
+                if is_leader and _was_answered(response, place, self._version):
+                    now_ms = client.process.loop.now_ms
+                    self._truths.leaders.answered(place, epoch, asked_ms, now_ms, self.name)
+            if not await self._received(response, dict(in_session), broker, deleted):
                 await client.back_off()
                 await client.refresh([place.topic for place in places])
 
-    async def _received(self, response: FetchResponse, asked: dict[Place, tuple[int, int]]) -> bool:
-        """Whether all partitions, asked for by (offset, leader epoch), were answered without an error."""
+    async def _received(
+        self,
+        response: FetchResponse,
+        asked: dict[Place, tuple[int, int]],
+        broker: int,
+        deleted: dict[Place, tuple[int, int]],
+    ) -> bool:
+        """Whether all partitions, asked for by (offset, leader epoch), were answered without an error.
+        ``deleted`` is what had been acknowledged to be gone when they were asked for.
+        """
         by_name = {
             (
                 place.topic_id if self._version >= TOPIC_IDS_SINCE_VERSION else place.topic,
@@ -131,7 +160,15 @@ class Reader:
                 place = by_name.get((named, data.partition_index))
                 if place is None or place.topic_id in self._topics.doomed:
                     continue
-                position = self.positions[place]
+                position, epoch = self.positions[place], asked[place][1]
+                is_leader = self._nearer.get(place) != (broker, epoch)
+                if not is_leader and (data.error_code or data.diverging_epoch is not None):
+                    # Only the leader's word counts.
+                    del self._nearer[place]
+                    continue
+                if data.preferred_read_replica >= 0:
+                    self._nearer[place] = (data.preferred_read_replica, epoch)
+                    continue
                 if data.diverging_epoch is not None and data.diverging_epoch.end_offset >= 0:
                     raise Violation(
                         f"lost write: {self.name} read {place} to {position.offset}, epoch {position.epoch}, "
@@ -142,8 +179,15 @@ class Reader:
                 elif data.error_code:
                     is_good = False
                 else:
-                    self._truths.starts.saw(place, data.log_start_offset, self.name)
-                    self._watermark_moved(place, asked[place][1], data.high_watermark)
+                    self._truths.starts.saw(
+                        place,
+                        data.log_start_offset,
+                        self.name,
+                        epoch=epoch if is_leader else -1,
+                        since=deleted.get(place),
+                    )
+                    self.read_nearby += not is_leader
+                    self._watermark_moved(place, epoch, -1 if is_leader else broker, data.high_watermark)
                     try:
                         self._read(place, position, _bytes(data.records), data.high_watermark)
                     except CorruptBatch as error:
@@ -152,8 +196,8 @@ class Reader:
                         ) from error
         return is_good
 
-    def _watermark_moved(self, place: Place, epoch: int, high_watermark: int) -> None:
-        key = (place, epoch)
+    def _watermark_moved(self, place: Place, epoch: int, broker: int, high_watermark: int) -> None:
+        key = (place, epoch, broker)
         known = self._watermarks.get(key, 0)
         if high_watermark < known:
             raise Violation(
@@ -179,6 +223,7 @@ class Reader:
                 assert record.value is not None
                 self._truths.polls.polled_from(place, position.offset, record.offset, self.name)
                 self._truths.values.saw(place, record.offset, record.value, header.leader_epoch, self.name)
+                self._truths.values.times.setdefault(place, {})[record.offset] = record.timestamp
                 self._truths.promises.read(place, record.offset, record.value, self.name)
                 if header.leader_epoch < position.epoch:
                     raise Violation(
@@ -203,7 +248,12 @@ class Reader:
 
 
 def fetch_request(
-    asked: list[tuple[Place, Position, int]], version: int, session_id: int, session_epoch: int
+    asked: list[tuple[Place, Position, int]],
+    version: int,
+    session_id: int,
+    session_epoch: int,
+    *,
+    rack: str = "",
 ) -> FetchRequest:
     by_id = version >= TOPIC_IDS_SINCE_VERSION
     return FetchRequest(
@@ -212,6 +262,7 @@ def fetch_request(
         max_bytes=1 << 20,
         session_id=session_id,
         session_epoch=session_epoch,
+        rack_id=rack,
         topics=[
             FetchTopic(
                 topic="" if by_id else place.topic,
@@ -228,6 +279,17 @@ def fetch_request(
             )
             for place, position, epoch in asked
         ],
+    )
+
+
+def _was_answered(response: FetchResponse, place: Place, version: int) -> bool:
+    """Whether a partition is in the answer, without an error."""
+    named = place.topic_id if version >= TOPIC_IDS_SINCE_VERSION else place.topic
+    return any(
+        data.partition_index == place.partition and not data.error_code
+        for topic in response.responses
+        if named == (topic.topic_id if version >= TOPIC_IDS_SINCE_VERSION else topic.topic)
+        for data in topic.partitions
     )
 
 

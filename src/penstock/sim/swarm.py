@@ -1,11 +1,10 @@
 """One simulated run of a whole cluster from one number: how the cluster is made, what befalls it, what it must
 show for it.
 
-The plan of a run is drawn from its seed, and most of it is left out of most plans: a run in which everything
-goes wrong at once explores less than one in which three things do, often. A run has two phases. In the first
-the nemesis strikes while the clients work, and everything that clients see must be true. Then all is healed,
-and everything must come back by itself: every partition led, every copy in sync, every pending record
-acknowledged, everything acknowledged read.
+The plan of a run is drawn from its seed (``plans.py``). A run has two phases. In the first the nemesis strikes
+while the clients work, and everything that clients see must be true. Then all is healed, and everything must
+come back by itself: every partition led, every copy in sync, every pending record acknowledged, everything
+acknowledged read.
 
 What a newcomer gets wrong: a run that found nothing may have done nothing. ``_assert_that_much_happened`` is as
 much a check as the others.
@@ -14,16 +13,18 @@ much a check as the others.
 from __future__ import annotations
 
 import traceback
-from dataclasses import asdict, dataclass
 
 from penstock.sim.administrator import Administrator
+from penstock.sim.askers import Bookkeeper, Timekeeper
 from penstock.sim.checkers import Inspector
 from penstock.sim.client import Client, Place
-from penstock.sim.cluster import Cluster
+from penstock.sim.cluster import Cluster, rack_of
 from penstock.sim.faults import Nemesis
 from penstock.sim.loop import Loop, Process, Streams, Violation, start
 from penstock.sim.members import Member
 from penstock.sim.network import Fabric
+from penstock.sim.operators import Operator, Recreator
+from penstock.sim.plans import Plan, plan_for
 from penstock.sim.producers import Gambler, Identity, Lane
 from penstock.sim.readers import Reader
 from penstock.sim.report import Report
@@ -34,101 +35,6 @@ INSPECTION_MS = 250
 # After everything was healed.
 LIVENESS_MS = 90_000
 SETTLING_MS = 30_000
-
-# Every run may have these; of the others a run has some.
-NETWORK_FAULTS = ("cut", "one-way cut", "isolation", "cut from clients", "reset", "clog")
-PROCESS_FAULTS = (
-    "crash",
-    "crash while writing",
-    "crash of all",
-    "stop",
-    "pause",
-    "pause of a client",
-    "clock jump",
-)
-DISK_FAULTS = ("slow disk", "full disk", "disk fails")
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Everything about a run that is decided before it begins."""
-
-    seed: int
-    seconds: float
-    nodes: int
-    voters: int
-    data_dirs: int
-    replication_factor: int
-    min_in_sync: int
-    is_flushed: bool
-    segment_bytes: int
-    snapshot_records: int
-    faults: tuple[str, ...]
-    fault_interval_ms: float
-    latency_ms: float
-    splits: float
-    cold_reads: float
-    evictions: float
-    clock_skew_ms: int
-    clock_drift: float
-    partitions: int
-    lanes: int
-    gamblers: int
-    readers: int
-    members: int
-    administers: bool
-    lane_interval_ms: float
-    # When all is healed, every node is started anew.
-    restarts_all: bool
-
-
-def plan_for(seed: int, *, seconds: float, nodes: int | None = None) -> Plan:
-    chance = Streams(seed)["swarm"]
-    count = chance.choices([1, 3, 5], [1, 8, 1])[0]
-    if nodes is not None:
-        count = nodes
-    replication_factor = min(count, 3)
-    is_flushed = chance.random() < 0.4
-    enabled: list[str] = []
-    for family in (NETWORK_FAULTS, PROCESS_FAULTS, DISK_FAULTS):
-        if chance.random() < 0.75:
-            enabled += [fault for fault in family if chance.random() < 0.6]
-    if chance.random() < 0.5 and (is_flushed or replication_factor >= 3):
-        enabled.append("power")
-        if is_flushed and chance.random() < 0.5:
-            enabled.append("power of all")
-    if replication_factor >= 3 and chance.random() < 0.3:
-        enabled.append(chance.choice(["flip", "sync fails"]))
-    if not enabled:
-        enabled = ["crash"]
-    return Plan(
-        seed=seed,
-        seconds=seconds,
-        nodes=count,
-        voters=min(count, 3),
-        data_dirs=chance.choice([1, 1, 2]),
-        replication_factor=replication_factor,
-        min_in_sync=min(2, replication_factor),
-        is_flushed=is_flushed,
-        segment_bytes=chance.choice([2_048, 8_192, 1 << 20]),
-        snapshot_records=chance.choice([20, 100, 50_000]),
-        faults=tuple(enabled),
-        fault_interval_ms=chance.choice([1_500.0, 4_000.0, 10_000.0]),
-        latency_ms=chance.choice([0.2, 1.0, 20.0]),
-        splits=chance.choice([0.0, 0.1]),
-        cold_reads=chance.choice([0.0, 0.02]),
-        evictions=chance.choice([0.0, 0.02]),
-        clock_skew_ms=chance.choice([0, 0, 100, 5_000]),
-        clock_drift=chance.choice([0.0, 0.0, 0.0001, 0.005]),
-        partitions=chance.choice([1, 2, 4]),
-        lanes=chance.choice([1, 2, 3]),
-        gamblers=chance.choice([0, 1, 2]),
-        readers=chance.choice([1, 1, 2]),
-        members=chance.choice([0, 2, 3]),
-        administers=chance.random() < 0.5,
-        lane_interval_ms=chance.choice([400.0, 2_000.0]),
-        restarts_all=chance.random() < 0.3,
-    )
 
 
 class Run:
@@ -147,7 +53,8 @@ class Run:
             nodes=plan.nodes,
             voters=plan.voters,
             data_dirs=plan.data_dirs,
-            settings=_settings(plan),
+            settings=plan.settings,
+            racks=plan.racks,
             snapshot_records=plan.snapshot_records,
         )
         chance = self.loop.streams["swarm"]
@@ -167,6 +74,8 @@ class Run:
         self.readers: list[Reader] = []
         self.members: list[Member] = []
         self.administrator: Administrator | None = None
+        self.operator: Operator | None = None
+        self.recreator: Recreator | None = None
 
     # The run
 
@@ -200,7 +109,7 @@ class Run:
             events=self.loop.events,
             trace_hash=self.loop.trace_hash,
             counts=self._counts(),
-            replay=replay_line(self.plan),
+            replay=self.plan.replay_line,
             log=tuple(self.cluster.lines),
         )
 
@@ -209,19 +118,7 @@ class Run:
         for machine in self.cluster.machines.values():
             self.cluster.start(machine)
         plan = self.plan
-        self.administrator = Administrator(
-            self._client("admin"),
-            self.truths,
-            self.topics,
-            interval_ms=6_000,
-            replication_factor=plan.replication_factor,
-            configs={
-                "segment.bytes": str(plan.segment_bytes),
-                "min.insync.replicas": str(plan.min_in_sync),
-                "file.delete.delay.ms": "1000",
-            },
-            on_made=self._use,
-        )
+        self.administrator = self._administrator(self._client("admin"))
         made = start(self.administrator.process, self.administrator.create("orders", plan.partitions, {}))
         if not self.loop.run_until(lambda: made.is_kept, LIVENESS_MS):
             raise Violation(f"no topic could be made within {LIVENESS_MS} ms of the first start")
@@ -234,18 +131,27 @@ class Run:
         for number in range(plan.members):
             client = self._client(f"member-{number}")
             member = Member(
-                client, self.truths, self.topics, "workers", f"member-{number}", subscription=["orders"]
+                client,
+                self.truths,
+                self.topics,
+                "workers",
+                f"member-{number}",
+                subscription=["orders"],
+                instance=f"instance-{number}" if number < plan.static_members else None,
             )
             self.members.append(member)
             start(client.process, member.run())
         if plan.administers:
             assert self.administrator is not None
             start(self.administrator.process, self.administrator.run())
+        self._start_later_clients()
         self.nemesis = Nemesis(
             self.cluster,
             faults=plan.faults,
             interval_ms=plan.fault_interval_ms,
             clients=self._clients,
+            later_faults=plan.later_faults,
+            is_frail=plan.is_frail,
             is_flushed=plan.is_flushed,
             is_whole=self.inspector.is_whole,
         )
@@ -257,6 +163,10 @@ class Run:
         self.nemesis.heal()
         self.cluster.note("nemesis", "has healed everything", {})
         self.administrator.is_open = False
+        if self.operator is not None:
+            self.operator.is_open = False
+        if self.recreator is not None:
+            self.recreator.is_open = False
         if self.plan.restarts_all:
             for machine in self.cluster.running:
                 self.cluster.stop(machine)
@@ -314,13 +224,55 @@ class Run:
 
     # Clients
 
+    def _administrator(self, client: Client) -> Administrator:
+        plan = self.plan
+        return Administrator(
+            client,
+            self.truths,
+            self.topics,
+            interval_ms=6_000,
+            replication_factor=plan.replication_factor,
+            configs={
+                "segment.bytes": str(plan.segment_bytes),
+                "min.insync.replicas": str(plan.min_in_sync),
+                "file.delete.delay.ms": "1000",
+            },
+            on_made=self._use,
+        )
+
+    def _start_later_clients(self) -> None:
+        """Those that only plans since the second generation have."""
+        plan = self.plan
+        if plan.changed_settings:
+            client = self._client("operator")
+            self.operator = Operator(
+                client,
+                self.topics,
+                plan.changed_settings,
+                copies=plan.replication_factor,
+                interval_ms=3_000,
+            )
+            start(client.process, self.operator.run())
+        if plan.recreates:
+            client = self._client("recreator")
+            self.recreator = Recreator(self._administrator(client), self.topics, client)
+            start(client.process, self.recreator.run())
+            client = self._client("bookkeeper")
+            books = Bookkeeper(client, self.truths, self.topics, "books", interval_ms=1_500)
+            start(client.process, books.run())
+        if plan.asks_by_time:
+            client = self._client("timekeeper")
+            times = Timekeeper(client, self.truths, self.topics, "timekeeper", interval_ms=1_500)
+            start(client.process, times.run())
+
     def _client(self, name: str) -> Client:
         process = self._clients[name] = Process(self.loop, name)
         return Client(process, self.fabric, self.cluster.addresses, self.loop.streams[f"workload {name}"])
 
     def _start_reader(self, name: str) -> Reader:
         client = self._client(name)
-        reader = Reader(client, self.truths, self.topics, name)
+        rack = rack_of(len(self.readers), self.plan.racks)
+        reader = Reader(client, self.truths, self.topics, name, rack=rack)
         if name != "last-reader":
             self.readers.append(reader)
         start(client.process, reader.run())
@@ -382,33 +334,18 @@ class Run:
             "starts": sum(machine.starts for machine in self.cluster.machines.values()),
             "connections": self.fabric.connections_made,
         }
+        if self.plan.generation > 1:
+            counts |= {
+                "settings changed": self.operator.changes if self.operator is not None else 0,
+                "topics recreated": self.recreator.recreations if self.recreator is not None else 0,
+                "asked by time": truths.times.asked,
+                "read from followers": sum(reader.read_nearby for reader in self.readers),
+            }
         if self.nemesis is not None:
             counts["faults"] = sum(self.nemesis.counts.values())
             counts |= {f"fault: {name}": count for name, count in sorted(self.nemesis.counts.items())}
         return counts
 
 
-def run(seed: int, *, seconds: float = 60, nodes: int | None = None) -> Report:
-    return Run(plan_for(seed, seconds=seconds, nodes=nodes)).run()
-
-
-def replay_line(plan: Plan) -> str:
-    return f"penstock sim --seed {plan.seed} --seconds {plan.seconds:g} --nodes {plan.nodes}"
-
-
-def describe(plan: Plan) -> dict[str, object]:
-    return asdict(plan)
-
-
-def _settings(plan: Plan) -> dict[str, str]:
-    settings = {
-        "auto.create.topics.enable": "false",
-        "offsets.topic.num.partitions": "2",
-        "offsets.topic.replication.factor": str(plan.replication_factor),
-        "offsets.topic.segment.bytes": str(max(plan.segment_bytes, 4_096)),
-        "min.insync.replicas": str(plan.min_in_sync),
-        "group.initial.rebalance.delay.ms": "100",
-        "log.flush.offset.checkpoint.interval.ms": "5000",
-        "penstock.durability": "flushed" if plan.is_flushed else "replicated",
-    }
-    return settings
+def run(seed: int, *, seconds: float = 60, nodes: int | None = None, generation: int = 1) -> Report:
+    return Run(plan_for(seed, seconds=seconds, nodes=nodes, generation=generation)).run()

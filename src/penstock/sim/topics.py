@@ -17,6 +17,8 @@ class Topics:
         self.existing: dict[str, bytes] = {}
         # By id. Being deleted, or deleted: nothing about them is certain any more.
         self.doomed: dict[bytes, None] = {}
+        # By id: when somebody was first told of it.
+        self.since_ms: dict[bytes, float] = {}
 
     def alive(self) -> list[str]:
         return [name for name, topic_id in self.existing.items() if topic_id not in self.doomed]

@@ -17,6 +17,12 @@ from typing import NamedTuple
 from penstock.sim.client import Place
 from penstock.sim.loop import Violation
 
+# Of every broker: two thirds of broker.session.timeout.ms. What clocks that drift make of it comes on top.
+LEASE_MS = 6_000
+LEASE_SLACK_MS = 500
+# Where the epoch of an answer does not matter.
+NEWEST_EPOCH = 2**31 - 1
+
 
 class Seen(NamedTuple):
     value: bytes
@@ -29,6 +35,8 @@ class OneValuePerOffset:
 
     def __init__(self) -> None:
         self.values: dict[Place, dict[int, Seen]] = {}
+        # The timestamps of what was read.
+        self.times: dict[Place, dict[int, int]] = {}
         self.compared = 0
 
     def saw(self, place: Place, offset: int, value: bytes, epoch: int, by: str) -> None:
@@ -158,7 +166,8 @@ class StartsOnlyGrow:
     """25: a log's start moves only up, and only as far as somebody asked."""
 
     def __init__(self) -> None:
-        self._starts: dict[Place, int] = {}
+        # What is acknowledged to be gone, with the leader epoch that it was asked of.
+        self._deleted: dict[Place, tuple[int, int]] = {}
         self._asked: dict[Place, int] = {}
         # Partitions whose retention may remove anything that is committed.
         self.expiring: dict[Place, None] = {}
@@ -167,12 +176,32 @@ class StartsOnlyGrow:
         """Somebody asks for deletion; it may take effect from now on."""
         self._asked[place] = max(self._asked.get(place, 0), offset)
 
-    def deleted(self, place: Place, start: int) -> None:
+    def deleted(self, place: Place, start: int, epoch: int = 0) -> None:
         """A deletion was acknowledged."""
-        self._starts[place] = max(self._starts.get(place, 0), start)
+        if start >= self.acknowledged(place)[0]:
+            self._deleted[place] = (start, epoch)
 
-    def saw(self, place: Place, start: int, by: str) -> None:
-        """A consumer was told where the log starts. A new leader may not have heard of a deletion yet."""
+    def acknowledged(self, place: Place) -> tuple[int, int]:
+        """What was acknowledged to be gone: (before this offset, by a leader of this epoch or a newer)."""
+        return self._deleted.get(place, (0, 0))
+
+    def saw(
+        self,
+        place: Place,
+        start: int,
+        by: str,
+        *,
+        epoch: int = NEWEST_EPOCH,
+        since: tuple[int, int] | None = None,
+    ) -> None:
+        """A consumer was told where the log starts, by a leader of this epoch; ``since`` is what had been
+        acknowledged when it asked. A leader that is older than the one that acknowledged has not heard of it.
+        """
+        deleted, of_epoch = self.acknowledged(place) if since is None else since
+        if start < deleted and epoch >= of_epoch:
+            raise Violation(
+                f"{by} was told that {place} starts at {start}; everything before {deleted} was deleted"
+            )
         if start > self._asked.get(place, 0) and place not in self.expiring:
             raise Violation(
                 f"{by} was told that {place} starts at {start}; deletion was asked for up to "
@@ -207,6 +236,8 @@ class _Commits:
     generation: int = -1
     # (generation, offset) of commits of which nobody knows what became.
     open: list[tuple[int, int]] = field(default_factory=list)
+    # Acknowledged when the topic was being deleted: they may count for the next topic of that name.
+    strays: list[int] = field(default_factory=list)
 
 
 class CommitsSurvive:
@@ -224,9 +255,14 @@ class CommitsSurvive:
         commits = self._commits[(group, place)]
         commits.open.remove((generation, offset))
 
-    def acked(self, group: str, place: Place, generation: int, offset: int) -> None:
+    def acked(
+        self, group: str, place: Place, generation: int, offset: int, *, is_doomed: bool = False
+    ) -> None:
         commits = self._commits[(group, place)]
         commits.open.remove((generation, offset))
+        if is_doomed:
+            commits.strays.append(offset)
+            return
         if generation < commits.generation:
             return  # the answer was slow; a newer generation has committed since
         commits.acknowledged, commits.generation = offset, generation
@@ -239,10 +275,27 @@ class CommitsSurvive:
         commits = self._commits.get((group, place), _Commits())
         self.resumed += 1
         if offset != commits.acknowledged and offset not in [entry[1] for entry in commits.open]:
+            if commits.acknowledged < 0 and offset in self._strays(group, place):
+                return
             raise Violation(
                 f"lost commit: {by} of {group} resumes {place} at {offset}; acknowledged was "
                 f"{commits.acknowledged} in generation {commits.generation}, open are {commits.open}"
             )
+
+    def _strays(self, group: str, place: Place) -> list[int]:
+        """Offsets of other topics of that name which may have been taken for this one's: clients commit by name,
+        and what they sent may arrive when their topic is gone.
+        """
+        strays: list[int] = []
+        for (by, other), commits in self._commits.items():
+            if (
+                by == group
+                and other != place
+                and (other.topic, other.partition) == (place.topic, place.partition)
+            ):
+                strays += commits.strays
+                strays += [offset for _, offset in commits.open]
+        return strays
 
 
 class OneOwner:
@@ -261,6 +314,60 @@ class OneOwner:
             )
 
 
+class OldLeadersFallSilent:
+    """6, 17: when a newer leader has answered, an older one answers for the rest of its lease and no longer.
+
+    Where a leader is fenced because it is silent, its lease has ended before; where its leadership is moved while
+    it lives, or it was taken for dead, it may not have heard of that yet.
+    """
+
+    def __init__(self) -> None:
+        # When a leader of each epoch first answered somebody.
+        self._first_ms: dict[Place, dict[int, float]] = {}
+        self.answers = 0
+
+    def answered(self, place: Place, epoch: int, asked_ms: float, now_ms: float, by: str) -> None:
+        """A request of that time was answered by a leader of this epoch."""
+        self.answers += 1
+        first_ms = self._first_ms.setdefault(place, {})
+        first_ms.setdefault(epoch, now_ms)
+        for newer, since_ms in first_ms.items():
+            if newer > epoch and asked_ms > since_ms + LEASE_MS + LEASE_SLACK_MS:
+                raise Violation(
+                    f"stale leader: {by} asked for {place} at {asked_ms:.0f} ms and was answered in epoch {epoch}; "
+                    f"epoch {newer} has had a leader that answers since {since_ms:.0f} ms"
+                )
+
+
+class TimesFindRecords:
+    """3: who asks for a time is told the first record of that time or later."""
+
+    def __init__(self, values: OneValuePerOffset, starts: StartsOnlyGrow) -> None:
+        self._values = values
+        self._starts = starts
+        self.asked = 0
+
+    def expected(self, place: Place, time_ms: int) -> int:
+        """The first offset known to have this time or a later one; -1 if none is known."""
+        times = self._values.times.get(place, {})
+        return min((offset for offset, at_ms in times.items() if at_ms >= time_ms), default=-1)
+
+    def found(self, place: Place, time_ms: int, expected: int, offset: int, by: str) -> None:
+        """The answer to a question that was put when ``expected`` was."""
+        self.asked += 1
+        is_there = expected >= max(0, self._starts.deleted_before(place))
+        if is_there and not 0 <= offset <= expected:
+            raise Violation(
+                f"{by} asked {place} for the time {time_ms} and was told offset {offset}; that of {expected} "
+                f"is {self._values.times[place][expected]}"
+            )
+        at_ms = self._values.times.get(place, {}).get(offset)
+        if at_ms is not None and at_ms < time_ms:
+            raise Violation(
+                f"{by} asked {place} for the time {time_ms} and was told offset {offset}, whose time is {at_ms}"
+            )
+
+
 class Truths:
     """All of them, for the workload to tell what it sees."""
 
@@ -271,3 +378,5 @@ class Truths:
         self.polls = EveryPollGoesOn(self.starts)
         self.commits = CommitsSurvive()
         self.owners = OneOwner()
+        self.leaders = OldLeadersFallSilent()
+        self.times = TimesFindRecords(self.values, self.starts)

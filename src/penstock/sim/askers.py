@@ -1,0 +1,152 @@
+"""Clients that ask questions whose answers can be judged: where is this time, what did the group commit?
+
+A ``Timekeeper`` asks for offsets by the times of records that somebody has read. A ``Bookkeeper`` commits offsets
+of a topic that is deleted and made again, without being a member of its group, and asks for them.
+"""
+
+from __future__ import annotations
+
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.groups import (
+    FindCoordinatorRequest,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
+from penstock.sim.client import Client, Place
+from penstock.sim.operators import RECREATED
+from penstock.sim.topics import Topics, list_offset
+from penstock.sim.truths import Truths
+
+# Clients commit by name. A coordinator that has not heard of a topic yet takes its name for that of the topic
+# before it; within this time it has heard of it, or has lost its lease.
+HEARD_OF_MS = 10_000
+NO_GENERATION = -1
+
+
+class Timekeeper:
+    def __init__(
+        self, client: Client, truths: Truths, topics: Topics, name: str, *, interval_ms: float
+    ) -> None:
+        self._client = client
+        self._chance = client.chance
+        self._truths = truths
+        self._topics = topics
+        self._name = name
+        self._interval_ms = interval_ms
+
+    async def run(self) -> None:
+        client, times = self._client, self._truths.times
+        while True:
+            await client.pause(self._chance.expovariate(1 / self._interval_ms))
+            known = self._truths.values.times
+            # By name: one that is deleted could be taken for another.
+            places = [
+                place
+                for place, found in known.items()
+                if found and self._topics.existing.get(place.topic) == place.topic_id
+            ]
+            places = [place for place in places if place.topic_id not in self._topics.doomed]
+            if not places:
+                continue
+            place = self._chance.choice(places)
+            time_ms = self._chance.choice(list(known[place].values())) + self._chance.choice([-1, 0, 0, 1])
+            expected = times.expected(place, time_ms)
+            offset = await list_offset(client, place, time_ms)
+            if offset is None:
+                await client.refresh([place.topic])
+            elif place.topic_id not in self._topics.doomed:
+                times.found(place, time_ms, expected, offset, self._name)
+
+
+class Bookkeeper:
+    """Commits for a group without members, and asks what was committed."""
+
+    def __init__(
+        self, client: Client, truths: Truths, topics: Topics, group: str, *, interval_ms: float
+    ) -> None:
+        self._client = client
+        self._chance = client.chance
+        self._truths = truths
+        self._topics = topics
+        self._group = group
+        self._interval_ms = interval_ms
+        self._coordinator: int | None = None
+        # Every commit is another offset, so that each is known by it.
+        self._committed = 0
+
+    async def run(self) -> None:
+        client = self._client
+        while True:
+            await client.pause(self._chance.expovariate(1 / self._interval_ms))
+            await client.refresh([RECREATED])
+            places = client.places.get(RECREATED, [])
+            if not places or not self._is_known(places[0]):
+                continue
+            if self._coordinator is None and not await self._find():
+                continue
+            if self._chance.random() < 0.5:
+                await self._commit(self._chance.choice(places))
+            else:
+                await self._ask(self._chance.choice(places))
+
+    def _is_known(self, place: Place) -> bool:
+        """Whether everybody has heard of the topic, and nobody wants it gone."""
+        since_ms = self._topics.since_ms.get(place.topic_id)
+        return (
+            since_ms is not None
+            and self._client.process.loop.now_ms > since_ms + HEARD_OF_MS
+            and place.topic_id not in self._topics.doomed
+        )
+
+    async def _find(self) -> bool:
+        request = FindCoordinatorRequest(key_type=0, coordinator_keys=[self._group])
+        response = await self._client.call(None, request, 4)
+        if response is None or response.coordinators[0].error_code:
+            return False
+        found = response.coordinators[0]
+        self._client.brokers[found.node_id] = (found.host, found.port)
+        self._coordinator = found.node_id
+        return True
+
+    async def _commit(self, place: Place) -> None:
+        self._committed += 1
+        offset, commits = self._committed, self._truths.commits
+        commits.committing(self._group, place, NO_GENERATION, offset)
+        partition = OffsetCommitRequestPartition(
+            partition_index=place.partition, committed_offset=offset, committed_metadata=""
+        )
+        response = await self._client.call(
+            self._coordinator,
+            OffsetCommitRequest(
+                group_id=self._group,
+                generation_id_or_member_epoch=NO_GENERATION,
+                member_id="",
+                topics=[OffsetCommitRequestTopic(name=place.topic, partitions=[partition])],
+            ),
+            7,
+        )
+        if response is None or response.topics[0].partitions[0].error_code:
+            self._coordinator = None
+            return
+        is_doomed = place.topic_id in self._topics.doomed
+        commits.acked(self._group, place, NO_GENERATION, offset, is_doomed=is_doomed)
+
+    async def _ask(self, place: Place) -> None:
+        wanted = OffsetFetchRequestTopics(name=place.topic, partition_indexes=[place.partition])
+        response = await self._client.call(
+            self._coordinator,
+            OffsetFetchRequest(
+                groups=[OffsetFetchRequestGroup(group_id=self._group, topics=[wanted])], require_stable=True
+            ),
+            8,
+        )
+        if response is None or response.groups[0].error_code:
+            self._coordinator = None
+            return
+        found = response.groups[0].topics[0].partitions[0]
+        if found.error_code == ErrorCode.NONE and place.topic_id not in self._topics.doomed:
+            self._truths.commits.fetched(self._group, place, found.committed_offset, self._group)

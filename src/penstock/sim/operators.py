@@ -1,0 +1,83 @@
+"""People who change things for reasons of their own: settings of topics, and topics that are made again.
+
+An ``Operator`` turns settings up and down while clients write: nothing that was acknowledged under one value may
+be lost under another. A ``Recreator`` deletes a topic and makes another of the same name, over and over.
+"""
+
+from __future__ import annotations
+
+from penstock.sim.administrator import BROKER, TOPIC, Administrator, set_config
+from penstock.sim.client import Client
+from penstock.sim.topics import MORTAL, Topics
+
+HOUR_MS = 3_600_000
+# What settings are changed to; None is back to the default. No value lets anything expire in a run.
+VALUES: dict[str, tuple[str | None, ...]] = {
+    "min.insync.replicas": ("1", "2", "3"),
+    "retention.ms": (str(HOUR_MS), str(24 * HOUR_MS), "-1", None),
+    "retention.bytes": (str(1 << 30), "-1", None),
+    "flush.messages": ("1", None),
+    "flush.ms": ("100", "5000", None),
+    "unclean.leader.election.enable": ("false", None),
+}
+# Also where a topic says nothing, which is how it is with the offsets of groups.
+BROKER_WIDE = ("min.insync.replicas",)
+RECREATED = f"{MORTAL}-again"
+
+
+class Operator:
+    """Changes the settings of topics, one at a time."""
+
+    def __init__(
+        self, client: Client, topics: Topics, settings: tuple[str, ...], *, copies: int, interval_ms: float
+    ) -> None:
+        self._client = client
+        self._chance = client.chance
+        self._topics = topics
+        self._settings = settings
+        # More than there are copies is never reached.
+        self._copies = copies
+        self._interval_ms = interval_ms
+        self.is_open = True
+        self.changes = 0
+
+    async def run(self) -> None:
+        while True:
+            await self._client.pause(self._chance.expovariate(1 / self._interval_ms))
+            alive = self._topics.alive()
+            if not self.is_open or not alive:
+                continue
+            setting = self._chance.choice(self._settings)
+            value = self._chance.choice(VALUES[setting])
+            if setting == "min.insync.replicas" and value is not None:
+                value = str(min(int(value), self._copies))
+            resource, name = TOPIC, self._chance.choice(alive)
+            if setting in BROKER_WIDE and self._chance.random() < 0.2:
+                resource, name = BROKER, ""
+            if not self._client.brokers:
+                await self._client.refresh([])
+            if await set_config(self._client, resource, name, setting, value):
+                self.changes += 1
+
+
+class Recreator:
+    """Deletes one topic and makes it again."""
+
+    def __init__(self, administrator: Administrator, topics: Topics, client: Client) -> None:
+        self._administrator = administrator
+        self._topics = topics
+        self._client = client
+        self.is_open = True
+        self.recreations = 0
+
+    async def run(self) -> None:
+        chance = self._client.chance
+        await self._administrator.create(RECREATED, chance.randint(1, 2), {})
+        while self.is_open:
+            # Long enough that everybody has heard of it, sometimes.
+            await self._client.pause(chance.uniform(2_000, 25_000))
+            if self.is_open:
+                await self._administrator.delete(self._topics.existing[RECREATED])
+                await self._client.pause(chance.choice([0, 0, 500, 5_000]))
+                await self._administrator.create(RECREATED, chance.randint(1, 2), {})
+                self.recreations += 1

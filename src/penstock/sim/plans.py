@@ -1,0 +1,208 @@
+"""The plan of a simulated run: everything that its seed decides before it begins.
+
+Most things are left out of most plans: a run in which everything goes wrong at once explores less than one in
+which three things do, often.
+
+A seed keeps its meaning. ``generation`` says which plans it was drawn from: those of a later generation have
+more in them, drawn from random streams of their own, and everything that an earlier generation has is drawn as
+it always was. So a seed that once found something is replayed with the plan it had then. What is added to the
+plans comes with a new generation, never into an old one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from penstock.sim.loop import Streams
+
+# Every run may have these; of the others a run has some.
+NETWORK_FAULTS = ("cut", "one-way cut", "isolation", "cut from clients", "reset", "clog")
+PROCESS_FAULTS = (
+    "crash",
+    "crash while writing",
+    "crash of all",
+    "stop",
+    "pause",
+    "pause of a client",
+    "clock jump",
+)
+DISK_FAULTS = ("slow disk", "full disk", "disk fails")
+
+# Faults of the second generation: how often a plan has them, and their mean distance in time.
+LATER_FAULTS = {
+    "wipe": (0.3, 20_000.0),
+    "refusal": (0.3, 12_000.0),
+    "split": (0.3, 20_000.0),
+}
+# These need other copies of what they destroy.
+NEED_COPIES = ("wipe", "split")
+
+# What an operator changes under way.
+CHANGED_SETTINGS = (
+    "min.insync.replicas",
+    "retention.ms",
+    "retention.bytes",
+    "flush.ms",
+    "unclean.leader.election.enable",
+)
+
+NEWEST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything about a run that is decided before it begins."""
+
+    seed: int
+    seconds: float
+    nodes: int
+    voters: int
+    data_dirs: int
+    replication_factor: int
+    min_in_sync: int
+    is_flushed: bool
+    segment_bytes: int
+    snapshot_records: int
+    faults: tuple[str, ...]
+    fault_interval_ms: float
+    latency_ms: float
+    splits: float
+    cold_reads: float
+    evictions: float
+    clock_skew_ms: int
+    clock_drift: float
+    partitions: int
+    lanes: int
+    gamblers: int
+    readers: int
+    members: int
+    administers: bool
+    lane_interval_ms: float
+    # When all is healed, every node is started again.
+    restarts_all: bool
+
+    # Since the second generation; the first has none of it.
+    generation: int = 1
+    # Each of these strikes by itself, from its own random stream: (name, mean distance in time).
+    later_faults: tuple[tuple[str, float], ...] = ()
+    # Settings of topics that change under way.
+    changed_settings: tuple[str, ...] = ()
+    # Nodes are in so many racks, and consumers read from the nearest replica; 0 for none.
+    racks: int = 0
+    # So many of the members are static.
+    static_members: int = 0
+    # Somebody asks for offsets by time.
+    asks_by_time: bool = False
+    # A topic is deleted and made again, over and over, with a group that commits to it.
+    recreates: bool = False
+
+    @property
+    def is_frail(self) -> bool:
+        """Whether one copy may be enough at times: then harm needs all copies to be whole first."""
+        return "min.insync.replicas" in self.changed_settings
+
+    @property
+    def replay_line(self) -> str:
+        line = f"penstock sim --seed {self.seed} --seconds {self.seconds:g} --nodes {self.nodes}"
+        return line if self.generation == 1 else f"{line} --plans {self.generation}"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Of every broker."""
+        settings = {
+            "auto.create.topics.enable": "false",
+            "offsets.topic.num.partitions": "2",
+            "offsets.topic.replication.factor": str(self.replication_factor),
+            "offsets.topic.segment.bytes": str(max(self.segment_bytes, 4_096)),
+            "min.insync.replicas": str(self.min_in_sync),
+            "group.initial.rebalance.delay.ms": "100",
+            "log.flush.offset.checkpoint.interval.ms": "5000",
+            "penstock.durability": "flushed" if self.is_flushed else "replicated",
+        }
+        if self.generation > 1:
+            # What expires, and should not, must have the time to.
+            settings["log.retention.check.interval.ms"] = "5000"
+            settings["offsets.retention.check.interval.ms"] = "5000"
+        return settings
+
+
+def plan_for(seed: int, *, seconds: float, nodes: int | None = None, generation: int = 1) -> Plan:
+    assert 1 <= generation <= NEWEST
+    first = _first_generation(seed, seconds, nodes)
+    return first if generation == 1 else _second_generation(first)
+
+
+def _first_generation(seed: int, seconds: float, nodes: int | None) -> Plan:
+    chance = Streams(seed)["swarm"]
+    count = chance.choices([1, 3, 5], [1, 8, 1])[0]
+    if nodes is not None:
+        count = nodes
+    replication_factor = min(count, 3)
+    is_flushed = chance.random() < 0.4
+    enabled: list[str] = []
+    for family in (NETWORK_FAULTS, PROCESS_FAULTS, DISK_FAULTS):
+        if chance.random() < 0.75:
+            enabled += [fault for fault in family if chance.random() < 0.6]
+    if chance.random() < 0.5 and (is_flushed or replication_factor >= 3):
+        enabled.append("power")
+        if is_flushed and chance.random() < 0.5:
+            enabled.append("power of all")
+    if replication_factor >= 3 and chance.random() < 0.3:
+        enabled.append(chance.choice(["flip", "sync fails"]))
+    if not enabled:
+        enabled = ["crash"]
+    return Plan(
+        seed=seed,
+        seconds=seconds,
+        nodes=count,
+        voters=min(count, 3),
+        data_dirs=chance.choice([1, 1, 2]),
+        replication_factor=replication_factor,
+        min_in_sync=min(2, replication_factor),
+        is_flushed=is_flushed,
+        segment_bytes=chance.choice([2_048, 8_192, 1 << 20]),
+        snapshot_records=chance.choice([20, 100, 50_000]),
+        faults=tuple(enabled),
+        fault_interval_ms=chance.choice([1_500.0, 4_000.0, 10_000.0]),
+        latency_ms=chance.choice([0.2, 1.0, 20.0]),
+        splits=chance.choice([0.0, 0.1]),
+        cold_reads=chance.choice([0.0, 0.02]),
+        evictions=chance.choice([0.0, 0.02]),
+        clock_skew_ms=chance.choice([0, 0, 100, 5_000]),
+        clock_drift=chance.choice([0.0, 0.0, 0.0001, 0.005]),
+        partitions=chance.choice([1, 2, 4]),
+        lanes=chance.choice([1, 2, 3]),
+        gamblers=chance.choice([0, 1, 2]),
+        readers=chance.choice([1, 1, 2]),
+        members=chance.choice([0, 2, 3]),
+        administers=chance.random() < 0.5,
+        lane_interval_ms=chance.choice([400.0, 2_000.0]),
+        restarts_all=chance.random() < 0.3,
+    )
+
+
+def _second_generation(plan: Plan) -> Plan:
+    streams = Streams(plan.seed)
+
+    def is_in(what: str, how_often: float) -> bool:
+        return streams[f"plan {what}"].random() < how_often
+
+    has_copies = plan.replication_factor >= 3
+    changed: tuple[str, ...] = ()
+    if is_in("settings", 0.5):
+        changed = tuple(name for name in CHANGED_SETTINGS if is_in(name, 0.6))
+    return replace(
+        plan,
+        generation=2,
+        later_faults=tuple(
+            (fault, interval_ms)
+            for fault, (how_often, interval_ms) in LATER_FAULTS.items()
+            if is_in(fault, how_often) and (has_copies or fault not in NEED_COPIES)
+        ),
+        changed_settings=changed,
+        racks=streams["plan racks"].choice([0, 0, 0, 2, 3]) if plan.nodes > 1 else 0,
+        static_members=streams["plan static members"].choice([0, 0, 1, 2]) if plan.members else 0,
+        # Times are looked up in the headers of batches, which are not checked for that.
+        asks_by_time=is_in("times", 0.5) and "flip" not in plan.faults,
+        recreates=is_in("recreation", 0.35),
+    )
