@@ -112,8 +112,7 @@ def test_a_snapshot_says_in_few_changes_what_a_long_log_says() -> None:
     (other,), _ = talk.stable(1, group="emptied")
     talk.leave(other, group="emptied")
     snapshot = whole_snapshot(talk.coordinator)
-    assert snapshot is not None
-    assert len(snapshot) == 4
+    assert len(snapshot) == talk.coordinator.change_count == 4
     after = Conversation(log=snapshot)
     assert after.groups() == talk.groups()
     assert after.describe() == talk.describe()
@@ -121,17 +120,34 @@ def test_a_snapshot_says_in_few_changes_what_a_long_log_says() -> None:
     assert after.heartbeat(follower, generation) is ErrorCode.NONE
 
 
-def test_there_is_no_snapshot_while_something_is_unsettled() -> None:
+def test_a_snapshot_during_a_rebalance_has_the_generation_before() -> None:
     talk = Conversation()
-    talk.stable(1)
-    talk.hold = True
-    talk.commit({P0: 1}, group="simple")
-    assert whole_snapshot(talk.coordinator) is None
-    talk.commit_all()
-    talk.hold = False
-    assert whole_snapshot(talk.coordinator) is not None
+    (member,), generation = talk.stable(1)
+    talk.commit({P0: 5}, member_id=member, generation=generation)
     talk.join_new()
-    assert whole_snapshot(talk.coordinator) is None
+    assert talk.state() == "PreparingRebalance"
+    after = Conversation(log=whole_snapshot(talk.coordinator))
+    assert after.state() == "Stable"
+    assert after.heartbeat(member, generation) is ErrorCode.NONE
+    assert after.offsets() == {P0: 5}
+
+
+def test_a_snapshot_has_what_was_decided_and_is_not_committed_yet() -> None:
+    """It is in the log already, and the snapshot comes behind it."""
+    talk = Conversation()
+    (member,), generation = talk.stable(1)
+    talk.commit({P0: 5, ("orders", 1): 6}, member_id=member, generation=generation)
+    talk.hold = True
+    talk.commit({P0: 7}, member_id=member, generation=generation)
+    talk.leave(member)
+    talk.delete_offsets(("orders", 1))
+    after = Conversation(log=whole_snapshot(talk.coordinator))
+    assert after.state() == "Empty"
+    assert after.offsets() == {P0: 7}
+    talk.fail_all()
+    after = Conversation(log=whole_snapshot(talk.coordinator))
+    assert after.state() == "Stable"
+    assert after.offsets() == {P0: 5, ("orders", 1): 6}
 
 
 def test_a_decision_without_changes_may_be_confirmed_or_failed() -> None:

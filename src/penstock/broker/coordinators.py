@@ -188,17 +188,13 @@ class GroupPartition:
     def _rewrite(self, begin: int, groups: list[str]) -> None:
         """Append the state of these groups, and of those after them in later turns; then begin there.
 
-        Each group is written as it is at that moment, so nothing newer can lie before it.
+        Each group is written as the log has it at that moment, so nothing newer can lie before it.
         """
         if self._has_resigned:
             return
         alive: list[Change] = []
         while groups and len(alive) < CHANGES_PER_SLICE:
-            state = self.coordinator.snapshot_of(groups.pop())
-            if state is None:
-                self._is_rewriting = False  # in the middle of something: another time
-                return
-            alive += state
+            alive += self.coordinator.snapshot_of(groups.pop())
         try:
             for some in _batched(self._encoded(alive)):
                 self._hosted.append_internal(encode_batch(some))

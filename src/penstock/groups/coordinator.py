@@ -268,7 +268,8 @@ class Coordinator:
                 case OffsetCommitted() | OffsetRemoved():
                     group.offsets.confirm(change)
                 case GroupStored() | GroupRemoved():
-                    group.unconfirmed -= 1
+                    group.unconfirmed.remove(change)
+                    group.confirmed = change if isinstance(change, GroupStored) else None
             if group.state is State.DEAD and not group.unconfirmed and group.offsets.is_empty:
                 del self._groups[group.id]
             else:
@@ -287,12 +288,11 @@ class Coordinator:
                 case OffsetCommitted() | OffsetRemoved():
                     group.offsets.revert(change)
                 case GroupStored():
-                    group.unconfirmed -= 1
+                    group.unconfirmed.remove(change)
                     if group.state is State.STABLE:
                         self._rebalance.give_up(group, turn)
                 case GroupRemoved():
-                    group.unconfirmed -= 1
-                    group.stored = True
+                    group.unconfirmed.remove(change)
             if group.state is State.DEAD and not group.unconfirmed and not group.offsets.has_pending:
                 group.move_to(State.EMPTY, wall_ms)
             self._membership.discard_if_blank(group)
@@ -301,20 +301,23 @@ class Coordinator:
     @property
     def change_count(self) -> int:
         """How many records the present state takes."""
-        return sum(group.stored + group.offsets.count for group in self._groups.values())
+        groups = self._groups.values()
+        return sum((group.stored is not None) + group.offsets.count for group in groups)
 
     def group_ids(self) -> list[str]:
         return list(self._groups)
 
-    def snapshot_of(self, group_id: str) -> list[Change] | None:
-        """Changes that lead from nothing to a group's present state; None while some of it is unsettled."""
+    def snapshot_of(self, group_id: str) -> list[Change]:
+        """Changes that say about a group what the log says up to its end, so that they can be appended there.
+
+        That is what was decided, committed or not: every decision is in the log, and if these changes are
+        committed, so is all that lies before them. A rebalance under way is in no log: a restart forgets it.
+        """
         group = self._groups.get(group_id)
         if group is None:
             return []
-        if group.state not in (State.STABLE, State.EMPTY) or group.unconfirmed or group.offsets.has_pending:
-            return None
-        stored: list[Change] = [group.to_stored()] if group.stored else []
-        return [*stored, *group.offsets.committed()]
+        stored = group.stored
+        return [*([] if stored is None else [stored]), *group.offsets.logged()]
 
     def resign(self) -> Decision[Change]:
         """We no longer lead the partition: send whoever waits to the next coordinator. Then drop this one."""
@@ -357,10 +360,10 @@ class Coordinator:
             self._timers.cancel(timer)
         group.pending.clear()
         self._commits.remove(group, group.offsets.partitions(), turn)
-        if group.stored:
-            group.stored = False
-            group.unconfirmed += 1
-            turn.decision.changes.append(GroupRemoved(group.id))
+        if group.stored is not None:
+            removed = GroupRemoved(group.id)
+            group.unconfirmed.append(removed)
+            turn.decision.changes.append(removed)
         if group.is_blank:
             del self._groups[group.id]
         else:

@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any, NamedTuple
 
-from penstock.groups.changes import NO_TIMESTAMP, GroupStored, StoredMember
+from penstock.groups.changes import NO_TIMESTAMP, GroupRemoved, GroupStored, StoredMember
 from penstock.groups.offsets import GroupOffsets
 from penstock.groups.timers import Timer, TimerKind
 from penstock.protocol.errors import DecodeError, ErrorCode
@@ -114,6 +114,7 @@ class Member:
 
 class Group:
     __slots__ = (
+        "confirmed",
         "generation",
         "id",
         "initial_deadline_ms",
@@ -129,7 +130,6 @@ class Group:
         "state",
         "state_timestamp",
         "static_members",
-        "stored",
         "subscribed_topics",
         "sync_timer",
         "unconfirmed",
@@ -174,10 +174,18 @@ class Group:
         self.unsynced: dict[str, None] = {}
         self.sync_timer = Timer(TimerKind.SYNC, group_id)
 
-        # Whether the log holds (or is about to hold) a record of this group, besides its offsets.
-        self.stored = False
-        # How many decided changes of it are not known to be committed.
-        self.unconfirmed = 0
+        # What the log has about this group, besides its offsets, and knows for good.
+        self.confirmed: GroupStored | None = None
+        # Decided changes of it that are not known to be committed, in order.
+        self.unconfirmed: list[GroupStored | GroupRemoved] = []
+
+    @property
+    def stored(self) -> GroupStored | None:
+        """What the end of the log says about the group, besides its offsets: the last whole generation."""
+        if not self.unconfirmed:
+            return self.confirmed
+        change = self.unconfirmed[-1]
+        return change if isinstance(change, GroupStored) else None
 
     @property
     def is_blank(self) -> bool:
@@ -185,7 +193,7 @@ class Group:
         return (
             self.state is State.EMPTY
             and not self.pending
-            and not self.stored
+            and self.confirmed is None
             and not self.unconfirmed
             and self.offsets.is_empty
         )
@@ -374,7 +382,7 @@ class Group:
         self.protocol_type = change.protocol_type or None
         self.protocol = change.protocol
         self.state_timestamp = change.state_timestamp
-        self.stored = True
+        self.confirmed = change
         for stored in change.members:
             caller = Caller(stored.client_id, stored.client_host)
             member = Member(self.id, stored.member_id, stored.instance_id, caller)
@@ -401,7 +409,7 @@ class Group:
         self.subscribed_topics = None
         self.generation = 0
         self.state = State.EMPTY
-        self.stored = False
+        self.confirmed = None
 
     def check(self) -> None:
         """Assert what must hold between any two calls of the coordinator."""
@@ -434,7 +442,6 @@ class Group:
             assert members and self.protocol_counts.get(self.protocol or "") == len(members)
         elif self.state in (State.EMPTY, State.DEAD):
             assert not members and self.protocol is None
-        assert self.unconfirmed >= 0
         self.offsets.check()
 
     def _count_protocols(self, member: Member, by: int) -> None:

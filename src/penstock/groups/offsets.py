@@ -38,6 +38,13 @@ class GroupOffsets:
         change = pending[-1]
         return change if isinstance(change, OffsetCommitted) else None
 
+    def logged(self) -> Iterator[OffsetCommitted]:
+        """What the end of the log says, all of it."""
+        for topic, partition in self.partitions():
+            offset = self.latest(topic, partition)
+            if offset is not None:
+                yield offset
+
     def is_adopted(self, topic: str, partition: int) -> bool:
         """Whether the log has yet to be told to which topic this offset belongs."""
         return (topic, partition) in self._adopted and not self.is_pending(topic, partition)

@@ -36,9 +36,9 @@ class Turn:
 
     def store(self, group: Group) -> None:
         """Remember the group as it is now."""
-        group.stored = True
-        group.unconfirmed += 1
-        self.decision.changes.append(group.to_stored())
+        change = group.to_stored()
+        group.unconfirmed.append(change)
+        self.decision.changes.append(change)
 
 
 class Rebalance:
