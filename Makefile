@@ -31,12 +31,13 @@ SOURCES := pyproject.toml setup.py src/penstock/spark/decode.py src/penstock/spa
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed; name one with: make PYTHON=python3.11"; exit 1; }
+	@echo "making a virtual environment in $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 
 # Brokers need little; the tests need Spark, and other clients.
 $(VENV)/.runs: $(SOURCES) | $(BIN)/python
-	@echo "installing penstock into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@echo "installing penstock and what it needs into $(VENV); this happens once and takes about a minute ..."
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable .
 	@touch $@
 
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python

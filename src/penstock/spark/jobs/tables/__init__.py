@@ -76,7 +76,7 @@ def open_table(
     )
     if library and find_spec(library) is None:
         raise SparkOptionError(
-            f"format {format} needs its library: pip install '.[{extra}]' in a checkout of penstock"
+            f"format {format} needs its library: pip install -e '.[{extra}]' in a checkout of penstock"
         )
     if format == "delta":
         from penstock.spark.jobs.tables.delta import ArchiveDeltaTable  # noqa: PLC0415  an extra
