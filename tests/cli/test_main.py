@@ -34,13 +34,24 @@ def test_every_command_has_help(penstock: Penstock, noun: str) -> None:
     assert f"penstock {noun}" in outcome.out
 
 
+@pytest.mark.parametrize("words", ["", "produce", "topics", "topics create", "groups offsets reset", "sim"])
+def test_flags_have_no_type_in_the_help(penstock: Penstock, words: str) -> None:
+    out = penstock(*words.split(), "--help").out
+    assert "--help" in out
+    assert "<bool>" not in out
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["topic"], "No such command 'topic', did you mean 'topics'? See `penstock --help`"),
         (["kafka"], "No such command 'kafka'; see `penstock --help`"),
         (["--nope"], "No such option: --nope; see `penstock --help`"),
-        (["topics"], "Missing command; see `penstock topics --help`"),
+        (["topics", "alter", "t"], "that is `penstock configs set TOPIC KEY=VALUE` for settings"),
+        (["groups", "reset", "g"], "that is `penstock groups offsets reset GROUP`"),
+        (["topics", "--json", "delete", "t"], "write --json behind `delete`, not before it"),
+        (["configs"], "Missing command; see `penstock configs --help`"),
+        (["capacity", "--rate", "1M", "--peak", "10K"], "--peak 10K is below --rate 1M"),
         (["topics", "create"], "Missing argument 'TOPIC'; see `penstock topics create --help`"),
         (["produce", "t", "--compression", "zip"], "'zip' is not one of"),
         (["consume", "t", "--max", "many"], "'--max'"),

@@ -44,6 +44,28 @@ def test_on_a_terminal_a_table_is_drawn_and_markup_is_text(monkeypatch: pytest.M
     assert "─" in drawn
 
 
+def drawn(monkeypatch: pytest.MonkeyPatch, *rows: tuple[str, str], shorten: bool = False) -> list[str]:
+    terminal = _Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    show_table(("ID", "ADDRESS"), rows, shorten=shorten)
+    return terminal.getvalue().splitlines()
+
+
+def test_on_a_narrow_terminal_an_address_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "broker-with-a-long-name.example.org:9092"
+    lines = drawn(monkeypatch, ("1", address), ("2", address))
+    assert [line.split() for line in lines if address in line] == [["1", address], ["2", address]]
+
+
+def test_on_a_narrow_terminal_rows_of_records_are_cut_to_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = drawn(monkeypatch, ("1", "a" * 100), ("2", "b" * 100), shorten=True)
+    rows = [line for line in lines if line.strip()[:1] in {"1", "2"}]
+    assert [row.split()[0] for row in rows] == ["1", "2"]
+    assert all(row.rstrip().endswith("…") and len(row) <= 40 for row in rows)
+
+
 @pytest.mark.parametrize(
     ("amount", "text"),
     [

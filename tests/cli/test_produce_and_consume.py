@@ -199,6 +199,95 @@ def test_columns_and_templates_shape_the_lines(kafka: Penstock, topic: str) -> N
     kafka("consume", topic, "--from", "somewhere", code=2)
 
 
+def test_a_record_that_is_too_large_is_named_with_its_size_and_the_limit(kafka: Penstock, topic: str) -> None:
+    kafka("configs", "set", topic, "max.message.bytes=2000")
+    lines = [b"small", b"x" * 3000, b"small too"]
+    refused = kafka("produce", topic, stdin=b"\n".join(lines), code=1)
+    assert "1 record not delivered: line 2 is too large: 3000 bytes" in refused.err
+    assert "at most 2000" in refused.err
+    assert sorted(kafka("consume", topic, "--no-follow").out.splitlines()) == ["small", "small too"]
+
+
+def test_small_records_are_not_refused_because_together_they_are_too_large(
+    kafka: Penstock, topic: str
+) -> None:
+    kafka("configs", "set", topic, "max.message.bytes=2000")
+    lines = [b"%d" % number + b"x" * 500 for number in range(50)]
+    assert kafka("produce", topic, "--json", stdin=b"\n".join(lines)).json["records"] == 50
+
+
+def test_a_refused_partition_leaves_no_topic_behind(kafka: Penstock, unique: Unique) -> None:
+    topic = unique("topic")
+    refused = kafka("produce", topic, "--partition", "7", "--value", "x", code=1)
+    assert f"`penstock topics create {topic} --partitions 8`" in refused.err
+    assert topic not in [each["topic"] for each in kafka("topics", "--json").json]
+
+
+def test_partition_0_of_a_new_topic_is_there(kafka: Penstock, unique: Unique) -> None:
+    topic = unique("topic")
+    kafka("produce", topic, "--partition", "0", "--value", "x")
+    assert kafka("consume", topic, "--no-follow").out == "x\n"
+
+
+@pytest.mark.parametrize("place", ["500", "2999-01-01"])
+def test_a_place_beyond_the_end_is_said(kafka: Penstock, topic: str, place: str) -> None:
+    numbered(kafka, topic, 5)
+    outcome = kafka("consume", topic, "--from", place, "--no-follow")
+    assert outcome.out == ""
+    assert "no record is at" in outcome.err and f"{topic}-0 at 5" in outcome.err
+    assert kafka("consume", topic, "--from", "4", "--no-follow").err == ""
+
+
+def test_a_mistyped_topic_is_told_which_one_was_meant(kafka: Penstock, topic: str) -> None:
+    for words in (["topics", "describe"], ["consume"], ["configs", "describe"]):
+        assert f"did you mean {topic}?" in kafka(*words, f"{topic}x", code=1).err
+
+
+def test_a_mistyped_setting_is_told_which_one_was_meant(kafka: Penstock, topic: str) -> None:
+    assert "Did you mean retention.ms?" in kafka("configs", "set", topic, "retention.mss=5", code=1).err
+    words = ["topics", "create", f"{topic}-b", "--config", "retension.ms=5"]
+    assert "Did you mean retention.ms?" in kafka(*words, code=1).err
+    words = ["configs", "set", "--broker", "1", "log.retention.mss=5"]
+    assert "Did you mean log.retention.ms?" in kafka(*words, code=1).err
+
+
+@pytest.mark.parametrize("words", ["topics describe", "consume", "produce", "topics delete", "spark archive"])
+def test_topic_names_are_completed(topic: str, bootstrap: str, words: str) -> None:
+    assert topic in completed(f"penstock {words} {topic[:-3]}", bootstrap)
+
+
+def test_group_names_are_completed(kafka: Penstock, topic: str, unique: Unique, bootstrap: str) -> None:
+    group = unique("group")
+    numbered(kafka, topic, 1)
+    kafka("consume", topic, "--group", group, "--no-follow")
+    assert group in completed(f"penstock groups describe {group[:-3]}", bootstrap)
+    assert group in completed(f"penstock consume {topic} --group {group[:-3]}", bootstrap)
+
+
+def test_nothing_is_completed_and_nothing_said_where_no_broker_answers() -> None:
+    assert completed("penstock topics describe o", "127.0.0.1:1") == []
+
+
+def completed(line: str, bootstrap: str) -> list[str]:
+    """What the shell would offer for the last word of a command line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock"],
+        env={
+            **os.environ,
+            "_PENSTOCK_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split()) - 1),
+            "PENSTOCK_BOOTSTRAP": bootstrap,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
 def test_a_group_goes_on_where_it_had_got_to(kafka: Penstock, topic: str, unique: Unique) -> None:
     group = unique("group")
     numbered(kafka, topic, 5)

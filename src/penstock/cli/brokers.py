@@ -18,6 +18,7 @@ from penstock.cli.numbers import parse_numbers
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes, check_topic
 from penstock.cli.output import confirm, count_text, show_json, show_table
 from penstock.cli.raw import RawClient, reason, refuse
+from penstock.cli.verbs import verbs
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import UnregisterBrokerRequest
 from penstock.protocol.messages.cluster import DescribeClusterBroker, DescribeClusterRequest
@@ -33,8 +34,8 @@ from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTo
 
 app = typer.Typer(
     add_completion=False,
-    invoke_without_command=True,
-    help="List brokers; move partitions and leaders between them; forget one.",
+    cls=verbs("list"),
+    help="List brokers; move partitions and leaders between them; forget one. Alone: list.",
 )
 
 TIMEOUT_MS = 30_000
@@ -45,12 +46,9 @@ Places = Annotated[
 ]
 
 
-@app.callback()
-def list_brokers(context: typer.Context, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
+@app.command("list")
+def list_brokers(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
     """List the brokers: where they are, whether they serve, and what they carry."""
-    if context.invoked_subcommand is not None:
-        _refuse_options_in_front(context)
-        return
     with RawClient(bootstrap) as client:
         brokers = _brokers(client)
         metadata = client.ask(MetadataRequest(topics=None, allow_auto_topic_creation=False))
@@ -218,14 +216,6 @@ def unregister(
         show_json({"unregistered": broker})
     else:
         print(f"unregistered broker {broker}")
-
-
-def _refuse_options_in_front(context: typer.Context) -> None:
-    """Each command has its own; what stands before it would be for the list, and be passed over."""
-    for name, option in (("bootstrap", "--bootstrap"), ("as_json", "--json")):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise WrongUsage(f"write {option} behind `{context.invoked_subcommand}`, not before it")
 
 
 def _brokers(client: RawClient) -> list[DescribeClusterBroker]:

@@ -194,6 +194,8 @@ def capacity(
         )
     except ValueError as error:
         raise WrongUsage(str(error)) from None
+    if workload.peak_records_per_s is not None and workload.peak_records_per_s < workload.records_per_s:
+        raise WrongUsage(f"--peak {peak} is below --rate {rate}; a peak is at least the average")
     exact, paper = estimate(workload), estimate_on_paper(workload)
     if as_json:
         show_json({"workload": asdict(workload), "exact": asdict(exact), "on_paper": asdict(paper)})

@@ -29,7 +29,7 @@ from confluent_kafka.admin import (
 )
 
 from penstock.cli.addresses import parse_address
-from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.failures import Failure, WrongUsage, near_name
 
 # How long a broker may take to answer for the first time before we say that none does.
 CONNECT_TIMEOUT_S = 5.0
@@ -72,7 +72,7 @@ def connect(bootstrap: str) -> AdminClient:
 
     Keep it as long as its futures: they fail when it is collected.
     """
-    _knock(bootstrap)
+    knock(bootstrap, CONNECT_TIMEOUT_S)
     admin = AdminClient(settings(bootstrap))
     try:
         admin.cluster_id(timeout=CONNECT_TIMEOUT_S)
@@ -123,7 +123,7 @@ def describe_topic(admin: AdminClient, topic: str) -> TopicDescription:
         return description
     except KafkaException as error:
         if code_of(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise no_topic(topic) from None
+            raise no_topic(admin, topic) from None
         raise
 
 
@@ -143,7 +143,11 @@ def create_topic(admin: AdminClient, new: NewTopic) -> bool:
     return True
 
 
-def no_topic(topic: str) -> Failure:
+def no_topic(asked: Any, topic: str) -> Failure:
+    """What to say of a topic that ``asked``, an admin client or a producer, does not find."""
+    near = near_name(topic, asked.list_topics(timeout=REQUEST_TIMEOUT_S).topics)
+    if near is not None:
+        return Failure(f"there is no topic {topic}; did you mean {near}?")
     return Failure(
         f"there is no topic {topic}; see `penstock topics list`, or make it: `penstock topics create {topic}`"
     )
@@ -215,9 +219,9 @@ def _offsets(admin: AdminClient, topic: str, partitions: Iterable[int], spec: Of
     return when_ready(ask)
 
 
-def _knock(bootstrap: str) -> None:
+def knock(bootstrap: str, timeout_s: float) -> None:
     """Open and close a connection, so that a port where nobody listens is known at once."""
-    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     for address in bootstrap.split(","):
         try:
             host, port = parse_address(address.strip())

@@ -124,6 +124,12 @@ def changed_settings(admin: AdminClient, topic: str) -> dict[str, str | None]:
     }
 
 
+def setting(admin: AdminClient, topic: str, name: str) -> str | None:
+    """The value of a topic's setting, wherever it comes from."""
+    entries = _entries(admin, ConfigResource(ResourceType.TOPIC, topic))
+    return next((entry.value for entry in entries if entry.name == name), None)
+
+
 def _split(words: list[str], broker: int | None) -> tuple[str | None, list[str]]:
     """The topic, if it is a topic's settings, and the rest."""
     if broker is not None:
@@ -150,7 +156,7 @@ def _entries(admin: AdminClient, resource: ConfigResource) -> list[ConfigEntry]:
     try:
         return sorted(settle(answer).values(), key=lambda entry: str(entry.name))
     except KafkaException as error:
-        raise _unknown_topic(error, resource.name) from None
+        raise _unknown_topic(admin, error, resource.name) from None
 
 
 def _alter(
@@ -161,12 +167,14 @@ def _alter(
     try:
         settle(admin.incremental_alter_configs([resource], request_timeout=REQUEST_TIMEOUT_S)[resource])
     except KafkaException as error:
-        raise _unknown_topic(error, resource.name) from None
+        raise _unknown_topic(admin, error, resource.name) from None
     return {"topic": topic} if broker is None else {"broker": broker}
 
 
-def _unknown_topic(error: KafkaException, topic: str) -> Exception:
-    return client.no_topic(topic) if client.code_of(error) == KafkaError.UNKNOWN_TOPIC_OR_PART else error
+def _unknown_topic(admin: AdminClient, error: KafkaException, topic: str) -> Exception:
+    return (
+        client.no_topic(admin, topic) if client.code_of(error) == KafkaError.UNKNOWN_TOPIC_OR_PART else error
+    )
 
 
 def _source(entry: ConfigEntry) -> int:

@@ -19,6 +19,7 @@ import typer
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock.cli import client, positions
+from penstock.cli.completion import group_names
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Topics, check_group
 from penstock.cli.rendering import Columns, json_line, template, text_line
@@ -30,6 +31,8 @@ BATCH_RECORDS = 500
 COMMIT_INTERVAL_S = 5.0
 FOLLOW_WAIT_MS = 500
 END_WAIT_MS = 20
+# How many partitions are named in one line.
+ENDS_SHOWN_MAX = 3
 TERMINATED = 128 + signal.SIGTERM
 
 Place = tuple[str, int]
@@ -122,6 +125,7 @@ def consume(
             metavar="GROUP",
             help="Share the work and remember the place.",
             callback=check_group,
+            autocompletion=group_names,
         ),
     ] = None,
     start: Annotated[
@@ -224,11 +228,32 @@ def _assign(
         if not follow:
             ends = client.end_offsets(admin, topic, listed)
             reading.ends |= {(topic, number): ends[number] for number in listed}
+    if position.kind in {"offset", "time"}:
+        _say_what_is_beyond(admin, begin, position, follow=follow)
     if not follow:
         begin = {place: offset for place, offset in begin.items() if offset < reading.ends[place]}
     reading.assigned = set(begin)
     if begin:
         reading.consumer.assign([TopicPartition(*place, offset) for place, offset in begin.items()])
+
+
+def _say_what_is_beyond(
+    admin: Any, begin: dict[Place, int], position: positions.Position, *, follow: bool
+) -> None:
+    """Nothing is printed where a place is past every end; say so, or it looks as if nothing worked."""
+    ends: dict[Place, int] = {}
+    for topic in dict.fromkeys(topic for topic, _ in begin):
+        found = client.end_offsets(admin, topic, [number for each, number in begin if each == topic])
+        ends |= {(topic, number): end for number, end in found.items()}
+    if any(begin[place] < ends[place] for place in begin):
+        return
+    where = "that time" if position.kind == "time" else f"offset {position.value}"
+    last = ", ".join(
+        f"{topic}-{number} at {end}" for (topic, number), end in list(ends.items())[:ENDS_SHOWN_MAX]
+    )
+    more = f" and {len(ends) - ENDS_SHOWN_MAX} more" if len(ends) > ENDS_SHOWN_MAX else ""
+    now = "waiting for new records" if follow else "nothing to print"
+    print(f"no record is at {where} or after it: {last}{more} end there; {now}", file=sys.stderr)
 
 
 def _partitions(admin: Any, topic: str, wanted: list[int]) -> list[int]:

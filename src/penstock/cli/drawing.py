@@ -6,35 +6,73 @@ Apart from ``output`` so that a command whose answer goes into a pipe does not p
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.output import bytes_text
+
 # Rich locks and formats on every update; ten times a second is as much as anybody sees.
 REDRAW_INTERVAL_S = 0.1
+# Columns that are shortened keep this much.
+COLUMN_WIDTH_MIN = 8
+# What the drawing puts around a column.
+GAP = 3
 
 
 def draw_table(
-    columns: Sequence[str], texts: list[list[str]], numeric: Sequence[bool], title: str | None
+    columns: Sequence[str],
+    texts: list[list[str]],
+    numeric: Sequence[bool],
+    title: str | None,
+    *,
+    shorten: bool,
 ) -> None:
+    console = Console()
+    widths = [
+        max([cell_len(column), *(cell_len(row[index]) for row in texts)])
+        for index, column in enumerate(columns)
+    ]
+    if shorten:
+        widths = fitted(widths, console.width - GAP * len(columns))
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, right in zip(columns, numeric):
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for column, right, width in zip(columns, numeric, widths):
+        table.add_column(
+            column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis", width=width
+        )
     for row in texts:
         # Text, not str: a topic or a key may hold what rich would read as markup.
         table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+    console.width = max(console.width, sum(widths) + GAP * len(columns))
+    console.print(table)
+
+
+def fitted(widths: Sequence[int], room: int) -> list[int]:
+    """The widths of columns when the widest give way until all fit, or none is wider than COLUMN_WIDTH_MIN."""
+    fitted = list(widths)
+    while sum(fitted) > room and (widest := max(fitted)) > COLUMN_WIDTH_MIN:
+        fitted[fitted.index(widest)] -= 1
+    return fitted
 
 
 class Bar:
     """A progress bar that may be told of every record: it looks at the clock, and draws seldom."""
 
-    def __init__(self, progress: Progress, description: str, total: int | None) -> None:
+    def __init__(self, progress: Progress, description: str, total: int | None, *, of_bytes: bool) -> None:
+        self._text: Callable[[float], str] = bytes_text if of_bytes else "{:,.0f}".format
         self._progress = progress
         self._task = progress.add_task(description, total=total, rate="")
         self._started = time.monotonic()
@@ -44,23 +82,23 @@ class Bar:
         now = time.monotonic()
         if now >= self._redraw_at:
             self._redraw_at = now + REDRAW_INTERVAL_S
-            rate = f"{completed / (now - self._started):,.0f}/s"
+            rate = f"{self._text(completed / (now - self._started))}/s"
             self._progress.update(self._task, completed=completed, rate=rate)
 
 
 @contextmanager
-def progress_bar(description: str, total: int | None) -> Iterator[Bar]:
-    with progress() as drawn:
-        yield Bar(drawn, description, total)
+def progress_bar(description: str, total: int | None, *, of_bytes: bool = False) -> Iterator[Bar]:
+    with progress(of_bytes=of_bytes) as drawn:
+        yield Bar(drawn, description, total, of_bytes=of_bytes)
 
 
-def progress() -> Progress:
+def progress(*, of_bytes: bool = False) -> Progress:
     """On stderr (stdout is the command's answer), gone when done; invisible without a terminal."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        DownloadColumn() if of_bytes else MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
         console=console,

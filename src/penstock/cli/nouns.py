@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ import typer.core
 import typer.main
 
 from penstock import __version__
-from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.failures import Failure, WrongUsage, near_name
 from penstock.cli.serve import SUMMARY as SERVE_SUMMARY
 
 # In the order a newcomer meets them.
@@ -35,6 +34,8 @@ NOUNS = (
     "capacity",
     "spark",
 )
+
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 _serve = typer.Typer(add_completion=False)
 
@@ -56,14 +57,27 @@ class Nouns(typer.core.TyperGroup):
         noun = _serve if cmd_name == "serve" else importlib.import_module(f"penstock.cli.{cmd_name}").app
         command = typer.main.get_command(noun)
         command.name = cmd_name
+        without_types_of_flags(command, ctx)
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         # Typer looks for a near name among the commands that it holds, and here it holds none.
-        near = get_close_matches(args[0], NOUNS, n=1)
+        near = near_name(args[0], NOUNS)
         if near and args[0] not in NOUNS and not ctx.resilient_parsing:
-            raise WrongUsage(f"No such command {args[0]!r}, did you mean {near[0]!r}? See `penstock --help`")
+            raise WrongUsage(f"No such command {args[0]!r}, did you mean {near!r}? See `penstock --help`")
         return super().resolve_command(ctx, args)
+
+
+def without_types_of_flags(command: Any, context: Any) -> None:
+    """In the help a flag shows no type: Typer would write `<bool>` behind every `--json`."""
+    options = list(command.params)
+    if context is not None:
+        options.append(command.get_help_option(context))
+    for option in options:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        without_types_of_flags(each, context)
 
 
 app = typer.Typer(
@@ -71,7 +85,7 @@ app = typer.Typer(
     help="A distributed message queue that speaks the Kafka protocol.",
     epilog="PENSTOCK_BOOTSTRAP names the broker for every command that takes --bootstrap.",
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT,
 )
 
 
@@ -95,6 +109,7 @@ def _root(
 def dispatch(words: list[str]) -> int:
     """Parse and run. A command returns its exit code, or nothing for 0."""
     command = typer.main.get_command(app)
+    without_types_of_flags(command, typer.Context(command, **CONTEXT))
     try:
         result = command.main(args=words, prog_name="penstock", standalone_mode=False)
     except typer.Abort:

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from penstock.cli.completion import group_names, topic_names
 from penstock.cli.failures import WrongUsage
 from penstock.groups.settings import NAME_BYTES_MAX
 from penstock.metadata.topics import name_error
@@ -44,10 +45,14 @@ def _group_error(name: str) -> str | None:
 check_topic = _checked(name_error)
 check_group = _checked(_group_error)
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", callback=check_topic)]
-Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", callback=check_topic)]
-Group = Annotated[str, typer.Argument(metavar="GROUP", callback=check_group)]
-Groups = Annotated[list[str], typer.Argument(metavar="GROUP", callback=check_group)]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", callback=check_topic, autocompletion=topic_names)]
+Topics = Annotated[
+    list[str], typer.Argument(metavar="TOPIC", callback=check_topic, autocompletion=topic_names)
+]
+Group = Annotated[str, typer.Argument(metavar="GROUP", callback=check_group, autocompletion=group_names)]
+Groups = Annotated[
+    list[str], typer.Argument(metavar="GROUP", callback=check_group, autocompletion=group_names)
+]
 
 BOOTSTRAP = "127.0.0.1:9092"
 

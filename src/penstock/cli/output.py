@@ -23,8 +23,18 @@ def show_json(document: Any) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, title: str | None = None) -> None:
-    """Draw rows; a column whose cells are all numbers is aligned right."""
+def show_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    title: str | None = None,
+    shorten: bool = False,
+) -> None:
+    """Draw rows, each on one line; a column whose cells are all numbers is aligned right.
+
+    What is wider than the terminal runs over its edge, so that an address or an id can be copied whole;
+    ``shorten`` cuts cells instead, for records of any length.
+    """
     body = list(rows)
     numeric = [
         bool(body) and all(isinstance(row[index], int | float | None) for row in body)
@@ -34,7 +44,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, title:
     if sys.stdout.isatty():
         from penstock.cli.drawing import draw_table  # noqa: PLC0415  # rich, only to draw
 
-        draw_table(columns, texts, numeric, title)
+        draw_table(columns, texts, numeric, title, shorten=shorten)
     else:
         _align(columns, texts, numeric, title)
 

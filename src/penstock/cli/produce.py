@@ -14,14 +14,17 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import AdminClient
 
 from penstock.cli import client
 from penstock.cli.client import CONNECT_TIMEOUT_S, RETRY_INTERVAL_S
+from penstock.cli.configs import setting
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Topic
 from penstock.cli.output import count_text, show_json, show_table
@@ -41,6 +44,7 @@ RECORD_BYTES_MAX = 100 * 1024 * 1024
 POLL_EVERY = 1_000
 # A topic that is created by being produced to appears a moment later.
 TOPIC_TIMEOUT_S = 3.0
+PASSING = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE))
 
 INTERRUPTED = 130
 
@@ -59,6 +63,14 @@ class Acks(StrEnum):
     ALL = "all"
 
 
+class Undelivered(NamedTuple):
+    # Of the input, counted from 1 over all files.
+    line: int
+    # Of key and value.
+    size_bytes: int
+    error: KafkaError
+
+
 class Sending:
     """Hands records to librdkafka and keeps account of what became of them."""
 
@@ -69,11 +81,13 @@ class Sending:
         self._next = random.randrange(partition_count)
         self.acknowledged = 0
         self.failed = 0
-        self.first_error: KafkaError | None = None
+        self.first_failure: Undelivered | None = None
         # Partition -> (first offset, last offset, count). An offset is -1 when no acks were asked for.
         self.partitions: dict[int, tuple[int, int, int]] = {}
 
-    def send(self, key: bytes | None, value: bytes | None, headers: Any, partition: int | None) -> None:
+    def send(
+        self, line: int, key: bytes | None, value: bytes | None, headers: Any, partition: int | None
+    ) -> None:
         if partition is None and key is None:
             partition = self._next
             self._next = (partition + 1) % self._partition_count
@@ -84,17 +98,19 @@ class Sending:
                     value,
                     key,
                     -1 if partition is None else partition,
-                    on_delivery=self._delivered,
+                    on_delivery=partial(self._delivered, line),
                     headers=headers,
                 )
                 return
             except BufferError:  # the queue is full: wait until some are acknowledged
                 client.collect(self._producer, 1)
 
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+    def _delivered(self, line: int, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             self.failed += 1
-            self.first_error = self.first_error or error
+            if self.first_failure is None:
+                size = sum(len(part) for part in (message.key(), message.value()) if part is not None)
+                self.first_failure = Undelivered(line, size, error)
             return
         self.acknowledged += 1
         partition, offset = message.partition(), message.offset()
@@ -154,33 +170,42 @@ def produce(
     if separator == b"":
         raise WrongUsage("--key-separator cannot be empty")
     record_headers = [_parse_header(text) for text in headers or []]
-    client.connect(bootstrap)
-    producer = Producer(producer_settings(bootstrap, compression, acks))
-    count = await_topic(producer, topic)
-    if partition is not None and partition >= count:
-        raise Failure(f"topic {topic} has no partition {partition}; it has {count}")
+    admin = client.connect(bootstrap)
+    if partition:
+        _refuse_missing_partition(admin, topic, partition)
+    count = await_topic(admin, topic)
+    batch_bytes_max = int(setting(admin, topic, "max.message.bytes") or BATCH_BYTES)
+    producer = Producer(
+        {
+            **producer_settings(bootstrap, compression, acks),
+            # librdkafka does not split a batch that the broker finds too large.
+            "batch.size": max(1, min(BATCH_BYTES, batch_bytes_max)),
+        }
+    )
     sending = Sending(producer, topic, count)
     fixed_key = None if key is None else key.encode()
     interrupted = False
     try:
-        with _bar(has_input=not values) as bar:
+        with _bar(values or [], files or []) as bar:
+            read = 0
             for number, line in enumerate(_lines(values or [], files or []), 1):
                 record_key, value = (
                     (fixed_key, line) if separator is None else _split(line, separator, number)
                 )
-                sending.send(record_key, value, record_headers, partition)
+                sending.send(number, record_key, value, record_headers, partition)
+                read += len(line) + 1
                 if number % POLL_EVERY == 0:
                     client.collect(producer, 0)
                     if bar is not None:
-                        bar.show(number)
+                        bar.show(read if files else number)
     except KeyboardInterrupt:
         interrupted = True
     finally:
         # Also when a line was bad or reading failed: what was handed over is sent.
         client.flush(producer, DELIVERY_TIMEOUT_MS / 1000 + CONNECT_TIMEOUT_S)
     _report(topic, sending, as_json=as_json)
-    if sending.first_error is not None:
-        why = client.explain_error(sending.first_error)
+    if sending.first_failure is not None:
+        why = _explain(admin, topic, sending.first_failure)
         raise Failure(f"{count_text(sending.failed, 'record')} not delivered: {why}")
     return INTERRUPTED if interrupted else 0
 
@@ -203,21 +228,39 @@ def producer_settings(bootstrap: str, compression: Compression, acks: Acks) -> d
     )
 
 
-def await_topic(producer: Producer, topic: str) -> int:
+def _refuse_missing_partition(admin: AdminClient, topic: str, partition: int) -> None:
+    """Before anybody is asked in a way that creates the topic."""
+    if topic not in admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics:
+        raise Failure(
+            f"there is no topic {topic} with a partition {partition}; make it: "
+            f"`penstock topics create {topic} --partitions {partition + 1}`"
+        )
+    if partition not in (numbers := client.partition_numbers(admin, topic)):
+        raise Failure(f"topic {topic} has no partition {partition}; it has {len(numbers)}")
+
+
+def _explain(admin: AdminClient, topic: str, failure: Undelivered) -> str:
+    if failure.error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
+        return client.explain_error(failure.error)
+    limit = setting(admin, topic, "max.message.bytes")
+    return (
+        f"line {failure.line} is too large: {failure.size_bytes} bytes, and {topic} takes batches of at most "
+        f"{limit} (raise it: `penstock configs set {topic} max.message.bytes=N`)"
+    )
+
+
+def await_topic(asked: Producer | AdminClient, topic: str) -> int:
     """How many partitions a topic has, creating it where the broker creates topics by itself."""
     deadline = time.monotonic() + TOPIC_TIMEOUT_S
     while True:
-        found = producer.list_topics(topic, timeout=CONNECT_TIMEOUT_S).topics[topic]
-        if found.error is None and found.partitions:
+        found = asked.list_topics(topic, timeout=CONNECT_TIMEOUT_S).topics[topic]
+        error = found.error
+        if error is None and found.partitions:
             return len(found.partitions)
-        passing = found.error is None or found.error.code() in {
-            KafkaError.UNKNOWN_TOPIC_OR_PART,
-            KafkaError.LEADER_NOT_AVAILABLE,
-        }
-        if not passing:
-            raise Failure(f"topic {topic}: {client.explain_error(found.error)}")
+        if error is not None and error.code() not in PASSING:
+            raise Failure(f"topic {topic}: {client.explain_error(error)}")
         if time.monotonic() >= deadline:
-            raise client.no_topic(topic)
+            raise client.no_topic(asked, topic)
         time.sleep(RETRY_INTERVAL_S)
 
 
@@ -255,13 +298,17 @@ def _parse_header(text: str) -> tuple[str, bytes]:
     return name, value.encode()
 
 
-def _bar(*, has_input: bool) -> AbstractContextManager[Bar | None]:
-    """A bar where somebody watches and is not typing the records himself."""
-    if not has_input or not sys.stderr.isatty() or sys.stdin.isatty():
+def _bar(values: list[str], files: list[str]) -> AbstractContextManager[Bar | None]:
+    """A bar where somebody watches and is not typing the records: of bytes if the files say how many."""
+    is_typing = sys.stdin.isatty() and (not files or "-" in files)
+    if values or is_typing or not sys.stderr.isatty():
         return nullcontext()
     from penstock.cli.drawing import progress_bar  # noqa: PLC0415  # rich, only to draw
 
-    return progress_bar("producing", None)
+    paths = [Path(name) for name in files]
+    if files and all(path.is_file() for path in paths):
+        return progress_bar("producing", sum(path.stat().st_size for path in paths), of_bytes=True)
+    return progress_bar("producing", None, of_bytes=bool(files))
 
 
 def _report(topic: str, sending: Sending, *, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from penstock.cli.numbers import parse_number
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes
 from penstock.cli.output import confirm, show_json, show_table
 from penstock.cli.raw import RawClient, refuse
+from penstock.cli.verbs import verbs
 from penstock.model import format_id, parse_id
 from penstock.protocol.messages.quorum import (
     AddRaftVoterRequest,
@@ -29,7 +30,11 @@ from penstock.protocol.messages.quorum import (
 )
 from penstock.protocol.schema import NO_UUID
 
-app = typer.Typer(add_completion=False, help="Show and change who votes on the cluster's metadata.")
+app = typer.Typer(
+    add_completion=False,
+    cls=verbs("show"),
+    help="Show and change who votes on the cluster's metadata. Alone: show.",
+)
 
 METADATA_TOPIC = "__cluster_metadata"
 LISTENER = "INTERNAL"

@@ -24,6 +24,7 @@ import typer
 from confluent_kafka.admin import AdminClient
 
 from penstock.cli import client
+from penstock.cli.completion import topic_names
 from penstock.cli.failures import WrongUsage
 from penstock.cli.options import BOOTSTRAP, Bootstrap
 from penstock.cli.output import bytes_text, count_text, show_json, show_table
@@ -50,8 +51,8 @@ class Format(StrEnum):
     ICEBERG = "iceberg"
 
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
-Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=topic_names)]
+Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...", autocompletion=topic_names)]
 Master = Annotated[
     str | None,
     typer.Option(
@@ -201,7 +202,7 @@ def table(
         print(f"{count_text(count or 0, 'record')} of {topic}")
         show_table(("COLUMN", "TYPE"), [tuple(each.values()) for each in columns])
         print()
-    show_table(names, [[_cell(each) for each in row] for row in rows])
+    show_table(names, [[_cell(each) for each in row] for row in rows], shorten=True)
 
 
 @app.command()

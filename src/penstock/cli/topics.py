@@ -15,8 +15,21 @@ from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.options import BOOTSTRAP, PARTITIONS_MAX, Bootstrap, Json, Topic, Topics, Yes
 from penstock.cli.output import confirm, count_text, show_json, show_table
 from penstock.cli.settings import parse_settings
+from penstock.cli.verbs import verbs
 
-app = typer.Typer(add_completion=False, help="List, create, describe, change and delete topics.")
+app = typer.Typer(
+    add_completion=False,
+    cls=verbs(
+        "list",
+        {
+            "alter": "`penstock configs set TOPIC KEY=VALUE` for settings, "
+            "`penstock topics add-partitions TOPIC --total N` for partitions",
+            "set": "`penstock configs set TOPIC KEY=VALUE`",
+            "reassign": "`penstock brokers reassign TOPIC --to ID,...`",
+        },
+    ),
+    help="List, create, describe, change and delete topics. Alone: list.",
+)
 
 # Kafka's word for "as the broker is set": KIP-464.
 BROKER_DEFAULT = -1

@@ -9,6 +9,7 @@ been set under other rules, and must not stand in the way of other changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any
@@ -221,7 +222,7 @@ def _setting(resource_type: int, name: str) -> Setting:
         return _topic_setting(name)
     setting = broker_settings.find(name)
     if setting is None:
-        raise Refusal(ErrorCode.INVALID_CONFIG, f"There is no broker setting named '{name[:80]}'.")
+        raise _unknown("broker", name, broker_settings.BROKER)
     return setting
 
 
@@ -230,8 +231,15 @@ def _topic_setting(name: str) -> Setting:
     if setting is None:
         if name == CREATED:
             raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} cannot be set.")
-        raise Refusal(ErrorCode.INVALID_CONFIG, f"There is no topic setting named '{name[:80]}'.")
+        raise _unknown("topic", name, TOPIC)
     return setting
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> Refusal:
+    shown = name[:80]
+    near = get_close_matches(shown, list(known), n=1, cutoff=0.75)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return Refusal(ErrorCode.INVALID_CONFIG, f"There is no {kind} setting named '{shown}'.{hint}")
 
 
 def _repeated(keys: Iterable[Any]) -> set[Any]:

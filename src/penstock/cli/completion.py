@@ -1,0 +1,49 @@
+"""Names that the shell completes: topics, groups and settings.
+
+The shell asks on every press of the Tab key: a cluster that does not answer soon completes nothing, and nothing is
+ever printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import typer
+
+ANSWER_TIMEOUT_S = 2.0
+
+
+def topic_names(context: typer.Context, incomplete: str) -> list[str]:
+    return _completed(context, incomplete, _topics)
+
+
+def group_names(context: typer.Context, incomplete: str) -> list[str]:
+    return _completed(context, incomplete, _groups)
+
+
+def _topics(admin: Any) -> Iterator[str]:
+    for name in admin.list_topics(timeout=ANSWER_TIMEOUT_S).topics:
+        if not name.startswith("__"):
+            yield name
+
+
+def _groups(admin: Any) -> Iterator[str]:
+    found = admin.list_consumer_groups(request_timeout=ANSWER_TIMEOUT_S).result(timeout=ANSWER_TIMEOUT_S)
+    for group in found.valid:
+        yield group.group_id
+
+
+def _completed(context: typer.Context, incomplete: str, ask: Callable[[Any], Iterable[str]]) -> list[str]:
+    # Anything may be missing or wrong in a command line that is still being typed.
+    with suppress(Exception):
+        from confluent_kafka.admin import AdminClient  # noqa: PLC0415  # librdkafka
+
+        from penstock.cli import client  # noqa: PLC0415
+
+        bootstrap = context.params["bootstrap"]
+        client.knock(bootstrap, ANSWER_TIMEOUT_S)
+        admin = AdminClient(client.settings(bootstrap))
+        return sorted(name for name in ask(admin) if name.startswith(incomplete))
+    return []

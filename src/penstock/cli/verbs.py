@@ -1,0 +1,37 @@
+"""The commands under a noun: what the noun means alone, and where to look for a verb that it does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import typer.core
+
+from penstock.cli.failures import WrongUsage
+
+
+class Verbs(typer.core.TyperGroup):
+    """A group of commands, one of which is meant when none is named. Make one with ``verbs``."""
+
+    default: ClassVar[str]
+    elsewhere: ClassVar[Mapping[str, str]]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first = args[0] if args else None
+        is_named = first is not None and (not first.startswith("-") or first in ctx.help_option_names)
+        if not is_named and not ctx.resilient_parsing:
+            for word in args:
+                if word in self.commands:
+                    raise WrongUsage(f"write {first} behind `{word}`, not before it")
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in self.elsewhere and not ctx.resilient_parsing:
+            raise WrongUsage(f"No such command {args[0]!r}; that is {self.elsewhere[args[0]]}")
+        return super().resolve_command(ctx, args)
+
+
+def verbs(default: str, elsewhere: Mapping[str, str] | None = None) -> type[Verbs]:
+    """A class for ``typer.Typer(cls=...)``; ``elsewhere`` says which command does what people look for here."""
+    return type("Verbs", (Verbs,), {"default": default, "elsewhere": elsewhere or {}})
