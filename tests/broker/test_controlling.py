@@ -146,13 +146,14 @@ class Stage:
         assert response.error_code == 0
         assert not self.beat(id).is_fenced
 
-    def beat(self, id: int) -> Any:
+    def beat(self, id: int, *, wants_to_stop: bool = False) -> Any:
         image = self.quorum.decided_image()
         return self.ask(
             brokers.BrokerHeartbeatRequest(
                 broker_id=id,
                 broker_epoch=image.brokers[BrokerId(id)].epoch,
                 current_metadata_offset=image.offset,
+                want_shut_down=wants_to_stop,
             ),
             1,
         )
@@ -223,6 +224,20 @@ def test_silent_brokers_are_fenced_by_the_clock_and_others_are_not() -> None:
         stage.beat(2)
     assert not stage.is_active(1) and stage.is_active(2)
     assert "broker fenced" in stage.logger.lines
+
+
+def test_a_broker_that_stopped_on_purpose_is_not_reported_like_one_that_was_lost() -> None:
+    stage = Stage()
+    stage.on.on_active(True)
+    stage.join(1)
+    stage.join(2)
+    while not stage.beat(2, wants_to_stop=True).should_shut_down:
+        stage.world.advance(100)
+        stage.beat(1)
+    stage.on.broker_lost(2)
+    assert not stage.is_active(2)
+    assert "broker stopped" in stage.logger.lines
+    assert "broker fenced" not in stage.logger.lines
 
 
 def test_broker_that_nobody_listens_for_is_fenced_at_once() -> None:

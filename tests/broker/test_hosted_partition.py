@@ -302,7 +302,7 @@ def test_a_damaged_replica_whose_disk_fails_too_begins_anew_with_a_name_of_its_o
     one.assign(partition(epoch=4))
     one.mend(0)
     # Where it lies has to be written down first.
-    assert one.append_fetched(fetched(0, 10), 10, 0) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert one.append_fetched(fetched(0, 10), 10, 0) == ErrorCode.LOG_DIR_NOT_FOUND
     one.assign(partition(epoch=5, directories=(storage.directory_ids[0], bytes(16))))
     assert one.append_fetched(fetched(0, 10), 10, 0) == ErrorCode.NONE
     assert os.path.exists(f"{two_disks.paths[0]}/t-0/partition.metadata")

@@ -467,6 +467,19 @@ def test_what_cannot_be_appended_is_asked_for_again_later() -> None:
     here.fetchers.check()
 
 
+def test_a_replica_on_a_new_disk_waits_for_its_directory_without_a_warning() -> None:
+    """A disk that was replaced on purpose is no damage, and must not look like it."""
+    here = Following()
+    hosted = FakeHosted(0)
+    hosted.append_error = ErrorCode.LOG_DIR_NOT_FOUND
+    here.follow(hosted)
+    here.answer(here.take(), data(0, b"abc"))
+    assert here.logger.events == []
+    hosted.append_error = ErrorCode.NONE
+    here.loop.run_for(1_000)
+    assert offsets(here.take().request) == [(0, 0)]
+
+
 def test_a_log_that_begins_later_tells_its_leader() -> None:
     here = Following()
     hosted = FakeHosted(0)

@@ -19,7 +19,7 @@ from penstock.decision import Decision
 from penstock.environment import Environment, Timer
 from penstock.metadata.controller import Controller
 from penstock.metadata.image import Image
-from penstock.model import format_id
+from penstock.model import BrokerId, format_id
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import brokers, configs, metadata_records, placement, topics
 from penstock.protocol.schema import Message
@@ -230,10 +230,19 @@ class ActiveController:
                         self._logger.info("broker is stopping", broker=change.broker_id)
                     if change.log_dirs:
                         self._logger.warning("broker lost a directory", broker=change.broker_id)
-                    if change.fenced > 0:
+                    if change.fenced > 0 and self._has_stopped(change.broker_id):
+                        self._logger.info("broker stopped", broker=change.broker_id)
+                    elif change.fenced > 0:
                         self._logger.warning("broker fenced", broker=change.broker_id)
                     if change.fenced < 0:
                         self._logger.info("broker active", broker=change.broker_id)
+
+    def _has_stopped(self, broker_id: int) -> bool:
+        """Whether a broker went because it wanted to."""
+        if self._controller is None:
+            return False
+        known = self._controller.image.brokers.get(BrokerId(broker_id))
+        return known is not None and known.in_controlled_shutdown
 
 
 def refusal(request: Message, version: int, error: ErrorCode, message: str | None = None) -> Message:

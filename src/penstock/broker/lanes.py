@@ -294,6 +294,9 @@ class _Line:
                     self._await_flush(hosted)
                 if error == ErrorCode.NONE:
                     return True
+                if error == ErrorCode.LOG_DIR_NOT_FOUND:
+                    # The controller has not heard yet on which disk it will lie, as after a disk was replaced.
+                    return False
                 self._means.logger.warning(
                     "cannot append what was fetched",
                     partition=repr(hosted),

@@ -303,7 +303,7 @@ class HostedPartition:
             log = self.log
             if len(records):
                 if not self._has_directory and not self._make_directory():
-                    return ErrorCode.KAFKA_STORAGE_ERROR
+                    return ErrorCode.LOG_DIR_NOT_FOUND
                 end_offset = log.log_end_offset
                 try:
                     log.append_replicated(records)
