@@ -116,7 +116,7 @@ class Scene:
 def paused(scene: Scene, choose: random.Random) -> list[int]:
     """It goes on before anybody has missed it, or after another has taken over."""
     cluster, coordinator = scene.cluster, scene.coordinator
-    is_missed = choose.random() < 0.5 or TRIES == 1
+    is_missed = TRIES > 1 and choose.random() < 0.5
     cluster.pause(coordinator)
     scene.delete()
     scene.create()

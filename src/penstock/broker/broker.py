@@ -21,6 +21,7 @@ from penstock.broker.controlling import ActiveController, refusal
 from penstock.broker.coordinators import Coordinators
 from penstock.broker.data_directory import METADATA_DIRECTORY, Directory
 from penstock.broker.directories import DirectoryReports
+from penstock.broker.freshness import Freshness
 from penstock.broker.hosting import Partitions
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.logs import Logger
@@ -164,6 +165,7 @@ class Broker:
         )
         self.directories = DirectoryReports(self)
         self.coordinators = Coordinators(self)
+        self.freshness = Freshness(self)
         self.housekeeping = Housekeeping(environment, config, self.storage, self.partitions, logger)
 
     # Life
@@ -270,6 +272,7 @@ class Broker:
         if delta.deleted:
             self.coordinators.topics_deleted()
         self.membership.image_moved()
+        self.freshness.image_moved()
         if self._on_seen:
             waiting, self._on_seen = self._on_seen, []
             for look in waiting:

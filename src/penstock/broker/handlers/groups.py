@@ -241,7 +241,13 @@ def _refuse_unknown_partitions(
     return refused
 
 
-def offset_fetch(broker: Broker, request: OffsetFetchRequest, call: Call) -> OffsetFetchResponse:
+def offset_fetch(broker: Broker, request: OffsetFetchRequest, call: Call) -> Any:
+    # A consumer that has seen a topic made again must not get an offset of the topic before.
+    broker.freshness.when_fresh(lambda: call.answer(_fetched_offsets(broker, request, call)))
+    return WAITING
+
+
+def _fetched_offsets(broker: Broker, request: OffsetFetchRequest, call: Call) -> OffsetFetchResponse:
     by_id = call.version >= TOPIC_IDS_SINCE_VERSION
     answers = []
     seen: set[str] = set()

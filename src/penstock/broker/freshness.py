@@ -1,0 +1,106 @@
+"""Whether this broker has heard of everything that the cluster had committed when a question came.
+
+A broker hears of a change of metadata a moment after it was committed, and one that was paused has it all in
+front of it. Mostly that does not matter: a client that is sent to the wrong place asks again. It matters where
+an answer of yesterday looks like one of today. So before such an answer the node that leads the quorum is asked
+how far it has come, once for all who wait.
+
+Nobody waits longer than ``TIMEOUT_MS``. While no node leads the quorum nothing can be committed, and groups have
+to go on without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.protocol.messages.quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartition,
+    DescribeQuorumRequestTopic,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+LANE = "quorum-offset"
+DESCRIBE_VERSION = 2
+TIMEOUT_MS = 1_000
+RETRY_MS = 50
+_QUESTION = DescribeQuorumRequest(
+    topics=[
+        DescribeQuorumRequestTopic(
+            topic_name="__cluster_metadata", partitions=[DescribeQuorumRequestPartition(partition_index=0)]
+        )
+    ]
+)
+
+
+class Freshness:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        # They came after the question under way was sent, so its answer says nothing to them.
+        self._next: list[Callable[[], None]] = []
+        self._current: list[Callable[[], None]] = []
+        # What the image has to reach; None until that is known.
+        self._offset: int | None = None
+
+    def when_fresh(self, then: Callable[[], None]) -> None:
+        """Go on when the image has what was committed before this call: at once on the node that commits."""
+        if self._broker.consensus.is_active:
+            then()
+            return
+        self._next.append(then)
+        if not self._current:
+            self._begin()
+
+    def image_moved(self) -> None:
+        if self._offset is not None and self._broker.image.offset + 1 >= self._offset:
+            self._end()
+
+    def _begin(self) -> None:
+        self._current, self._next = self._next, []
+        self._later(TIMEOUT_MS, self._end)
+        self._ask()
+
+    def _ask(self) -> None:
+        waiting = self._current
+
+        def answered(response: Any | None) -> None:
+            if self._current is not waiting:
+                return
+            topics = [] if response is None or response.error_code else response.topics
+            if topics and not topics[0].partitions[0].error_code:
+                self._offset = topics[0].partitions[0].high_watermark
+                self.image_moved()
+            else:
+                # Another leads by now, or nobody yet.
+                self._later(RETRY_MS, self._ask)
+
+        if self._broker.consensus.is_active:
+            self._end()
+            return
+        leader = self._broker.consensus.leader_id
+        if leader is None or leader == self._broker.node_id:
+            answered(None)
+        else:
+            self._broker.peers.call(
+                leader, LANE, _QUESTION, DESCRIBE_VERSION, answered, timeout_ms=TIMEOUT_MS
+            )
+
+    def _later(self, delay_ms: int, act: Callable[[], None]) -> None:
+        """Unless those who wait now have gone on before."""
+        waiting = self._current
+
+        def due() -> None:
+            if self._current is waiting:
+                act()
+
+        self._broker.environment.spawn.later(delay_ms, due)
+
+    def _end(self) -> None:
+        done, self._current, self._offset = self._current, [], None
+        for then in done:
+            then()
+        if self._next and not self._current:
+            self._begin()
