@@ -16,6 +16,7 @@ from penstock.broker.consensus import Consensus
 from penstock.broker.coordinators import GroupPartition
 from penstock.broker.data_directory import Directory
 from penstock.broker.flushing import Flushing
+from penstock.broker.membership import Membership, State
 from penstock.broker.partitions import HostedPartition
 from penstock.broker.quorum_log import QUORUM_STATE
 from penstock.log import reading as reading_module
@@ -172,6 +173,11 @@ def forgets_its_vote(patch: Patch) -> None:
     patch.setattr(SimFiles, "replace", volatile)
 
 
+def never_loses_its_lease(patch: Patch) -> None:
+    """A broker that the controller no longer hears serves on."""
+    patch.setattr(Membership, "is_serving", lambda self: self.state in (State.ACTIVE, State.STOPPING))
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], tuple[str, ...], bool]] = [
     (acknowledges_at_once, PROCESSES, False),
     (counts_nobody_else, PROCESSES, False),
@@ -185,6 +191,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], tuple[str, ...], bool]] = [
     (forgets_groups, PROCESSES, False),
     (serves_damaged_bytes, ("flip", "stop"), False),
     (forgets_its_vote, (*POWER, "cut", "isolation"), True),
+    (never_loses_its_lease, NETWORK, False),
 ]
 
 

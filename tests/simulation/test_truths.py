@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from penstock.metadata.image import Image
-from penstock.sim.checkers import EqualImages, OneController
+from penstock.metadata.values import BrokerImage
+from penstock.model import BrokerId
+from penstock.protocol.records import encode_batch
+from penstock.sim.checkers import EqualImages, LeasesEnd, OneController, OneHistory, RisingStarts
 from penstock.sim.client import Place
-from penstock.sim.loop import Violation
+from penstock.sim.cluster import Machine
+from penstock.sim.disk import Disk, SimFiles
+from penstock.sim.loop import Loop, Process, Streams, Violation
 from penstock.sim.truths import Truths
 
 HERE = Place(b"1" * 16, "orders", 0)
@@ -238,6 +245,49 @@ def test_two_controllers_in_one_epoch() -> None:
     controllers.saw(2, "node-2")
     with pytest.raises(Violation, match="two controllers"):
         controllers.saw(2, "node-1")
+
+
+def test_metadata_histories_that_part() -> None:
+    history, path = OneHistory(), "/disk1/__cluster_metadata-0/0.log"
+    machines = []
+    for number, value in ((1, b"a"), (2, b"a"), (3, b"b")):
+        machine = Machine(number, Disk(random.Random(number)))
+        files = SimFiles(machine.disk, Process(Loop(Streams(1)), machine.host))
+        files.make_directory("/disk1/__cluster_metadata-0")
+        content = files.create(path)
+        for offset, each in ((0, b"first"), (1, value)):
+            content.append(bytes(encode_batch([(0, None, each, ())], base_offset=offset)))
+        machines.append(machine)
+    history.saw(machines[0], [path], 1)
+    history.saw(machines[0], [path], 2)
+    history.saw(machines[1], [path], 2)
+    assert history.compared == 2
+    # What is not committed may differ.
+    history.saw(machines[2], [path], 1)
+    with pytest.raises(Violation, match="metadata histories part: at offset 1"):
+        history.saw(machines[2], [path], 2)
+
+
+def test_a_broker_that_serves_without_a_lease() -> None:
+    leases = LeasesEnd()
+    leases.serves(1, 7, 6_000, 20_000)
+    with pytest.raises(Violation, match="without a lease"):
+        leases.serves(1, 7, 7_000, 20_000)
+    fenced = BrokerImage(BrokerId(1), 7, b"", (), None, True, False, ())
+    leases.images_say(Image(offset=1, brokers={BrokerId(1): fenced}), 20_000)
+    leases.images_say(Image(offset=2, brokers={BrokerId(1): fenced}), 25_000)
+    leases.serves(1, 7, 0, 26_000)
+    leases.serves(1, 8, 0, 27_000)
+    with pytest.raises(Violation, match="fenced 7000 ms ago"):
+        leases.serves(1, 7, 0, 27_000)
+
+
+def test_the_start_of_a_leader_that_falls() -> None:
+    starts, machine = RisingStarts(), Machine(1, Disk(random.Random(1)))
+    starts.saw(machine, b"1", 0, 4, 10)
+    starts.saw(machine, b"1", 0, 5, 0)
+    with pytest.raises(Violation, match="began at 10 and now begins at 9"):
+        starts.saw(machine, b"1", 0, 4, 9)
 
 
 def test_images_that_differ_at_an_offset() -> None:

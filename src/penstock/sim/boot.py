@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from penstock.broker.broker import Broker
 from penstock.broker.config import BrokerConfig
 from penstock.broker.logs import Logger
+from penstock.broker.membership import State
 from penstock.broker.options import ServeOptions
 from penstock.broker.partitions import HostedPartition
 from penstock.broker.server import Node
@@ -51,6 +52,31 @@ class Booted:
     @property
     def quorum_epoch(self) -> int:
         return self.broker.consensus.epoch
+
+    @property
+    def metadata_segments(self) -> list[str]:
+        """The files of the metadata log, oldest first."""
+        return [segment.path for segment in self.broker.consensus._log.log._segments.items]
+
+    @property
+    def metadata_committed(self) -> int:
+        """Exclusive."""
+        return self.broker.consensus.high_watermark
+
+    @property
+    def is_voter(self) -> bool:
+        return self.broker.consensus.is_voter
+
+    @property
+    def serving_epoch(self) -> int | None:
+        """The broker epoch in which the node serves clients; None while it does not."""
+        membership = self.broker.membership
+        return membership.epoch if membership.state is State.ACTIVE and membership.is_serving() else None
+
+    @property
+    def silence_ms(self) -> int:
+        """Since when it last asked the controller and was answered, by its own clock."""
+        return self.broker.environment.clock.now_ms() - self.broker.membership._last_heard_ms
 
     def hosted(self, topic: str, partition: int) -> HostedPartition | None:
         return self.broker.partitions.get(topic, partition)

@@ -1,8 +1,9 @@
 """What goes on inside the nodes, and whether it can all be true: the checkers with a view of everything.
 
 ``Inspector.look`` goes over every running node several times a second: images at the same offset are equal,
-a leader epoch has one leader, a quorum epoch one controller, watermarks only rise. ``final`` compares the
-copies of every partition byte by byte. The numbers are those of the invariants the project holds itself to;
+the metadata logs agree as far as they are committed, a leader epoch has one leader, a quorum epoch one controller,
+nobody serves without a lease, watermarks and starts only rise. ``final`` compares the copies of every partition
+byte by byte. The numbers are those of the invariants the project holds itself to;
 what clients see is judged in ``truths.py``.
 """
 
@@ -13,12 +14,14 @@ from itertools import pairwise
 from penstock.environment import FileRange
 from penstock.log.log import Log
 from penstock.metadata.image import Image, PartitionImage
-from penstock.protocol.records import batches
+from penstock.protocol.records import BatchHeader, batches
 from penstock.sim.boot import Booted
 from penstock.sim.client import Place
 from penstock.sim.cluster import Cluster, Machine
+from penstock.sim.disk import Content
 from penstock.sim.loop import Violation
 from penstock.sim.topics import Topics
+from penstock.sim.truths import LEASE_MS, LEASE_SLACK_MS
 
 READ_BYTES = 1 << 20
 
@@ -36,6 +39,73 @@ class EqualImages:
             self.compared += 1
             if known != image:
                 raise Violation(f"the image at offset {image.offset} differs between {first} and {by}")
+
+
+class OneHistory:
+    """21, 22: what is committed in the metadata log is the same on every node and in every life of it.
+
+    The files are read behind the nodes' backs: who asks a node to read may change what it does next.
+    """
+
+    def __init__(self) -> None:
+        # By base offset: (next offset, epoch, checksum), and who had it first.
+        self._batches: dict[int, tuple[tuple[int, int, int], str]] = {}
+        # For each life of a node: how far it was read, (committed, file, position in it).
+        self._read: dict[tuple[str, int], tuple[int, str, int]] = {}
+        self.compared = 0
+
+    def saw(self, machine: Machine, segments: list[str], committed: int) -> None:
+        """A node's metadata log, in these files, is committed up to this offset."""
+        key = (machine.host, machine.starts)
+        before, path, position = self._read.get(key, (0, "", 0))
+        if committed <= before:
+            return
+        if path in segments:
+            segments = segments[segments.index(path) :]
+        for path in segments:
+            content = machine.disk.find(path)
+            assert isinstance(content, Content)
+            start = position if path == self._read.get(key, (0, "", 0))[1] else 0
+            end = start
+            for at, header in batches(bytes(content.data[start:])):
+                if header.next_offset > committed:
+                    break
+                self._saw_batch(header, machine.host)
+                end = start + at + header.size
+            position = end
+            self._read[key] = (committed, path, position)
+
+    def _saw_batch(self, header: BatchHeader, by: str) -> None:
+        batch = (header.next_offset, header.leader_epoch, header.crc)
+        known, first = self._batches.setdefault(header.base_offset, (batch, by))
+        self.compared += first != by
+        if known != batch:
+            raise Violation(
+                f"metadata histories part: at offset {header.base_offset} (next, epoch, crc) is {known} on {first} "
+                f"and {batch} on {by}"
+            )
+
+
+class LeasesEnd:
+    """6: who serves clients has heard of the controller within its lease, and was not fenced before that."""
+
+    def __init__(self) -> None:
+        # By (broker, broker epoch): when it was first seen fenced.
+        self._fenced_ms: dict[tuple[int, int], float] = {}
+
+    def images_say(self, newest: Image, now_ms: float) -> None:
+        fenced = {(broker.id, broker.epoch) for broker in newest.brokers.values() if broker.fenced}
+        self._fenced_ms = {key: self._fenced_ms.get(key, now_ms) for key in sorted(fenced)}
+
+    def serves(self, node_id: int, epoch: int, silence_ms: float, now_ms: float) -> None:
+        limit_ms = LEASE_MS + LEASE_SLACK_MS
+        if silence_ms > limit_ms:
+            raise Violation(
+                f"node {node_id} serves without a lease: the controller last answered {silence_ms} ms ago"
+            )
+        since_ms = self._fenced_ms.get((node_id, epoch))
+        if since_ms is not None and now_ms > since_ms + limit_ms:
+            raise Violation(f"node {node_id} serves without a lease: fenced {now_ms - since_ms:.0f} ms ago")
 
 
 class OneLeader:
@@ -104,6 +174,23 @@ class RisingWatermarks:
         self._watermarks[key] = high_watermark
 
 
+class RisingStarts:
+    """25: while a leader leads, the start of its log moves only up."""
+
+    def __init__(self) -> None:
+        self._starts: dict[tuple[str, int, bytes, int, int], int] = {}
+
+    def saw(self, machine: Machine, topic_id: bytes, partition: int, epoch: int, start: int) -> None:
+        key = (machine.host, machine.starts, topic_id, partition, epoch)
+        before = self._starts.get(key, 0)
+        if start < before:
+            raise Violation(
+                f"the log of {topic_id.hex()}-{partition} on its leader {machine.host} began at {before} and now "
+                f"begins at {start}, in epoch {epoch}"
+            )
+        self._starts[key] = start
+
+
 class CompleteLeaders:
     """18: who leads has everything that was committed before."""
 
@@ -130,6 +217,9 @@ class Inspector:
         self._cluster = cluster
         self._topics = topics
         self._images = EqualImages()
+        self._history = OneHistory()
+        self._leases = LeasesEnd()
+        self._starts = RisingStarts()
         self._leaders = OneLeader()
         self._controllers = OneController()
         self._watermarks = RisingWatermarks()
@@ -144,6 +234,11 @@ class Inspector:
         return self._images.compared + self._bytes_compared
 
     @property
+    def metadata_compared(self) -> int:
+        """Batches of metadata that a second node has too."""
+        return self._history.compared
+
+    @property
     def elections(self) -> int:
         return self._leaders.elections + self._controllers.count
 
@@ -156,11 +251,20 @@ class Inspector:
     # While it runs
 
     def look(self) -> None:
-        for machine in self._cluster.running:
-            booted = machine.booted
-            if booted is None or not booted.is_ready:
-                continue
+        now_ms = self._cluster.loop.now_ms
+        ready = [
+            (machine, machine.booted)
+            for machine in self._cluster.running
+            if machine.booted is not None and machine.booted.is_ready
+        ]
+        if ready:
+            newest = max((booted.image for _, booted in ready), key=lambda image: image.offset)
+            self._leases.images_say(newest, now_ms)
+        for machine, booted in ready:
             image = booted.image
+            self._history.saw(machine, booted.metadata_segments, booted.metadata_committed)
+            if booted.serving_epoch is not None:
+                self._leases.serves(booted.node_id, booted.serving_epoch, booted.silence_ms, now_ms)
             if self._checked.get(machine.host) is not image:
                 self._checked[machine.host] = image
                 image.check()
@@ -171,6 +275,9 @@ class Inspector:
             if booted.is_controller:
                 self._controllers.saw(booted.quorum_epoch, machine.host)
             for hosted in booted.led():
+                self._starts.saw(
+                    machine, hosted.topic_id, hosted.index, hosted.leader_epoch, hosted.log.log_start_offset
+                )
                 for checker in (self._watermarks, self._complete):
                     checker.saw(
                         machine,
@@ -210,6 +317,21 @@ class Inspector:
 
     def is_whole(self) -> bool:
         return not self.what_is_missing()
+
+    def is_sound(self) -> bool:
+        """Whole, and so that the disk of any machine may be lost: all voters vote, and leaders agree with their
+        images, which they may be ahead of.
+        """
+        if not self.is_whole():
+            return False
+        for machine in self._cluster.machines.values():
+            assert machine.booted is not None
+            if machine.node_id in self._cluster.voters and not machine.booted.is_voter:
+                return False
+            for hosted in machine.booted.led():
+                if sorted(hosted.replication.isr) != sorted(hosted.image.replicas):
+                    return False
+        return True
 
     def ends(self) -> dict[Place, int]:
         """Where each partition's committed records end, according to its leader."""

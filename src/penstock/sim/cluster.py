@@ -112,7 +112,7 @@ class Cluster:
             for node_id in range(1, nodes + 1)
         }
         self._data_dirs = tuple(f"/disk{number}" for number in range(1, data_dirs + 1))
-        self._voters = range(1, voters + 1)
+        self.voters = range(1, voters + 1)
         self.lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
         # Told whenever a process is gone.
         self.on_ended: Callable[[Machine], None] = lambda machine: None
@@ -141,7 +141,7 @@ class Cluster:
         return replace(
             options,
             internal=(machine.host, INTERNAL_PORT),
-            controllers={voter: (self.machines[voter].host, INTERNAL_PORT) for voter in self._voters},
+            controllers={voter: (self.machines[voter].host, INTERNAL_PORT) for voter in self.voters},
         )
 
     # What happens to the machines

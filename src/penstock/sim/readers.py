@@ -7,7 +7,7 @@ leader that does not have what was read says so, and that is a violation: what w
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -33,6 +33,17 @@ class Position:
         self.epoch = -1
 
 
+class _Asking(NamedTuple):
+    """What a reader knew when it asked a broker."""
+
+    asked_ms: float
+    broker: int
+    # The partitions that the broker was asked for as their leader; the others are merely nearer there.
+    led: list[Place]
+    # What had been acknowledged to be gone.
+    deleted: dict[Place, tuple[int, int]]
+
+
 class Reader:
     """A consumer that reads every partition of its topics, from whoever leads it."""
 
@@ -51,8 +62,8 @@ class Reader:
         # The nearer replica, and the leader epoch in which it was named.
         self._nearer: dict[Place, tuple[int, int]] = {}
         self.read_nearby = 0
-        # The high watermark last told by the leader of an epoch, and by other replicas in it.
-        self._watermarks: dict[tuple[Place, int, int], int] = {}
+        # The high watermark last told by the leader of an epoch.
+        self._watermarks: dict[tuple[Place, int], int] = {}
 
     async def run(self) -> None:
         client = self._client
@@ -115,8 +126,13 @@ class Reader:
                 session_epoch,
                 rack=self._rack,
             )
-            asked_ms = client.process.loop.now_ms
-            deleted = {place: self._truths.starts.acknowledged(place) for place in in_session}
+            # As it is now: when the answer comes, this reader may know better.
+            asking = _Asking(
+                client.process.loop.now_ms,
+                broker,
+                [place for place in in_session if self._nearer.get(place) != (broker, in_session[place][1])],
+                {place: self._truths.starts.acknowledged(place) for place in in_session},
+            )
             response: FetchResponse | None = await client.call(
                 broker, request, self._version, timeout_ms=FETCH_WAIT_MS + 5_000, lane="fetch"
             )
@@ -127,25 +143,18 @@ class Reader:
                 await client.refresh([place.topic for place in places])
                 continue
             session_id, session_epoch = response.session_id, session_epoch + 1
-            for place, (_, epoch) in in_session.items():
-                is_leader = self._nearer.get(place) != (broker, epoch)
-                if is_leader and _was_answered(response, place, self._version):
-                    now_ms = client.process.loop.now_ms
-                    self._truths.leaders.answered(place, epoch, asked_ms, now_ms, self.name)
-            if not await self._received(response, dict(in_session), broker, deleted):
+            for place in asking.led:
+                if _was_answered(response, place, self._version):
+                    epoch, now_ms = in_session[place][1], client.process.loop.now_ms
+                    self._truths.leaders.answered(place, epoch, asking.asked_ms, now_ms, self.name)
+            if not await self._received(response, dict(in_session), asking):
                 await client.back_off()
                 await client.refresh([place.topic for place in places])
 
     async def _received(
-        self,
-        response: FetchResponse,
-        asked: dict[Place, tuple[int, int]],
-        broker: int,
-        deleted: dict[Place, tuple[int, int]],
+        self, response: FetchResponse, asked: dict[Place, tuple[int, int]], asking: _Asking
     ) -> bool:
-        """Whether all partitions, asked for by (offset, leader epoch), were answered without an error.
-        ``deleted`` is what had been acknowledged to be gone when they were asked for.
-        """
+        """Whether all partitions, asked for by (offset, leader epoch), were answered without an error."""
         by_name = {
             (
                 place.topic_id if self._version >= TOPIC_IDS_SINCE_VERSION else place.topic,
@@ -161,10 +170,10 @@ class Reader:
                 if place is None or place.topic_id in self._topics.doomed:
                     continue
                 position, epoch = self.positions[place], asked[place][1]
-                is_leader = self._nearer.get(place) != (broker, epoch)
+                is_leader = place in asking.led
                 if not is_leader and (data.error_code or data.diverging_epoch is not None):
                     # Only the leader's word counts.
-                    del self._nearer[place]
+                    self._nearer.pop(place, None)
                     continue
                 if data.preferred_read_replica >= 0:
                     self._nearer[place] = (data.preferred_read_replica, epoch)
@@ -184,10 +193,11 @@ class Reader:
                         data.log_start_offset,
                         self.name,
                         epoch=epoch if is_leader else -1,
-                        since=deleted.get(place),
+                        since=asking.deleted.get(place),
                     )
                     self.read_nearby += not is_leader
-                    self._watermark_moved(place, epoch, -1 if is_leader else broker, data.high_watermark)
+                    if is_leader:  # a follower that was started again has to learn it anew
+                        self._watermark_moved(place, epoch, data.high_watermark)
                     try:
                         self._read(place, position, _bytes(data.records), data.high_watermark)
                     except CorruptBatch as error:
@@ -196,8 +206,8 @@ class Reader:
                         ) from error
         return is_good
 
-    def _watermark_moved(self, place: Place, epoch: int, broker: int, high_watermark: int) -> None:
-        key = (place, epoch, broker)
+    def _watermark_moved(self, place: Place, epoch: int, high_watermark: int) -> None:
+        key = (place, epoch)
         known = self._watermarks.get(key, 0)
         if high_watermark < known:
             raise Violation(
