@@ -10,7 +10,7 @@ from penstock.protocol.messages.brokers import (
     AlterPartitionRequestPartition,
     AlterPartitionRequestTopic,
 )
-from tests.metadata.ensemble import Ensemble
+from tests.metadata.ensemble import STILL, Ensemble
 
 
 def ensemble() -> Ensemble:
@@ -157,3 +157,24 @@ def test_isr_below_the_minimum_leaves_eligible_leaders_and_above_it_none() -> No
     assert on.state("a") == (1, (1,), (2, 3))
     on.propose("a", [1, 3])
     assert on.state("a") == (1, (1, 3), ())
+
+
+@pytest.mark.parametrize("minimum", ["1", "2"])
+def test_a_controller_started_with_another_minimum_reviews_who_is_eligible(minimum: str) -> None:
+    """With two brokers the minimum may be each controller's own. The leader waits while anybody is eligible."""
+    ensemble = Ensemble(brokers=2)
+    ensemble.static = {**STILL, "min.insync.replicas": "2"}
+    ensemble.fail_over()
+    ensemble.create("t", (1, 2))
+    ensemble.lost(2)
+    assert ensemble.state("t") == (1, (1,), (2,))
+    ensemble.static = {**STILL, "min.insync.replicas": minimum}
+    ensemble.fail_over()
+    assert ensemble.state("t") == (1, (1,), () if minimum == "1" else (2,))
+
+
+def test_an_answer_says_who_is_eligible() -> None:
+    ensemble = Ensemble()
+    ensemble.create("t", (1, 2, 3))
+    assert ensemble.propose("t", [1, 2]).eligible_leader_replicas == []
+    assert ensemble.propose("t", [1]).eligible_leader_replicas == [2]

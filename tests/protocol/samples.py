@@ -14,7 +14,7 @@ from penstock.protocol.apis import INTERNAL, advertised
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import consumer_protocol, group_records, metadata_records
 from penstock.protocol.messages.quorum import CONTROL_TYPE, ControlRecordKey
-from penstock.protocol.schema import NO_UUID, Field, Message, version_range
+from penstock.protocol.schema import NO_UUID, OWN_TAGS, Field, Message, version_range
 
 INTEGERS = {
     "b": (-(2**7), 2**7 - 1),
@@ -89,6 +89,9 @@ class Samples:
         return cls(**values)
 
     def field(self, field: Field, version: int) -> Any:
+        if field.tag is not None and field.tag >= OWN_TAGS:
+            # Nobody we are compared with has it.
+            return field.default
         if field.tag is not None and self.random.random() < 0.5:
             return [] if field.default == () else field.default
         if field.is_nullable(version) and field.name not in NEVER_NULL and self.random.random() < 0.3:

@@ -18,7 +18,7 @@ from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
 
-from penstock.protocol.schema import Message, decode, encode
+from penstock.protocol.schema import OWN_TAGS, Message, decode, encode
 from tests.protocol.samples import (
     API_MESSAGES,
     CONSUMER_PROTOCOL,
@@ -69,7 +69,11 @@ def kio_class_of(cls: type[Message], version: int) -> Any:
 def to_kio(message: Message, version: int, kio_class: Any) -> Any:
     """The same value in kio's classes. Fails if the two sides do not have the same fields."""
     values = {}
-    ours = {field.name: field for field in message.FIELDS if field.exists(version)}
+    ours = {
+        field.name: field
+        for field in message.FIELDS
+        if field.exists(version) and (field.tag is None or field.tag < OWN_TAGS)
+    }
     for field in fields(kio_class):
         name = our_name(field.name, set(ours))
         our_field = ours.pop(name)

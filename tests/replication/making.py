@@ -84,8 +84,13 @@ class Leading:
 
     def commit(self, proposal: IsrProposal) -> None:
         """The controller does as it is asked, and we hear of it."""
-        self.assignment = self.assignment._replace(
-            isr=tuple([broker for broker, _ in proposal.isr]), partition_epoch=proposal.partition_epoch + 1
+        before = self.assignment
+        isr = tuple([broker for broker, _ in proposal.isr])
+        eligible = () if len(isr) >= self.partition.min_isr else (*before.elr, *before.isr)
+        self.assignment = before._replace(
+            isr=isr,
+            elr=tuple([broker for broker in eligible if broker not in isr]),
+            partition_epoch=proposal.partition_epoch + 1,
         )
         self.partition.answered(proposal, ErrorCode.NONE, self.assignment, self.now_ms)
         self.partition.check()

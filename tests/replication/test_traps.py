@@ -193,6 +193,34 @@ def test_trap_7_the_high_watermark_stands_still_while_too_few_are_in_sync() -> N
     assert leading.high_watermark == 7
 
 
+def test_trap_7_nothing_is_committed_while_somebody_is_eligible_whatever_our_settings_say() -> None:
+    """The controller has heard of a higher minimum than we have: it would elect 2, which lacks the record."""
+    leading = Leading((1, 2), replicas=(1, 2), min_isr=1)
+    leading.append()
+    leading.assign(isr=(1,), elr=(2,), partition_epoch=2)
+    assert leading.high_watermark == 0
+    assert leading.partition.has_enough
+    # Lowered again, and with it the eligible leader was given up.
+    leading.assign(isr=(1,), elr=(), partition_epoch=3)
+    assert leading.high_watermark == 1
+
+
+def test_trap_7_an_answer_may_make_somebody_eligible_before_the_settings_come() -> None:
+    leading = Leading((1, 2), replicas=(1, 2), min_isr=1)
+    leading.append()
+    leading.now_ms = LAG_MAX_MS + 1
+    proposal = leading.propose()
+    assert proposal is not None
+    committed = leading.assignment._replace(isr=(1,), elr=(2,), partition_epoch=2)
+    leading.partition.answered(proposal, ErrorCode.NONE, committed, leading.now_ms)
+    leading.partition.check()
+    assert leading.high_watermark == 0
+    leading.assignment = committed
+    leading.assign()
+    leading.partition.min_isr = 2
+    assert leading.high_watermark == 0
+
+
 def test_trap_8_what_an_earlier_life_of_a_broker_had_is_worth_nothing() -> None:
     leading = Leading()
     leading.append(9)

@@ -65,8 +65,7 @@ class Partitions:
         for topic in delta.deleted:
             for hosted in self._topics.pop(topic.name, {}).values():
                 self._let_go(hosted)
-        for name in (*delta.created, *delta.changed):
-            self._host(image, image.topics[name])
+        # Settings first: who is in sync now was decided when they held.
         for resource in delta.configs_changed:
             # A broker's setting may be the default of any topic's.
             names = [resource.name] if resource.type == TOPIC_RESOURCE else list(self._topics)
@@ -75,6 +74,8 @@ class Partitions:
                 for hosted in self.of_topic(name):
                     if hosted.config is not config:
                         hosted.config = config
+        for name in (*delta.created, *delta.changed):
+            self._host(image, image.topics[name])
 
     def _host(self, image: Image, topic: TopicImage) -> None:
         me = self._surroundings.me

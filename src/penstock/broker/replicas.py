@@ -318,12 +318,16 @@ def _assignment(core: Partition, answer: AlterPartitionResponsePartition) -> Ass
     """What is committed now, as far as the answer says; the rest comes with the image."""
     if answer.error_code:
         return None
+    eligible = answer.eligible_leader_replicas
+    if eligible is None:
+        # A controller of an older release does not say. Until the image does, all whom it dropped may be eligible.
+        eligible = [broker for broker in dict.fromkeys((*core.elr, *core.isr)) if broker not in answer.isr]
     return Assignment(
         answer.leader_id,
         answer.leader_epoch,
         answer.partition_epoch,
         core.replicas,
         tuple(answer.isr),
-        core.elr,
+        tuple(eligible),
         bool(answer.leader_recovery_state),
     )

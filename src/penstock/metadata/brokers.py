@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator
 from penstock.metadata.census import Key
 from penstock.metadata.decided import CHANGES_MAX, PORTION, Decided
 from penstock.metadata.elections import Election
-from penstock.metadata.isr import placed_in
+from penstock.metadata.isr import outdated_eligible, placed_in
 from penstock.metadata.refusal import Refusal
 from penstock.metadata.topic_settings import MIN_ISR
 from penstock.metadata.values import (
@@ -94,6 +94,8 @@ class Brokers:
         self._epochs_before: dict[BrokerId, int] = {}
         # Whether a partition without leader may have found one.
         self.has_to_elect = False
+        # Whether the minimum may be another than the one that eligible leaders were found by.
+        self.has_to_review = False
 
     def took_over(self, now_ms: int) -> None:
         """Begin anew with what the log says: whoever is not fenced is taken to be there."""
@@ -110,6 +112,8 @@ class Brokers:
             else:
                 self.sessions[broker.id] = Session(now_ms + self._first_session_ms, is_heard=False)
         self.has_to_elect = True
+        # The controller before may have been started with other settings.
+        self.has_to_review = True
 
     @property
     def _first_session_ms(self) -> int:
@@ -126,7 +130,7 @@ class Brokers:
             session.deadline_ms = now_ms + self._session_ms
 
     def next_deadline_ms(self, now_ms: int) -> int | None:
-        if self.to_evict or self.to_hand_over or self.has_to_elect:
+        if self.to_evict or self.to_hand_over or self.has_to_elect or self.has_to_review:
             return now_ms
         return min([session.deadline_ms for session in self.sessions.values()], default=None)
 
@@ -139,6 +143,7 @@ class Brokers:
             self._hand_over(self._decided.image.brokers[id])
         self._evict_all(PORTION)
         self._elect(PORTION)
+        self._review_eligible(PORTION)
 
     def lost(self, id: BrokerId, epoch: int, now_ms: int) -> None:
         """Its connection closed and nobody listens where it was: no need to wait for the session."""
@@ -309,6 +314,7 @@ class Brokers:
         text = decided.static.get(MIN_ISR) or (CLUSTER_MIN_ISR if count >= CLUSTER_BROKERS else None)
         if text is not None:
             decided.take([config_record(ConfigResource(BROKER_RESOURCE, ""), MIN_ISR, text)])
+            self.has_to_review = True
 
     # Heartbeats.
 
@@ -504,6 +510,14 @@ class Brokers:
             for partition in topic.partitions
             if id in partition.isr or id in partition.eligible_leader_replicas
         ]
+
+    def _review_eligible(self, changes_max: int) -> None:
+        """End the eligibility of leaders where enough are in sync: their partitions' leaders wait for it."""
+        if not self.has_to_review:
+            return
+        changes = outdated_eligible(self._decided, self._decided.image.topics.values(), changes_max)
+        self.has_to_review = len(changes) >= changes_max
+        self._decided.take(changes)
 
     def _elect(self, changes_max: int) -> None:
         """Look for leaders where there are none, if there may be some now."""

@@ -214,6 +214,12 @@ class Controller:
             for partition in topic.partitions:
                 assert not partition.last_known_elr or partition.leader == NO_LEADER, partition
                 assert len(partition.last_known_elr) <= 1, partition
+                # The leader commits nothing while there are any.
+                assert (
+                    not partition.eligible_leader_replicas
+                    or len(partition.isr) < self._decided.isr_needed(topic, partition)
+                    or self._brokers.has_to_review
+                ), (topic.name, partition)
                 for member in partition.isr:
                     known = brokers.get(member)
                     assert known is not None, (topic.name, partition)

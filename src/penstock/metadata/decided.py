@@ -97,6 +97,10 @@ class Decided:
             known = self._min_isrs[text] = topic_value(MIN_ISR, overrides, self.layers())
         return known
 
+    def isr_needed(self, topic: TopicImage, partition: PartitionImage) -> int:
+        """How many must be in sync for anything to be committed."""
+        return max(1, min(self.min_isr(topic.name), len(partition.replicas)))
+
     def election_of(self, topic: str) -> Election:
         """How far an election may go for a topic."""
         overrides = self.image.topic_config(topic)

@@ -10,6 +10,7 @@ a proposal may complete a reassignment, which may make somebody else the leader.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from penstock.metadata.decided import Decided
 from penstock.metadata.image import Image, PartitionImage, TopicImage
@@ -169,6 +170,7 @@ def _answer(
         isr=list(partition.isr),
         leader_recovery_state=partition.leader_recovery_state,
         partition_epoch=partition.partition_epoch,
+        eligible_leader_replicas=list(partition.eligible_leader_replicas),
     )
 
 
@@ -190,13 +192,24 @@ def without_outdated_eligible(
             break
         if change.resource_type == TOPIC_RESOURCE:
             topics[change.resource_name] = image.topics[change.resource_name]
-    found = [
-        decided.revision(topic, partition).change()
-        for topic in topics.values()
-        for partition in topic.partitions
-        if partition.eligible_leader_replicas
-    ]
-    return [change for change in found if change is not None]
+    return outdated_eligible(decided, topics.values())
+
+
+def outdated_eligible(
+    decided: Decided, topics: Iterable[TopicImage], changes_max: float = inf
+) -> list[PartitionChangeRecord]:
+    """The changes that end the eligibility of leaders where enough are in sync by the present settings.
+
+    The leader of a partition commits nothing as long as anybody is eligible, so none may be left over.
+    """
+    changes: list[PartitionChangeRecord] = []
+    for topic in topics:
+        for partition in topic.partitions:
+            if partition.eligible_leader_replicas and len(changes) < changes_max:
+                change = decided.revision(topic, partition).change()
+                if change is not None:
+                    changes.append(change)
+    return changes
 
 
 def assign_replicas_to_dirs(

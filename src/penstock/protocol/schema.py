@@ -36,6 +36,10 @@ ELEMENTS_MAX = 500_000
 
 NO_UUID = bytes(16)
 
+# Tags from here on are our own: fields that Kafka's messages do not have. Nodes of other releases skip them, and
+# what is absent was not said.
+OWN_TAGS = 10_000
+
 
 class Field:
     """One field of a message. Made by the functions below; its name comes from the class body."""

@@ -26,6 +26,7 @@ class Assignment(NamedTuple):
     partition_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    # Eligible to lead although not in sync (KIP-966).
     elr: tuple[int, ...] = ()
     # Elected outside the in-sync replicas: committed records may be gone (KIP-704).
     is_recovering: bool = False

@@ -13,8 +13,10 @@ A follower learns the high watermark from its leader.
 The high watermark of a leader is the least end offset of the *maximal* ISR: the committed one, and everyone
 who may have been added to it by a proposal whose fate is not known. An addition counts as soon as it is sent,
 because it may be committed long before we hear of it; a removal only once it is committed, because it may
-never be. While fewer than ``min_isr`` are in sync it stands still (KIP-966): the eligible leader replicas are
-those that have everything below it.
+never be. While fewer than ``min_isr`` are in sync it stands still (KIP-966), and so it does while there are
+eligible leader replicas: they may be elected because they have everything below it. The second is not the first
+said twice. ``min_isr`` is what the settings say as far as we have heard; who is eligible the controller decided
+by the settings of its own time, and it comes with the partition epoch.
 
 What a newcomer gets wrong: no answer is not a refusal. What was sent under a partition epoch may be committed
 as long as that epoch stands, so the members it would add keep counting until the epoch has moved on. If
@@ -94,6 +96,7 @@ class Partition:
         "_followers",
         "_in_flight",
         "_live",
+        "_may_commit",
         "_min_isr",
         "_own_end",
         "_proven",
@@ -165,6 +168,8 @@ class Partition:
         self.maximal_isr: tuple[int, ...] = ()
         # Whether as many are in sync as must be. Kept up to date while we lead.
         self.has_enough = False
+        # That, and nobody is eligible who would lack what we commit now.
+        self._may_commit = False
         # The followers among them: those the high watermark waits for.
         self._counting: list[_Follower] = []
         # Whether it is worth while to ask for a proposal before the next look for laggards.
@@ -486,10 +491,11 @@ class Partition:
         self.maximal_isr = tuple(members)
         self._counting = [followers[broker] for broker in members if broker != self.me]
         self.has_enough = len(self.isr) >= self.min_isr
+        self._may_commit = self.has_enough and not self.elr
         self._advance()
 
     def _advance(self) -> None:
-        if not self.has_enough:
+        if not self._may_commit:
             return
         high_watermark = self._own_end
         for follower in self._counting:
@@ -510,6 +516,7 @@ class Partition:
         assert self.high_watermark <= self._own_end
         assert sorted([*self._followers, self.me]) == sorted({*self.replicas, *self.isr})
         assert self.has_enough == (len(self.isr) >= self.min_isr)
+        assert self._may_commit == (self.has_enough and not self.elr)
         assert self.maximal_isr[: len(self.isr)] == self.isr
         for follower in self._followers.values():
             assert follower.is_in_isr == (follower.broker in self.isr)

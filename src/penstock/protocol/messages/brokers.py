@@ -9,7 +9,19 @@ in the metadata log, and it tells one life of a broker from the next (KIP-903).
 
 from __future__ import annotations
 
-from penstock.protocol.schema import Message, array, boolean, int8, int16, int32, int64, string, uint16, uuid
+from penstock.protocol.schema import (
+    OWN_TAGS,
+    Message,
+    array,
+    boolean,
+    int8,
+    int16,
+    int32,
+    int64,
+    string,
+    uint16,
+    uuid,
+)
 
 
 class BrokerState(Message):
@@ -48,6 +60,8 @@ class AlterPartitionResponsePartition(Message):
     isr: list[int] = array(int32)
     leader_recovery_state: int = int8("1+")
     partition_epoch: int = int32()
+    # Ours: who may be elected though not in sync. None from a node that does not say.
+    eligible_leader_replicas: list[int] | None = array(int32, nullable=True, default=None, tag=OWN_TAGS)
 
 
 class AlterPartitionResponseTopic(Message):
