@@ -19,7 +19,9 @@ from penstock.decision import Decision
 from penstock.metadata.controller import Controller
 from penstock.metadata.elections import Revision
 from penstock.metadata.image import Image, PartitionImage
+from penstock.metadata.topic_settings import MIN_ISR
 from penstock.metadata.values import (
+    BROKER_RESOURCE,
     BrokerImage,
     ConfigResource,
     Endpoint,
@@ -39,7 +41,12 @@ from penstock.protocol.messages.brokers import (
     BrokerState,
     Listener,
 )
-from penstock.protocol.messages.metadata_records import TopicRecord
+from penstock.protocol.messages.configs import (
+    IncrementalAlterableConfig,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResource,
+)
+from penstock.protocol.messages.metadata_records import ConfigRecord, TopicRecord
 from penstock.protocol.messages.placement import (
     AlterPartitionReassignmentsRequest,
     ElectLeadersRequest,
@@ -50,7 +57,13 @@ from penstock.protocol.messages.placement import (
 from penstock.protocol.schema import Message
 from penstock.replication.events import Assignment, IsrProposal
 from penstock.sim.cores.replication import PROBE, SESSION_MS, Report, World
-from penstock.sim.cores.replication_controller import BrokerChange, Change, ModelController, PartitionChange
+from penstock.sim.cores.replication_controller import (
+    BrokerChange,
+    Change,
+    MinIsrChange,
+    ModelController,
+    PartitionChange,
+)
 from penstock.sim.cores.replication_node import Node
 from penstock.sim.cores.replication_replica import Replica, Violation
 
@@ -140,6 +153,20 @@ class RealController(ModelController):
             asked = [TopicPartitions(topic=_name(index), partitions=[0])]
             self._handle(ElectLeadersRequest(topic_partitions=asked), self._now_ms)
 
+    def set_min_isr(self, value: int) -> None:
+        setting = IncrementalAlterableConfig(name=MIN_ISR, config_operation=0, value=str(value))
+        response = self._handle(
+            IncrementalAlterConfigsRequest(
+                resources=[
+                    IncrementalAlterConfigsResource(
+                        resource_type=BROKER_RESOURCE, resource_name="", configs=[setting]
+                    )
+                ]
+            ),
+            self._now_ms,
+        )
+        assert response.responses[0].error_code == ErrorCode.NONE, response
+
     # What the real one does besides
 
     def fail_over(self, now_ms: int) -> None:
@@ -205,6 +232,8 @@ class RealController(ModelController):
                 elif delta.partitions_changed:
                     index = int(delta.partitions_changed[0][0])
                     self.history.append(PartitionChange(index, _assignment(self._partition(index))))
+                elif isinstance(change, ConfigRecord) and change.name == MIN_ISR:
+                    self.history.append(MinIsrChange(int(change.value or 1)))
                 else:
                     self.history.append(BrokerChange(0, 0, True))
             assert self._image == self._controller.image, "the log does not give what was decided"
@@ -385,7 +414,7 @@ def _beginning(replicas: list[tuple[int, ...]], min_isr: int) -> list[Message]:
         )
         for id in range(1, BROKERS_MAX + 1)
     ]
-    changes.append(config_record(ConfigResource(4, ""), "min.insync.replicas", str(min_isr)))
+    changes.append(config_record(ConfigResource(4, ""), MIN_ISR, str(min_isr)))
     for index, members in enumerate(replicas):
         brokers = tuple(map(BrokerId, members))
         changes.append(TopicRecord(name=_name(index), topic_id=_topic_id(index)))

@@ -11,6 +11,7 @@ from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
 from penstock.replication.events import Assignment, IsrProposal
 from penstock.sim.cores.controller import ControllerWorld, RealController
+from penstock.sim.cores.replication_mutants import TrustsItsSettings
 
 # Trap 7: whoever lost its page cache still counts as one that holds everything.
 
@@ -157,6 +158,13 @@ class SameIsrIsNoChange(ControllerWorld):
     controller_type = _SavesAChange
 
 
+# Trap 7: leaders go by the settings they have heard of.
+
+
+class CommitsUnderAnOldMinimum(ControllerWorld):
+    partition_type = TrustsItsSettings
+
+
 MUTANTS: tuple[type[ControllerWorld], ...] = (
     ForgetfulReplicasStayEligible,
     EligibleLeadersAreKept,
@@ -166,4 +174,5 @@ MUTANTS: tuple[type[ControllerWorld], ...] = (
     BrokerEpochsAreIgnored,
     PartitionEpochsAreIgnored,
     SameIsrIsNoChange,
+    CommitsUnderAnOldMinimum,
 )

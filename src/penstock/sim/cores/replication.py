@@ -30,7 +30,7 @@ from penstock.protocol.errors import ErrorCode
 from penstock.replication.events import Assignment, IsrProposal
 from penstock.replication.follower import Fetcher
 from penstock.replication.partition import Partition
-from penstock.sim.cores.replication_controller import BrokerChange, ModelController
+from penstock.sim.cores.replication_controller import ModelController, PartitionChange
 from penstock.sim.cores.replication_node import CONTROLLER, Node
 from penstock.sim.cores.replication_replica import Entry, Replica, Violation
 
@@ -41,6 +41,10 @@ LAG_MAX_MS = 1_500
 HEALING_MS = 15_000
 # The last value that is written.
 PROBE = -1
+# Lives in which settings change, and how often they do.
+SETTINGS_SHARE = 0.3
+SETTINGS_CALM_MS = 1_500
+SETTINGS_MALICE = 0.5
 # Every so many events everything is compared with everything.
 SCAN_INTERVAL = 64
 
@@ -82,6 +86,9 @@ class World:
         self._duration_ms = dice.choice((6_000, 10_000, 14_000))
         self._faults = [fault for fault in _FAULTS if dice.random() < 0.7] or list(_FAULTS)
         self._is_healed = False
+        # In some lives min.insync.replicas changes under way; drawn apart, so that the others stay as they were.
+        self._settings_dice = random.Random(f"minimum {seed}")
+        self._changes_min_isr = self._settings_dice.random() < SETTINGS_SHARE
         self._cuts: dict[tuple[int, int], int] = {}
 
         count = dice.choice((3, 3, 4, 5))
@@ -195,6 +202,7 @@ class World:
             # A controller that is ahead of what it can commit, and is then replaced.
             error, result = int(ErrorCode.INVALID_UPDATE_VERSION), None
         else:
+            self._raise_before(replica.index, proposal)
             error, result = self.controller.alter(node.id, broker_epoch, replica.index, proposal)
             self._publish()
             if not self._is_healed and dice > 0.95:
@@ -225,7 +233,7 @@ class World:
         changes = [
             change.assignment
             for change in self.controller.history[-20:]
-            if not isinstance(change, BrokerChange)
+            if isinstance(change, PartitionChange)
             and change.index == index
             and change.assignment.partition_epoch < assignment.partition_epoch
         ]
@@ -342,6 +350,26 @@ class World:
         if not self.is_flushed:
             self.later(400, self._sync)
 
+    def _set_min_isr(self) -> None:
+        if self._is_healed or not self._changes_min_isr:
+            return
+        dice = self._settings_dice
+        self.counts["minimum changes"] += 1
+        # With a minimum of one, a power loss may take the only holder of what is committed.
+        loses_data = "_power_loss" in self._faults and not self.is_flushed
+        self.controller.set_min_isr(dice.choice((2, 3) if loses_data else (1, 2, 2, 3)))
+        self._publish()
+        self.later(dice.randint(1, SETTINGS_CALM_MS), self._set_min_isr)
+
+    def _raise_before(self, index: int, proposal: IsrProposal) -> None:
+        """Sometimes the minimum is raised a moment before somebody is dropped, whom that makes eligible."""
+        members = self.controller.partitions[index].isr
+        if self._is_healed or not self._changes_min_isr or len(proposal.isr) >= len(members):
+            return
+        if self._settings_dice.random() < SETTINGS_MALICE:
+            self.counts["minimum changes"] += 1
+            self.controller.set_min_isr(len(members))
+
     def _fault(self) -> None:
         if self._is_healed:
             return
@@ -433,6 +461,7 @@ class World:
         self._sync()
         self.later(500, self._write)
         self.later(600, self._fault)
+        self.later(700, self._set_min_isr)
         events = self._run_until(self._duration_ms)
         self._heal()
         events += self._run_until(self.now_ms + HEALING_MS, self._is_whole)

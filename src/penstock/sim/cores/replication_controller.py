@@ -24,7 +24,11 @@ class PartitionChange(NamedTuple):
     assignment: Assignment
 
 
-Change: TypeAlias = BrokerChange | PartitionChange
+class MinIsrChange(NamedTuple):
+    value: int
+
+
+Change: TypeAlias = BrokerChange | PartitionChange | MinIsrChange
 
 
 class ModelController:
@@ -101,11 +105,22 @@ class ModelController:
     def is_old(self, proposal: IsrProposal, partition: Assignment) -> bool:
         return proposal.partition_epoch != partition.partition_epoch
 
+    def set_min_isr(self, value: int) -> None:
+        """Change the setting, and with it end who is eligible only because of the old one."""
+        self.min_isr = value
+        self.history.append(MinIsrChange(value))
+        for index, partition in enumerate(self.partitions):
+            if partition.elr and partition.isr and len(partition.isr) >= self._isr_needed(partition):
+                self._write(index, partition.isr, partition.elr)
+
     def elect(self, index: int, leader: int) -> None:
         """Move the leadership, or renew it: the same leader with a new epoch."""
         partition = self.partitions[index]
         if leader in partition.isr and not self.fenced.get(leader, True):
             self._write(index, partition.isr, partition.elr, leader=leader, is_election=True)
+
+    def _isr_needed(self, partition: Assignment) -> int:
+        return min(self.min_isr, len(partition.replicas))
 
     def _without(self, index: int, broker: int, *, is_unclean: bool) -> None:
         partition = self.partitions[index]
@@ -128,7 +143,7 @@ class ModelController:
         is_election: bool = False,
     ) -> None:
         old = self.partitions[index]
-        if len(isr) < min(self.min_isr, len(old.replicas)):
+        if not isr or len(isr) < self._isr_needed(old):
             # Who leaves now has all that is committed, and stays eligible for as long as nothing more is.
             eligible = dict.fromkeys((*elr, *old.isr))
             elr = tuple([member for member in eligible if member not in isr and member != gone])
@@ -147,6 +162,8 @@ class ModelController:
                         chosen = member
                         isr = (*isr, member)
                         elr = tuple([other for other in elr if other != member])
+                        if len(isr) >= self._isr_needed(old):
+                            elr = ()
                         break
         leader_epoch = old.leader_epoch
         if chosen != old.leader or is_election:

@@ -112,9 +112,9 @@ class StaleResponseApplied(World):
 
 class _NeverFreezes(Partition):
     def _advance(self) -> None:
-        self.has_enough = True
+        self._may_commit = True
         super()._advance()
-        self.has_enough = len(self.isr) >= self.min_isr
+        self._may_commit = self.has_enough and not self.elr
 
 
 class WatermarkMovesBelowMinIsr(World):
@@ -260,6 +260,23 @@ class PartitionEpochNotCompared(World):
     controller_type = _ComparesNoPartitionEpoch
 
 
+# Trap 7: the leader goes by the settings it has heard of, and not by whom the controller takes for eligible.
+
+
+class TrustsItsSettings(Partition):
+    def _count(self) -> None:
+        eligible, self.elr = self.elr, ()
+        super()._count()
+        self.elr = eligible
+
+    def check(self) -> None:
+        pass
+
+
+class CommitsUnderAnOldMinimum(World):
+    partition_type = TrustsItsSettings
+
+
 # Trap 11: an assignment that is older than what we know.
 
 
@@ -323,6 +340,7 @@ MUTANTS: tuple[type[World], ...] = (
     JoinerNeedNotReachEpochStart,
     RetriedProposalIsStale,
     PartitionEpochNotCompared,
+    CommitsUnderAnOldMinimum,
     StaleAssignmentAccepted,
     FetchCountsBeforeFlush,
     DivergingFetchCounts,

@@ -13,7 +13,7 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse
 from penstock.replication.events import Append, Assignment, IsrProposal, PartitionKey, StartOver, Truncate
 from penstock.replication.follower import Fetcher, FetchLimits
-from penstock.sim.cores.replication_controller import BrokerChange
+from penstock.sim.cores.replication_controller import BrokerChange, MinIsrChange
 from penstock.sim.cores.replication_replica import Replica
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Node:
         # How much of the controller's history we have seen, and the brokers in it.
         self.applied = 0
         self.brokers: dict[int, BrokerChange] = {}
+        self.min_isr = self.world.min_isr
         self.fetchers: dict[int, Fetcher] = {}
         # As a leader: follower -> (session id, epoch, partitions), and fetches that wait.
         self.sessions: dict[int, _Session] = {}
@@ -98,7 +99,18 @@ class Node:
             return
         history = self.world.controller.history
         latest: dict[int, Assignment] = {}
+        # Settings before partitions, as when an image is applied.
         for change in history[self.applied : upto]:
+            if isinstance(change, MinIsrChange):
+                self.min_isr = change.value
+        for replica in self.replicas.values():
+            if replica.core.min_isr != min(self.min_isr, len(replica.core.replicas) or 1):
+                replica.core.min_isr = self.min_isr
+                if replica.core.is_leader:
+                    replica.leader_moved()
+        for change in history[self.applied : upto]:
+            if isinstance(change, MinIsrChange):
+                continue
             if isinstance(change, BrokerChange):
                 self.brokers[change.broker] = change
             elif self.applied < self.broker_epoch:

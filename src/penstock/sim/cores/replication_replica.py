@@ -63,7 +63,7 @@ class Replica:
             self.node.id,
             live=self.node.live,
             lag_max_ms=self.world.lag_max_ms,
-            min_isr=self.world.min_isr,
+            min_isr=self.node.min_isr,
             high_watermark=high_watermark,
         )
 
