@@ -103,6 +103,7 @@ class Brokers:
         self.fenced_since_ms.clear()
         self._epochs_before.clear()
         self.to_hand_over.clear()
+        self._decided.full.clear()
         self.joined_ms = now_ms
         for broker in self._decided.image.brokers.values():
             if broker.fenced:
@@ -318,6 +319,25 @@ class Brokers:
 
     # Heartbeats.
 
+    def _filled(self, known: BrokerImage, directories: Collection[bytes]) -> None:
+        """A broker says which of its directories have no room."""
+        full = self._decided.full
+        told = frozenset(directories).intersection(known.directories)
+        before = full.get(known.id, frozenset())
+        if told:
+            full[known.id] = told
+        else:
+            full.pop(known.id, None)
+        if told != before:
+            # Also the others: there may be somebody who can take their place now.
+            for id in full:
+                self.to_evict.setdefault(id, True)
+        elif told:
+            # It may have been given new partitions since.
+            self.to_evict.setdefault(known.id, True)
+        if self.to_evict:
+            self._evict_all(PORTION)
+
     def heartbeat(self, request: BrokerHeartbeatRequest, now_ms: int) -> BrokerHeartbeatResponse:
         try:
             known = self.check_epoch(request.broker_id, request.broker_epoch)
@@ -327,6 +347,7 @@ class Brokers:
         self._epochs_before.pop(id, None)
         if request.offline_log_dirs:
             self._directories_failed(known, request.offline_log_dirs)
+        self._filled(known, request.full_log_dirs or ())
         self._heard(id, now_ms)
         may_stop = False
         has_caught_up = request.current_metadata_offset >= known.epoch
@@ -424,6 +445,7 @@ class Brokers:
         self.sessions.pop(id, None)
         self.fenced_since_ms.pop(id, None)
         self.to_evict.pop(id, None)
+        decided.full.pop(id, None)
         self._elect(PORTION)
         return UnregisterBrokerResponse(error_message=None)
 
@@ -447,6 +469,17 @@ class Brokers:
         for topic, partition in self._leaderships_first(id):
             has_directory = broker is not None and broker.has(partition.directory(id))
             if broker is not None and not broker.fenced and has_directory:
+                if not decided.is_full(broker, partition.directory(id)):
+                    continue
+                # The last one stays, and goes on serving what it has.
+                if len(partition.isr) == 1 and not partition.eligible_leader_replicas:
+                    continue
+                change = decided.revision(topic, partition).change()
+                if change is not None:
+                    changes.append(change)
+                    if len(changes) >= changes_max:
+                        decided.take(changes)
+                        return len(changes)
                 continue
             if keep_single and has_directory and partition.replicas == (id,):
                 continue

@@ -401,6 +401,7 @@ class Controller:
             layers=self._decided.layers(),
             wall_ms=wall_ms,
             brokers_expected=self._brokers_expected,
+            full=self._decided.full_brokers(),
         )
 
     def _delete_topics(

@@ -7,7 +7,7 @@ can make neither two topics of one name nor more partitions than there may be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
 from penstock.metadata.alterations import check_topic_settings, difference
@@ -63,8 +63,9 @@ class Creation:
         layers: Layers,
         wall_ms: int,
         brokers_expected: int = 1,
+        full: Collection[BrokerId] = (),
     ) -> None:
-        """``names`` has the name of each topic by its collision key."""
+        """``names`` has the name of each topic by its collision key; ``full`` are brokers without room."""
         self.changes: list[Message] = []
         self._image = image
         self._names = names
@@ -72,6 +73,7 @@ class Creation:
         self._layers = layers
         self._wall_ms = wall_ms
         self._brokers_expected = brokers_expected
+        self._full = full
         # What this request was granted so far, by collision key.
         self._new_names: dict[str, str] = {}
         self._new_partitions = 0
@@ -264,7 +266,8 @@ class Creation:
 
     def _candidates(self) -> list[Candidate]:
         return [
-            Candidate(broker.id, broker.rack, broker.is_active) for broker in self._image.brokers.values()
+            Candidate(broker.id, broker.rack, broker.is_active and broker.id not in self._full)
+            for broker in self._image.brokers.values()
         ]
 
     def _random_start(self) -> int:
@@ -306,7 +309,8 @@ class Creation:
 
     def _partition(self, index: int, replicas: tuple[BrokerId, ...]) -> PartitionImage:
         brokers = self._image.brokers
-        isr = tuple(broker for broker in replicas if brokers[broker].is_active)
+        active = tuple(broker for broker in replicas if brokers[broker].is_active)
+        isr = tuple(broker for broker in active if broker not in self._full) or active
         directories = (brokers[broker].directories for broker in replicas)
         return PartitionImage(
             index,

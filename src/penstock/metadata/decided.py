@@ -17,7 +17,7 @@ from penstock.metadata.elections import Election, Revision, Standing
 from penstock.metadata.image import BROKER_RESOURCE, Image, PartitionImage, TopicImage
 from penstock.metadata.topic_settings import MIN_ISR
 from penstock.metadata.topics import collision_key
-from penstock.metadata.values import UNASSIGNED_DIRECTORY
+from penstock.metadata.values import UNASSIGNED_DIRECTORY, BrokerImage
 from penstock.model import BrokerId
 from penstock.protocol.schema import Message
 
@@ -43,6 +43,8 @@ class Decided:
         self.names = {collision_key(name): name for name in image.topics}
         self.broker = BrokerId(broker)
         self.static = static
+        # Directories without room, by broker, as the brokers' heartbeats say; not in the log.
+        self.full: dict[BrokerId, frozenset[bytes]] = {}
         # Those of the decision being made.
         self._changes: list[Message] = []
         # What topics that say so themselves, or do not (None), come to.
@@ -126,7 +128,22 @@ class Decided:
         known = self.image.brokers.get(broker)
         if known is None or known.fenced or not known.has(directory):
             return Standing.GONE
-        return Standing.STOPPING if known.in_controlled_shutdown else Standing.ACTIVE
+        if known.in_controlled_shutdown:
+            return Standing.STOPPING
+        return Standing.FULL if self.full and self.is_full(known, directory) else Standing.ACTIVE
+
+    def is_full(self, known: BrokerImage, directory: bytes) -> bool:
+        """Whether a replica in this directory of a broker cannot be written to."""
+        full = self.full.get(known.id)
+        # One that has no directory yet is put where there is room.
+        return full is not None and (directory in full or full.issuperset(known.directories))
+
+    def full_brokers(self) -> list[BrokerId]:
+        """Those without room anywhere; none when nobody has room, and one is as good as another."""
+        brokers = self.image.brokers
+        full = [id for id in self.full if id in brokers and self.is_full(brokers[id], UNASSIGNED_DIRECTORY)]
+        has_other = any([broker.is_active and broker.id not in full for broker in brokers.values()])
+        return full if has_other else []
 
     def directory_for(self, broker: BrokerId) -> bytes:
         """Where a new replica on a broker will lie; a broker with several directories chooses one itself."""

@@ -9,9 +9,10 @@ consequences in this order:
    ``min.insync.replicas`` still holds all that was committed, because nothing is committed without them. They
    may lead when nobody in the ISR can, until the ISR is large enough again.
 3. A leader is chosen: the present one if it may stay, else the first replica of the ISR that can lead, else
-   the first eligible one. If nobody in either is left at all, the last leader may come back; it may lack
-   records (a whole cluster lost its power), so it is marked as recovering. Only if the topic allows unclean
-   elections, or an administrator asks for one, any replica that can lead.
+   the first eligible one; of all these one whose disk is full only if there is no other. If nobody in either is
+   left at all, the last leader may come back; it may lack records (a whole cluster lost its power), so it is
+   marked as recovering. Only if the topic allows unclean elections, or an administrator asks for one, any
+   replica that can lead.
 
 What a newcomer gets wrong: the ISR may become empty. The last one standing that is fenced leaves it like any
 other and becomes the eligible leader, so that the ISR holds live replicas and nothing else.
@@ -40,7 +41,9 @@ class Standing(IntEnum):
     GONE = 0
     # Its broker wants to stop: it may be in sync, and lead if nobody else can.
     STOPPING = 1
-    ACTIVE = 2
+    # Its disk is full: it may lead, and be in sync, only where everybody in sync is as badly off.
+    FULL = 2
+    ACTIVE = 3
 
 
 # (broker, the directory its replica is in) -> its standing.
@@ -60,6 +63,7 @@ class Election(Enum):
 class Revision:
     __slots__ = (
         "_has_nothing",
+        "_least",
         "_min_isr",
         "_partition",
         "_standing_of",
@@ -87,6 +91,8 @@ class Revision:
         # Those who may become eligible leaders when they leave the ISR.
         self._were_in_sync: Brokers = partition.isr
         self._has_nothing = NO_LEADER
+        # What a replica must be to lead.
+        self._least = Standing.FULL
         # What is wanted; as it is, to begin with.
         self.isr: Brokers = partition.isr
         self.elr: Brokers = partition.eligible_leader_replicas
@@ -152,6 +158,7 @@ class Revision:
         leader_before = partition.leader
         # Whoever is gone is not in sync, whatever this change is about.
         self.isr = tuple([broker for broker in self.isr if self._standing(broker)])
+        self._leave_out_full()
         if self.adding or self.removing:
             self._complete_reassignment()
         self._find_eligible()
@@ -202,6 +209,12 @@ class Revision:
         self.isr = isr
         self.adding = self.removing = ()
 
+    def _leave_out_full(self) -> None:
+        """Whoever cannot write holds up all who can: only where nobody in sync can, it makes no difference."""
+        standings = [self._standing(broker) for broker in self.isr]
+        if Standing.FULL in standings and Standing.ACTIVE in standings:
+            self.isr = tuple([broker for broker, one in zip(self.isr, standings) if one is not Standing.FULL])
+
     def _find_eligible(self) -> None:
         isr = self.isr
         if isr and len(isr) >= self._isr_needed:
@@ -221,6 +234,9 @@ class Revision:
     def _elect(self) -> BrokerId:
         present = self._partition.leader
         isr = self.isr
+        self._least = Standing.ACTIVE
+        if not self._any_leads((*isr, *self.elr)):
+            self._least = Standing.FULL
         if self.election is Election.PREFERRED and self.replicas[0] in isr and self._leads(self.replicas[0]):
             return self.replicas[0]
         if present in isr and self._leads(present):
@@ -252,7 +268,7 @@ class Revision:
         return broker
 
     def _leads(self, broker: BrokerId) -> bool:
-        return self._standing(broker) is Standing.ACTIVE
+        return self._standing(broker) >= self._least
 
     def _standing(self, broker: BrokerId) -> Standing:
         if broker not in self.replicas:

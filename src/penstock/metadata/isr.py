@@ -3,8 +3,8 @@
 The leader of a partition proposes its in-sync replicas; the controller accepts a proposal only if it was made
 from the present state (leader epoch and partition epoch) by the present leader, and only with members that
 could be elected: registered under the epoch that the leader has seen them fetch with (KIP-903), not fenced, not
-shutting down (KIP-841). What a newcomer gets wrong: an error here is not a failure of the whole request; and
-a proposal may complete a reassignment, which may make somebody else the leader.
+shutting down (KIP-841), on a disk that is not full. What a newcomer gets wrong: an error here is not a failure of
+the whole request; and a proposal may complete a reassignment, which may make somebody else the leader.
 """
 
 from __future__ import annotations
@@ -151,6 +151,8 @@ class _Proposals:
             # -1 from a leader that does not know it.
             and epoch in (-1, known.epoch)
             and known.has(partition.directory(broker))
+            # One that is in sync leaves by itself, unless nobody else could write either.
+            and (broker in partition.isr or not self._decided.is_full(known, partition.directory(broker)))
         )
 
 

@@ -118,6 +118,8 @@ class BrokerHeartbeatRequest(Message, key=63, versions="0-2", flexible="0+"):
     # All that are offline, every time, not only the new ones.
     offline_log_dirs: list[bytes] = array(uuid, "1+", tag=0)
     cordoned_log_dirs: list[bytes] | None = array(uuid, "2+", nullable=True, default=None, tag=1)
+    # Ours: those without room to write. A controller that does not know it passes over it.
+    full_log_dirs: list[bytes] | None = array(uuid, nullable=True, default=None, tag=OWN_TAGS + 10)
 
 
 class BrokerHeartbeatResponse(Message, key=63, versions="0-2", flexible="0+"):
