@@ -215,6 +215,13 @@ class FakeFiles:
         if durable:
             self.sync_directory(os.path.dirname(path))
 
+    def allocate(self, path: str, size: int) -> None:
+        self.spend(size)
+        self._change(path, lambda names: names.__setitem__(path, Content()))
+
+    def capacity(self, path: str) -> int:
+        return 1 << 30
+
     def rename(self, source: str, target: str) -> None:
         assert source in self._names, source
 

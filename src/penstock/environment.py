@@ -101,6 +101,17 @@ class Files(Protocol):
         """Write a whole small file so that a crash leaves the old or the new one, never a mixture."""
         ...
 
+    def allocate(self, path: str, size: int) -> None:
+        """Make a file that takes so much room on the disk, or raise OSError and leave none.
+
+        What is in it says nothing. A worker thread may call it.
+        """
+        ...
+
+    def capacity(self, path: str) -> int:
+        """How large the file system is that a directory lies on, in bytes."""
+        ...
+
     def rename(self, source: str, target: str) -> None: ...
 
     def remove(self, path: str) -> None:

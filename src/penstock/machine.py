@@ -259,14 +259,39 @@ class MachineFiles:
     def replace(self, path: str, data: Buffer, *, durable: bool = True) -> None:
         # Two threads may be about to: whichever is the last has its way, and neither is in the other's.
         temporary = f"{path}.{threading.current_thread().name}.tmp"
-        with open(temporary, "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+        except OSError:
+            # On a full disk every byte counts.
+            self.remove(temporary)
+            raise
         os.replace(temporary, path)
         if durable:
             self.sync_directory(os.path.dirname(path))
+
+    def allocate(self, path: str, size: int) -> None:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                if not size:
+                    pass
+                elif hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(descriptor, 0, size)
+                else:  # macOS
+                    os.pwrite(descriptor, bytes(size), 0)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            self.remove(path)
+            raise
+
+    def capacity(self, path: str) -> int:
+        status = os.statvfs(path)
+        return status.f_blocks * status.f_frsize
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)

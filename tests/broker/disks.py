@@ -84,6 +84,10 @@ class FailingFiles(MachineFiles):
         self.fail("read", path)
         return super().read(path)
 
+    def allocate(self, path: str, size: int) -> None:
+        self.fail("allocate", path)
+        super().allocate(path, 0)  # as if: nobody's disk is filled by tests
+
     def replace(self, path: str, data: Buffer, *, durable: bool = True) -> None:
         self.fail("replace", path)
         super().replace(path, data, durable=durable)

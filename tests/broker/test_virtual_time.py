@@ -371,6 +371,8 @@ def test_a_broken_disk_stops_the_broker_and_a_full_one_does_not() -> None:
     assert refused.responses[0].partition_responses[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert not world.failures
     world.files.fail_after(None)
+    # It looks for room once a second.
+    world.run_for(1_500)
     assert (
         client.call(produce_request(world, "events", b"room again"), 9)
         .responses[0]

@@ -97,6 +97,7 @@ class Broker:
             logger,
             on_failure,
             on_directory_failed=self._directory_failed,
+            on_room_changed=self._room_changed,
             is_alone=not options.controllers,
         )
         self.registration = Registration(self.storage, logger)
@@ -117,6 +118,7 @@ class Broker:
             on_active=self._became_active,
             on_failure=on_failure,
             cluster_id=self.storage.cluster_id,
+            reserve=self.storage.directories[0].reserve,
             settings=ConsensusSettings(
                 raft=RaftSettings(
                     fetch_timeout_ms=config.controller_quorum_fetch_timeout_ms,
@@ -208,6 +210,7 @@ class Broker:
         self.fetchers.close()
         self.proposals.close()
         self.peers.close()
+        self.storage.give_reserves()
         hosted_logs = [hosted for hosted in self.partitions if hosted.is_open]
         for hosted in hosted_logs:
             hosted.log.seal()
@@ -453,7 +456,15 @@ class Broker:
     def _follow(self, hosted: HostedPartition) -> None:
         """Fetch from the partition's leader, if another broker is it."""
         is_ready = self.membership.are_logs_ready
-        if not is_ready or hosted.is_leader or hosted.is_deleted or hosted.is_offline or hosted.leader < 0:
+        if (
+            not is_ready
+            or hosted.is_leader
+            or hosted.is_deleted
+            or hosted.is_offline
+            or hosted.leader < 0
+            # What it fetched would be fetched again and again; and one that fetches is taken to be in sync.
+            or self.storage.has_no_room(hosted)
+        ):
             # A broker that has to register again may still fetch what it now leads.
             self.fetchers.unfollow(hosted.key)
             return
@@ -531,6 +542,12 @@ class Broker:
                 hosted.take_offline()
                 self.role_changed(hosted)
         self.membership.directories_changed()
+
+    def _room_changed(self, directory: Directory) -> None:
+        """A disk has become full, or has room again: the controller hears of it, and followers rest meanwhile."""
+        self.membership.directories_changed()
+        # Also those that have nothing on any disk yet: they would have their first record there.
+        self._begin_with([hosted for hosted in self.partitions if not hosted.is_leader], 0)
 
 
 def _is_from_wrong_controller(response: Any) -> bool:

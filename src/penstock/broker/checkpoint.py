@@ -42,8 +42,12 @@ _NOTHING = Remembered()
 
 
 class Checkpoint:
-    def __init__(self, files: Files, path: str) -> None:
+    def __init__(
+        self, files: Files, path: str, keeping: Callable[[Callable[[], None]], None] = lambda work: work()
+    ) -> None:
+        """``keeping`` does a write that must not fail for want of room, as far as that can be helped."""
         self._files = files
+        self._keeping = keeping
         self._path = path
         self._logs: dict[tuple[TopicId, int], Remembered] = {}
         # How many times something was lowered, and how many of these the file is known to hold.
@@ -128,7 +132,8 @@ class Checkpoint:
         if file.size > self._lowered_bytes:
             file.truncate(self._lowered_bytes)
         line = f"{crc32(rest.encode()):08x} {rest}".encode()
-        file.append((line,))
+        appended = file
+        self._keeping(lambda: appended.append((line,)))
         file.prepare_sync()()
         if self._lowered_file is None:
             self._files.sync_directory(self._path.rpartition("/")[0])
@@ -165,7 +170,8 @@ class Checkpoint:
             text = "".join(_line(key, log) for key, log in logs.items())
             if lowered:
                 text = f"lowered {lowered}\n{text}"
-            self._files.replace(self._path, f"{_title(text)}\n{text}".encode())
+            data = f"{_title(text)}\n{text}".encode()
+            self._keeping(lambda: self._files.replace(self._path, data))
             self._lowered_in_file = lowered
             self._writes_done = writes
 

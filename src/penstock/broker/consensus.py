@@ -26,7 +26,7 @@ from penstock.broker.connection import Call
 from penstock.broker.logs import Logger
 from penstock.broker.options import ServeError
 from penstock.broker.quorum_addresses import AddressBook
-from penstock.broker.quorum_committed import NO_ROOM, Committed
+from penstock.broker.quorum_committed import Committed
 from penstock.broker.quorum_conversation import Conversation, Happening
 from penstock.broker.quorum_log import (
     BEFORE_ALL,
@@ -39,6 +39,7 @@ from penstock.broker.quorum_log import (
 )
 from penstock.broker.quorum_snapshots import Snapshots
 from penstock.broker.quorum_strangers import Strangers
+from penstock.broker.reserve import NO_ROOM, Reserve
 from penstock.decision import Decision
 from penstock.environment import Environment, Timer
 from penstock.log.log import Log
@@ -100,6 +101,7 @@ class Consensus:
         on_failure: Callable[[str], None],
         settings: ConsensusSettings | None = None,
         cluster_id: str | None = None,
+        reserve: Reserve | None = None,
     ) -> None:
         """``controllers`` are the nodes that found the cluster, with their internal addresses; none for a node
         alone, which needs no ``peers`` either. ``cluster_id`` is what the disk says, when it says one.
@@ -112,13 +114,19 @@ class Consensus:
         self._logger = logger
         self._on_failure = on_failure
         self._cluster_id = cluster_id
+        # Of the disk that the log is on.
+        self._reserve = reserve or Reserve(environment.files, directory)
+        # What the others have decided cannot be written here, for want of room.
+        self.is_stuck = False
+        # Somebody has been told that there is none.
+        self._has_told_of_no_room = False
         self._state_path = f"{directory}/{QUORUM_STATE}"
         settings = settings or ConsensusSettings()
         me = Voter(node_id, directory_id)
 
         if not lost_page_cache:
             refuse_damage(environment.files, directory)
-        self._snapshots = Snapshots(environment, directory)
+        self._snapshots = Snapshots(environment, directory, self._reserve.keeping)
         loaded = self._snapshots.load(
             lambda path, why: logger.error("a snapshot of the metadata is damaged", path=path, error=why)
         )
@@ -290,7 +298,8 @@ class Consensus:
         """Append a decision of the controller; ``answer(response)`` once it is committed, or ``lost()`` when
         leadership was lost before, and nobody knows what will come of it.
 
-        False when the disk is full: the decision is void, and the controller that made it must be replaced.
+        False when the disk is full: the decision is void, and the controller that made it must be replaced. If
+        there are other voters this node stands back for one of them, which may have room.
         """
         if not self.is_active or not self._raft.is_leader:
             self._environment.spawn.soon(lost)
@@ -303,13 +312,17 @@ class Consensus:
                 self._environment.spawn.soon(lost)
             return True
         if decision.changes:
+            changes, epoch = decision.changes, self._raft.epoch
             try:
-                self._log.append_changes(decision.changes, self._raft.epoch)
+                self._reserve.keeping(lambda: self._log.append_changes(changes, epoch))
             except OSError as error:
                 if error.errno in NO_ROOM:
+                    self._found_no_room("this node does not lead the quorum until there is some")
+                    self._step(self._raft.resign)
                     return False
                 self._fail(f"cannot write the metadata log: {error}")
                 raise
+            self._found_room()
         # A decision without changes may rest on one that is not committed yet: it waits its turn too.
         self.committed.wait(lambda: answer(decision.response), lost)
         if decision.changes:
@@ -418,25 +431,39 @@ class Consensus:
             if self._is_closed:
                 return
             if error is None:
+                self._found_room()
                 self._run()
             elif isinstance(error, OSError) and error.errno in NO_ROOM:
                 # A node that cannot promise does not take part, until it can.
-                self._logger.error("the disk is full: this node takes no part in the quorum")
+                self.is_stuck = True
+                self._found_no_room("this node takes no part in the quorum")
                 self._environment.spawn.later(FULL_RETRY_MS, try_it)
             else:
                 self._fail(f"cannot store the quorum's state: {error}")
 
         def try_it() -> None:
             self._environment.spawn.in_thread(
-                lambda: self._files.replace(self._state_path, data), stored, lane="metadata"
+                lambda: self._reserve.keeping(lambda: self._files.replace(self._state_path, data)),
+                stored,
+                lane="metadata",
             )
 
         try_it()
 
+    def _found_no_room(self, consequence: str) -> None:
+        """Say it once, until something could be written again."""
+        if not self._has_told_of_no_room:
+            self._has_told_of_no_room = True
+            self._logger.error(f"the disk is full: {consequence}")
+
+    def _found_room(self) -> None:
+        self.is_stuck = self._has_told_of_no_room = False
+
     def _append(self, effect: Append | AppendFetched) -> None:
         try:
             if isinstance(effect, Append):
-                self._log.append_control(effect.records, effect.epoch, self._addresses.all())
+                records, epoch = effect.records, effect.epoch
+                self._reserve.keeping(lambda: self._log.append_control(records, epoch, self._addresses.all()))
             else:
                 self._log.append_fetched(effect.records)
                 self._addresses.announce()
@@ -446,8 +473,12 @@ class Consensus:
             if error.errno not in NO_ROOM:
                 self._fail(f"cannot write the metadata log: {error}")
                 return
-            self._logger.error("the disk is full: the metadata log cannot grow")
+            # With room from the reserve the next attempt fares better.
+            if not self._reserve.give():
+                self.is_stuck = isinstance(effect, AppendFetched)
+                self._found_no_room("the metadata log cannot grow")
         else:
+            self._found_room()
             self._is_log_changed = True
             return
         # Some of it may have been appended.

@@ -130,7 +130,12 @@ class ActiveController:
             decision,
             answer,
             lambda: answer(refusal(request, version, ErrorCode.NOT_CONTROLLER)),
-            lambda: answer(refusal(request, version, ErrorCode.KAFKA_STORAGE_ERROR, "The disk is full.")),
+            # If another node may have room, it is asked instead.
+            lambda: answer(
+                refusal(request, version, ErrorCode.KAFKA_STORAGE_ERROR, "The disk is full.")
+                if self._controller is not None
+                else refusal(request, version, ErrorCode.NOT_CONTROLLER)
+            ),
         )
         self._plan()
 
@@ -163,7 +168,6 @@ class ActiveController:
         self._report(decision.changes)
         if self._consensus.propose(decision, answer, lost):
             return True
-        self._logger.error("the disk is full: a change of the metadata was refused")
         if self._controller is not None:
             self._begin()
         full()

@@ -5,6 +5,7 @@
     .kafka_cleanshutdown               left by a clean stop, removed at the next start
     .boot-id                           which boot of the machine the last start was on
     penstock-checkpoint                how far the disk holds each log, and where it begins
+    penstock-reserve.<n>               room for metadata and checkpoints when the disk is full
     <topic>-<partition>/               a log
     <topic>-<partition>.<hex>-delete   a log on its way out, removed after file.delete.delay.ms
     <topic>-<partition>.<hex>-stray    a log that no metadata explains: kept, reported, never removed
@@ -15,7 +16,6 @@ Newcomers: a directory is known by its id and not by its path. Another disk unde
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -27,6 +27,7 @@ from typing import NamedTuple
 from penstock.broker.checkpoint import Checkpoint
 from penstock.broker.logs import Logger
 from penstock.broker.options import ServeError
+from penstock.broker.reserve import NO_ROOM, Reserve
 from penstock.environment import Environment
 from penstock.log.names import read_partition_metadata
 from penstock.model import TopicId, TopicPartition, format_id, parse_id
@@ -38,9 +39,6 @@ CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 LAST_BOOT = ".boot-id"
 CHECKPOINT = "penstock-checkpoint"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
-# A disk that says so has not failed.
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 NO_EPOCH = -1
 NO_ID = bytes(16)
@@ -82,7 +80,14 @@ class Directory:
         self.stopped_epoch = NO_EPOCH
         # Those that were found here, or were put here since. Not counted where there is no choice.
         self.partition_count = 0
-        self.checkpoint = Checkpoint(self._files, os.path.join(self.path, CHECKPOINT))
+        # Nothing but what the reserve is for can be written, for the time being.
+        self.is_full = False
+        # Somebody is finding out whether it still is.
+        self.is_looked_at = False
+        self.reserve = Reserve(self._files, self.path)
+        self.checkpoint = Checkpoint(
+            self._files, os.path.join(self.path, CHECKPOINT), keeping=self.reserve.keeping
+        )
 
     def __repr__(self) -> str:
         return f"<directory {self.path}>"
@@ -137,6 +142,7 @@ class Directory:
     def recall(self) -> None:
         """Read what the last run left, and forget that it ended well."""
         files = self._files
+        self.reserve.find()
         marker = os.path.join(self.path, CLEAN_SHUTDOWN)
         self.was_clean = files.exists(marker)
         if self.was_clean:
@@ -153,7 +159,7 @@ class Directory:
             try:
                 self.note_boot()
             except OSError as error:
-                if error.errno not in FULL or not files.exists(last_boot):
+                if error.errno not in NO_ROOM or not files.exists(last_boot):
                     raise
                 # It has not failed. Until there is room, a start after a kill takes this for a loss of power.
                 self._logger.warning("cannot remember the boot", path=self.path, error=str(error))
@@ -166,6 +172,13 @@ class Directory:
         for name in files.list(self.path):
             if _doomed_directory.fullmatch(name):
                 files.remove(os.path.join(self.path, name))
+        try:
+            self.reserve.fill()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self.is_full = True
+            self._logger.error("the disk is full", path=self.path)
 
     def note_boot(self) -> None:
         """What is written from now on is lost with this boot, and nothing else.
@@ -178,7 +191,7 @@ class Directory:
             # A full disk does not matter then. But who wrote it may have been killed before its name was durable.
             self._files.sync_directory(self.path)
         else:
-            self._files.replace(path, boot_id)
+            self.reserve.keeping(lambda: self._files.replace(path, boot_id))
         self.has_noted_boot = True
 
     # Partitions
@@ -219,7 +232,8 @@ class Directory:
     def leave_clean_marker(self, broker_epoch: int) -> None:
         """Say that every log was closed. The boot id tells a killed process from a power loss later."""
         marker = {"version": 0, "brokerEpoch": broker_epoch, "bootId": self._boot_id().decode()}
-        self._files.replace(os.path.join(self.path, CLEAN_SHUTDOWN), json.dumps(marker).encode())
+        path = os.path.join(self.path, CLEAN_SHUTDOWN)
+        self.reserve.keeping(lambda: self._files.replace(path, json.dumps(marker).encode()))
 
     def _boot_id(self) -> bytes:
         try:

@@ -1,4 +1,5 @@
-"""What has to be done now and then: flush by time, checkpoint, expire old segments, forget old producers.
+"""What has to be done now and then: flush by time, look for room on full disks, checkpoint, expire old segments,
+forget old producers.
 
 Each chore is a timer of its own. Those that visit every partition do it a slice at a time, so that the loop
 stays free between slices however many partitions there are.
@@ -16,7 +17,7 @@ from penstock.broker.partitions import HostedPartition
 from penstock.broker.storage import Storage
 from penstock.environment import Environment
 
-FLUSH_CHECK_INTERVAL_MS = 1_000
+DISK_CHECK_INTERVAL_MS = 1_000
 PRODUCER_EXPIRY_INTERVAL_MS = 600_000
 PARTITIONS_PER_SLICE = 100
 # To take down where a log stands is a matter of microseconds.
@@ -40,7 +41,7 @@ class Housekeeping:
         # Somebody asked while a write was under way.
         self._checkpoint_is_due = False
         self._checkpoint_waiters: list[Callable[[], None]] = []
-        self._every(FLUSH_CHECK_INTERVAL_MS, self._flush_by_time)
+        self._every(DISK_CHECK_INTERVAL_MS, self._look_after_disks)
         self._every(config.log_flush_offset_checkpoint_interval_ms, self.checkpoint)
         self._every(config.log_retention_check_interval_ms, lambda: self._visit(self._expire))
         self._every(PRODUCER_EXPIRY_INTERVAL_MS, lambda: self._visit(self._forget_producers))
@@ -87,6 +88,10 @@ class Housekeeping:
             self._environment.spawn.later(interval_ms, again)
 
         self._environment.spawn.later(interval_ms, again)
+
+    def _look_after_disks(self) -> None:
+        self._flush_by_time()
+        self._storage.look_for_room()
 
     def _flush_by_time(self) -> None:
         now_ms = self._environment.clock.now_ms()

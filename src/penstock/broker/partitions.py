@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.broker.audience import Audience
 from penstock.broker.config import TopicConfig
 from penstock.broker.flushing import Flushing
+from penstock.broker.reserve import NO_ROOM
 from penstock.broker.surroundings import Surroundings
 from penstock.environment import Buffer, FileRange
 from penstock.log.log import CorruptLog, Log
@@ -420,6 +421,8 @@ class HostedPartition:
                     )
                 if verdict is not None:
                     return Appended(verdict)
+            if self._storage.is_any_full and self._storage.has_no_room(self):
+                return self._not_now(header, ErrorCode.KAFKA_STORAGE_ERROR)
             if not self._has_directory and not self._make_directory():
                 return self._not_now(header, ErrorCode.KAFKA_STORAGE_ERROR)
             if stamped != NO_TIMESTAMP:
@@ -447,9 +450,16 @@ class HostedPartition:
     def append_internal(self, batch: bytearray) -> Appended:
         """Append a batch of the broker's own. Raises OSError."""
         log = self.log
-        if not self._has_directory and not self._make_directory():
-            raise OSError(errno.EAGAIN, "where it lies is not written down yet", repr(self))
-        base_offset = log.append(batch, decode_header(batch), self.leader_epoch)
+        if self._storage.has_no_room(self):
+            raise OSError(errno.ENOSPC, "the disk is full", repr(self))
+        try:
+            if not self._has_directory and not self._make_directory():
+                raise OSError(errno.EAGAIN, "where it lies is not written down yet", repr(self))
+            base_offset = log.append(batch, decode_header(batch), self.leader_epoch)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                self._storage.append_failed(self, error)
+            raise
         flush_offset = self._appended(log)
         return Appended(ErrorCode.NONE, base_offset, NO_TIMESTAMP, log.log_end_offset, flush_offset)
 

@@ -12,7 +12,6 @@ turn later, so the image may be behind the high watermark for a while.
 
 from __future__ import annotations
 
-import errno
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from penstock.broker.logs import Logger
 from penstock.broker.quorum_addresses import AddressBook
 from penstock.broker.quorum_log import MetadataLog
 from penstock.broker.quorum_snapshots import Loaded, Snapshots, difference
+from penstock.broker.reserve import NO_ROOM
 from penstock.metadata.image import Delta, Image
 from penstock.protocol.errors import DecodeError
 from penstock.protocol.records import CorruptBatch
@@ -28,7 +28,6 @@ from penstock.protocol.schema import Message
 from penstock.raft.events import WriteSnapshot
 from penstock.raft.storage import SnapshotId
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # Of one turn of the loop, unless one batch has more: some 50 ms, with all that follows from them at a broker.
 CHANGES_PER_TURN = 1_000
 

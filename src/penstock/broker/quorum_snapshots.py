@@ -68,9 +68,16 @@ class Loaded(NamedTuple):
 
 
 class Snapshots:
-    def __init__(self, environment: Environment, directory: str) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        directory: str,
+        keeping: Callable[[Callable[[], None]], None] = lambda work: work(),
+    ) -> None:
+        """``keeping`` does a write that must not fail for want of room, as far as that can be helped."""
         self._environment = environment
         self._files = environment.files
+        self._keeping = keeping
         self._directory = directory
         # Those on disk, oldest first.
         self.ids: list[SnapshotId] = []
@@ -132,7 +139,7 @@ class Snapshots:
         file = self._download[1]
         assert file.size == position, "pieces come in order"
         try:
-            file.append([data])
+            self._keeping(lambda: file.append([data]))
         except OSError:
             self.drop_download()
             raise
@@ -189,9 +196,9 @@ class Snapshots:
                 if file is None:
                     self._files.remove(path + PART)
                     file = self._files.open(path + PART)
-                batch = next(slices, None)
+                part, batch = file, next(slices, None)
                 if batch is not None:
-                    file.append([batch])
+                    self._keeping(lambda: part.append([batch]))
                     spawn.later(PAUSE_MS, write_slice)
                     return
                 sync = file.prepare_sync()

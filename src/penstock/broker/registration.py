@@ -41,6 +41,7 @@ class Registration:
         self._files = storage.environment.files
         self._random = storage.environment.random
         self._logger = logger
+        self._keeping = storage.directories[0].reserve.keeping
         self._path = os.path.join(storage.path, REGISTRATION)
         self._asked_path = os.path.join(storage.path, REGISTERING)
         # Under which this broker was last registered, if it has lost nothing since; else -1.
@@ -123,7 +124,8 @@ class Registration:
 
     def _write(self, path: str, remembered: dict[str, object], *, durable: bool) -> bool:
         try:
-            self._files.replace(path, json.dumps(remembered).encode(), durable=durable)
+            data = json.dumps(remembered).encode()
+            self._keeping(lambda: self._files.replace(path, data, durable=durable))
         except OSError as error:
             if not self._is_stuck:
                 self._is_stuck = True

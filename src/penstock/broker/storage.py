@@ -2,8 +2,11 @@
 
 The first directory holds the metadata log and what the broker remembers of its registration
 (``registration.py``); the partitions are spread over all of them (JBOD). A disk that fails takes its directory
-offline, and the partitions in it; the node goes on with the others, unless it is the first or the last one. A
-full disk has not failed.
+offline, and the partitions in it; the node goes on with the others, unless it is the first or the last one.
+
+A full disk has not failed. Its directory ``is_full`` from the first record that found no room until there is
+plenty again: no records are written to it meanwhile, the controller hears of it with the heartbeats and lets
+others lead and be in sync, and what has to be written all the same comes out of the ``Reserve``.
 
 Newcomers: a partition without a directory is an empty one (the directory appears at the first append), unless
 a checkpoint says that it was not empty. Then the disk lost it, and the partition refuses to start over.
@@ -17,9 +20,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.broker.checkpoint import Remembered
-from penstock.broker.data_directory import FULL, NO_ID, Directory, Identity, identify, is_reserved
+from penstock.broker.data_directory import NO_ID, Directory, Identity, identify, is_reserved
 from penstock.broker.flushing import FlushQueue
 from penstock.broker.options import ServeError
+from penstock.broker.reserve import NO_ROOM
 from penstock.environment import Environment
 from penstock.log.log import CorruptLog, Log
 from penstock.log.names import read_partition_metadata, write_partition_metadata
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.broker.partitions import HostedPartition
 
 # To a write: the disk is full, or we are at some limit. Nothing on the disk is less trustworthy for it.
-_HARMLESS = (*FULL, errno.ENOENT, errno.EMFILE, errno.ENFILE)
+_HARMLESS = (*NO_ROOM, errno.ENOENT, errno.EMFILE, errno.ENFILE)
 # To an open or a read: the disk itself. Whatever else is wrong, is wrong with one log.
 _BROKEN = (errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE)
 
@@ -46,6 +50,7 @@ class Storage:
         logger: Logger,
         on_failure: Callable[[str], None],
         on_directory_failed: Callable[[Directory, str], None] = lambda directory, reason: None,
+        on_room_changed: Callable[[Directory], None] = lambda directory: None,
         *,
         is_alone: bool = True,
     ) -> None:
@@ -56,6 +61,10 @@ class Storage:
         self._on_failure = on_failure
         # Called when it can: the partitions in that directory are gone.
         self._on_directory_failed = on_directory_failed
+        # Called when a directory has become full, or is no longer.
+        self._on_room_changed = on_room_changed
+        # Whether any directory is full: asked for at every append.
+        self.is_any_full = False
         self.flush_queue = FlushQueue(environment, logger)
         # Where partitions lie, when there is a choice. Not all of them: see ``_home``.
         self._homes: dict[tuple[TopicId, int], Directory] = {}
@@ -70,6 +79,7 @@ class Storage:
         )
         for directory in self._online():
             self._attempt(directory, partial(self._recall, directory))
+        self.is_any_full = any(directory.is_full for directory in self.directories)
 
     # Start
 
@@ -130,6 +140,10 @@ class Storage:
             for directory in self.directories
             if not directory.is_online and directory.id != NO_ID
         ]
+
+    @property
+    def full_directory_ids(self) -> list[bytes]:
+        return [directory.id for directory in self._online() if directory.is_full]
 
     @property
     def lost_page_cache(self) -> bool:
@@ -250,7 +264,9 @@ class Storage:
                 for directory in self.directories
                 if directory.id == placed_in != UNASSIGNED_DIRECTORY
             ]
-            home = named[0] if named else min(self._online(), key=lambda one: one.partition_count)
+            home = (
+                named[0] if named else min(self._online(), key=lambda one: (one.is_full, one.partition_count))
+            )
             if not named and not (is_reserved(placed_in) or self.has_lost(placed_in)):
                 raise OSError(errno.EIO, "its directory cannot be read", str(hosted))
             home.partition_count += 1
@@ -312,7 +328,7 @@ class Storage:
         try:
             home.checkpoint.lower(hosted.topic_id, hosted.index, offset)
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in NO_ROOM:
                 raise
             # To cut is what makes room. Nothing can grow behind the cut before there is some.
             self._logger.warning("the checkpoint could not be lowered", partition=repr(hosted))
@@ -346,8 +362,12 @@ class Storage:
 
     def append_failed(self, hosted: HostedPartition, error: OSError) -> None:
         """The log is as it was, the client is told. A disk that fails goes offline, a full one does not."""
+        home = self._known_home(hosted)
+        if home is not None and error.errno in NO_ROOM:
+            self._filled(home, error)
+            return
         self._logger.error("cannot write", partition=f"{hosted.topic}-{hosted.index}", error=str(error))
-        self.check_disk(self._known_home(hosted), error)
+        self.check_disk(home, error)
 
     def read_failed(self, path: str, error: Exception) -> None:
         """What lies there cannot be read: a disk that fails goes offline, so that others lead what is on it."""
@@ -375,6 +395,56 @@ class Storage:
         # A damaged log is one log's trouble.
         if directory is not None and not isinstance(error, CorruptLog) and error.errno not in _HARMLESS:
             self._fail(directory, f"the disk under {directory.path} failed: {error}")
+
+    # Full disks
+
+    def has_no_room(self, hosted: HostedPartition) -> bool:
+        """Whether records of the partition find no room for the time being."""
+        if not self.is_any_full:
+            return False
+        home = self._known_home(hosted)
+        return home is not None and home.is_full
+
+    def _filled(self, directory: Directory, error: OSError | None) -> None:
+        """From now on no records are written here. One line: there may be thousands of batches a second."""
+        if directory.is_full or not directory.is_online:
+            return
+        directory.is_full = self.is_any_full = True
+        self._logger.error(
+            "the disk is full: cannot write records until there is room",
+            path=directory.path,
+            error="metadata took from the reserve" if error is None else str(error),
+        )
+        # Not at once: whoever tried to write is in the middle of it.
+        self.environment.spawn.soon(lambda: self._on_room_changed(directory))
+
+    def look_for_room(self) -> None:
+        """To be called now and then: see whether full disks have room again."""
+        for directory in self._online():
+            if not directory.reserve.is_whole:
+                self._filled(directory, None)
+            if directory.is_full and not directory.is_looked_at:
+                self._look(directory)
+
+    def _look(self, directory: Directory) -> None:
+        def done(_: None, error: Exception | None) -> None:
+            directory.is_looked_at = False
+            if error is None and directory.is_full and directory.is_online:
+                directory.is_full = False
+                self.is_any_full = any(each.is_full for each in self._online())
+                self._logger.warning("there is room on the disk again", path=directory.path)
+                self._on_room_changed(directory)
+            elif isinstance(error, OSError):
+                self.check_disk(directory, error)
+
+        directory.is_looked_at = True
+        self.environment.spawn.in_thread(directory.reserve.look, done, lane="upkeep")
+
+    def give_reserves(self) -> None:
+        """What a node writes last, to be started from, it writes whether there is room or not."""
+        for directory in self._online():
+            while directory.is_full and directory.reserve.give():
+                pass
 
     def _fail(self, directory: Directory, reason: str) -> None:
         """Nothing is read from or written to this directory any more."""

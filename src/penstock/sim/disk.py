@@ -22,6 +22,8 @@ from penstock.environment import Buffer
 from penstock.sim.loop import Process, ProcessDied
 
 PAGE_BYTES = 512
+# What a disk says of itself. Nobody stops at it: what fits is for ``fill`` to say.
+CAPACITY_BYTES = 1 << 21
 # Of a disk that nobody fills.
 PLENTY_BYTES = 1 << 40
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -345,6 +347,19 @@ class SimFiles:
         directory.move(name + ".tmp", name)
         if durable:
             self.sync_directory(os.path.dirname(path))
+
+    def allocate(self, path: str, size: int) -> None:
+        directory, name = self._parent(path)
+        self.changing(path, size)
+        self._make_room(path)
+        content = Content()
+        content.append(bytes(size))
+        content.sync(content.version)
+        directory.set(name, content)
+
+    def capacity(self, path: str) -> int:
+        self.alive()
+        return CAPACITY_BYTES
 
     def rename(self, source: str, target: str) -> None:
         directory, name = self._parent(source)

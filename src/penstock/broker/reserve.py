@@ -1,0 +1,85 @@
+"""Room on a disk that is kept for what has to be written when it is full: metadata, votes and checkpoints.
+
+The reserve is a few files that nobody reads. Whoever must write and finds no room has one of them removed and
+tries again (``keeping``). Records never take from it: a disk without room for them takes its partitions out of
+the in-sync replicas (``storage.py``) and says so in the metadata, which is what the reserve pays for. When there
+is room again the files are made again, and only then are records written again.
+
+What a newcomer gets wrong: looking at the free space of a file system says nothing about quotas and inodes, so
+``look`` tries to take the room instead of asking how much there is.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from penstock.environment import Files
+
+Result = TypeVar("Result")
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# Not a name that a partition could have.
+NAME = "penstock-reserve"
+# Several, so that somebody else who fills the disk does not get all of it at once.
+PARTS = 4
+# A snapshot of 100,000 partitions, a checkpoint of as many logs, and some hours of metadata; on a small disk less.
+PART_BYTES_MAX = 4 * 1024 * 1024
+SHARE_OF_DISK = 64
+
+
+class Reserve:
+    def __init__(self, files: Files, directory: str) -> None:
+        self._files = files
+        self._directory = directory
+        self._part_bytes = 0
+        # Those that can be removed.
+        self._parts: list[str] = []
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self._parts) == PARTS
+
+    def find(self) -> None:
+        """See what an earlier process left, which is all there is on a disk that is full at start."""
+        self._files.remove(self._path("probe"))
+        self._parts = [path for path in map(self._path, range(PARTS)) if self._files.exists(path)]
+        capacity = self._files.capacity(self._directory)
+        self._part_bytes = min(PART_BYTES_MAX, capacity // SHARE_OF_DISK // PARTS)
+
+    def fill(self) -> None:
+        """Take back what was given. Raises OSError when there is no room for it."""
+        for path in map(self._path, range(PARTS)):
+            if path not in self._parts:
+                self._files.allocate(path, self._part_bytes)
+                self._parts.append(path)
+
+    def look(self) -> None:
+        """Take back what was given, and see that as much room is left. Raises OSError when there is none."""
+        self.fill()
+        path = self._path("probe")
+        self._files.allocate(path, self._part_bytes * PARTS)
+        self._files.remove(path)
+
+    def give(self) -> bool:
+        """Make some room; False when nothing is left."""
+        try:
+            path = self._parts.pop()
+        except IndexError:
+            return False
+        self._files.remove(path)
+        return True
+
+    def keeping(self, work: Callable[[], Result]) -> Result:
+        """Do something that must be written, from the reserve if there is no other room. Raises OSError."""
+        while True:
+            try:
+                return work()
+            except OSError as error:
+                if error.errno not in NO_ROOM or not self.give():
+                    raise
+
+    def _path(self, part: object) -> str:
+        return os.path.join(self._directory, f"{NAME}.{part}")

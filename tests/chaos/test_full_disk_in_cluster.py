@@ -1,0 +1,121 @@
+"""One full disk in a cluster of three: writes go on while it is full, and its node comes back when there is room.
+
+Every node has a small tmpfs of its own, so ENOSPC is real; mounting one needs root. The probes write to a
+partition led by each of the nodes, with ``acks=all``. What is printed is the longest time that one of them
+could not write.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from tests.chaos.cluster_faults import small_disk
+from tests.chaos.cluster_probe import Probe
+from tests.chaos.errands import read_everything
+from tests.chaos.ledger import Ledger, Place
+from tests.chaos.test_disk_full import SmallDisk
+from tests.cluster.cluster import Cluster
+from tests.cluster.failover import create, load, probing
+from tests.cluster.network import why_not
+
+pytestmark = pytest.mark.chaos
+
+DISK_BYTES = 64 << 20
+PARTITIONS = 3
+# While it is full, as long as is asked for in the worst case; a busy machine is given more.
+FULL_S = 45.0
+HELD_S = 12.0
+LINES_PER_SECOND_MAX = 5
+
+
+@pytest.fixture(scope="module")
+def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, SmallDisk]]:
+    missing = why_not()
+    if missing is not None:
+        pytest.skip(f"no small disks to fill: {missing}")
+    root = tmp_path_factory.mktemp("disks")
+    with ExitStack() as stack:
+        yield {node: stack.enter_context(small_disk(root / f"disk-{node}", DISK_BYTES)) for node in (1, 2, 3)}
+
+
+@pytest.fixture(scope="module")
+def cluster(disks: dict[int, SmallDisk]) -> Iterator[Cluster]:
+    with Cluster(3, data_dirs={node: [disk.path / "data"] for node, disk in disks.items()}) as cluster:
+        yield cluster
+
+
+def leader(cluster: Cluster, topic: str) -> int:
+    """One that is not the controller."""
+    leads = {cluster.leader(topic, index) for index in range(PARTITIONS)}
+    return min(leads - {cluster.controller()})
+
+
+def follower(cluster: Cluster, topic: str) -> int:
+    """One that leads nothing that is written to: of a topic with one partition."""
+    view = cluster.partition(topic, 0)
+    return min(set(view.replicas) - {view.leader, cluster.controller()})
+
+
+def controller(cluster: Cluster, topic: str) -> int:
+    return cluster.controller()
+
+
+@pytest.mark.parametrize(("role", "partitions"), [(leader, 3), (follower, 1), (controller, 3)])
+def test_writes_go_on_while_one_disk_is_full(
+    cluster: Cluster,
+    disks: dict[int, SmallDisk],
+    unique: Callable[[str], str],
+    role: Callable[[Cluster, str], int],
+    partitions: int,
+) -> None:
+    topic, loaded, ledger = unique("probed"), unique("loaded"), Ledger()
+    create(cluster, topic, partitions)
+    create(cluster, loaded, PARTITIONS)
+    with ExitStack() as stack:
+        stack.enter_context(load(cluster, loaded, PARTITIONS, ledger))
+        probes = [stack.enter_context(probing(cluster, topic, index)) for index in range(partitions)]
+        victim = role(cluster, topic)
+        lines_before = cluster.nodes[victim].log().count("\n")
+        began = time.monotonic()
+        deadline = began + FULL_S
+        try:
+            # Until all that could be written of has been, and the node has noticed.
+            fill(disks[victim])
+            while time.monotonic() < began + HELD_S or not all(map(goes_on, probes)):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.1)
+            is_going_on = all(map(goes_on, probes))
+            gap_s = max(probe.gap_s(began) for probe in probes)
+            held_s = time.monotonic() - began
+            lines = cluster.nodes[victim].log().count("\n") - lines_before
+        finally:
+            freed = time.monotonic()
+            disks[victim].empty()
+        cluster.wait_in_sync(loaded)
+        cluster.wait_in_sync(topic)
+        back_s = time.monotonic() - freed
+        gap_back_s = max(probe.gap_s(freed) for probe in probes)
+    print(
+        f"\n{role.__name__}: full for {held_s:.1f} s, the longest gap {gap_s:.2f} s, {lines} log lines;"
+        f" in sync {back_s:.1f} s after there was room, the longest gap then {gap_back_s:.2f} s"
+    )
+    assert is_going_on, "no writes while one disk was full"
+    assert lines < LINES_PER_SECOND_MAX * held_s
+    ledger.check(read_everything(cluster.bootstrap, [Place(loaded, number) for number in range(PARTITIONS)]))
+
+
+def fill(disk: SmallDisk) -> None:
+    """The node takes of what is left, too."""
+    with suppress(OSError):
+        disk.fill(0)
+    with suppress(OSError):
+        disk.fill_rest()
+
+
+def goes_on(probe: Probe) -> bool:
+    return probe.since(time.monotonic() - 1) >= 5
