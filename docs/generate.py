@@ -109,8 +109,18 @@ connection, except ApiVersions, which answers with the range we have.
 - **Pipelined requests are handled as they come**, in order, and their answers leave in order. Kafka takes the
   next request of a connection only after answering the one before.
 - **Transactional ids are refused** with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes for
-  final; `cleanup.policy=compact` is refused with INVALID_CONFIG. Every ConsumerGroupHeartbeat is answered with
-  UNSUPPORTED_VERSION: groups have the classic protocol (`group.protocol=classic`).
+  final, by InitProducerId; FindCoordinator names the broker that was asked. `cleanup.policy=compact` is refused
+  with INVALID_CONFIG. Every ConsumerGroupHeartbeat is answered with UNSUPPORTED_VERSION: groups have the classic
+  protocol (`group.protocol=classic`).
+- **No security, and requests about it say so**: SaslHandshake and SaslAuthenticate answer ILLEGAL_SASL_STATE and
+  no mechanisms, the APIs of ACLs SECURITY_DISABLED, as Kafka does on a PLAINTEXT listener without an authorizer.
+- **Only topics and brokers have settings.** Groups, clients' metrics and brokers' loggers are refused with
+  INVALID_REQUEST and the reason, and ListConfigResources lists none of them.
+- **Features** are `metadata.version` and `kraft.version`, each at one level; UpdateFeatures is not served.
+- **Replicas are not moved between the disks of one broker**: AlterReplicaLogDirs is not served. A reassignment
+  moves a replica to another broker.
+- **`default.replication.factor` and `offsets.topic.replication.factor` are described as they apply**: unless they
+  are set, as many as there are brokers, up to three.
 - **Replica fetches are refused** on the listener for clients: a client cannot pass for a broker. What nodes say
   to each other is served on the internal listener only.
 - **Heartbeats every 3 s, sessions of 9 s** (Kafka: 2 and 9), quorum timeouts of 1 s and 0.5 s (2 and 1), leaders

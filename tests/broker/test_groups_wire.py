@@ -143,7 +143,6 @@ def test_every_version_finds_the_coordinator(node: Node, wire: Wire, unique: Uni
 
 def test_coordinators_of_other_kinds_are_refused(wire: Wire) -> None:
     for kind, error in (
-        (1, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
         (2, ErrorCode.INVALID_REQUEST),
         (-1, ErrorCode.INVALID_REQUEST),
         (127, ErrorCode.INVALID_REQUEST),

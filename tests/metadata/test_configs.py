@@ -182,8 +182,26 @@ def test_synonyms_are_told_in_their_own_units_when_asked_for() -> None:
     assert told == [
         ("retention.ms", "1", Source.TOPIC),
         ("log.retention.minutes", "2", Source.STATIC),
-        ("log.retention.hours", "168", Source.DEFAULT),
     ]
+
+
+def test_the_replication_factor_is_shown_as_it_applies() -> None:
+    def shown(**static: str) -> list[tuple[str | None, int]]:
+        request = DescribeConfigsRequest(
+            resources=[DescribeConfigsResource(resource_type=BROKER_RESOURCE, resource_name="1")],
+            include_synonyms=True,
+        )
+        given = {name.replace("_", "."): text for name, text in static.items()}
+        told = by_name(describe_configs(request, image_with(), 1, given, brokers_expected=5).results[0])
+        return [
+            (told[name].value, told[name].config_source)
+            for name in ("default.replication.factor", "offsets.topic.replication.factor")
+        ]
+
+    # Three of five brokers unless it is set; the offsets topic as the others.
+    assert shown() == [("3", Source.DEFAULT), ("3", Source.DEFAULT)]
+    assert shown(default_replication_factor="2") == [("2", Source.STATIC), ("2", Source.DEFAULT)]
+    assert shown(offsets_topic_replication_factor="4") == [("3", Source.DEFAULT), ("4", Source.STATIC)]
 
 
 def test_types_and_documentation_are_told() -> None:

@@ -15,6 +15,7 @@ import kafka.protocol.admin
 import kafka.protocol.consumer
 import kafka.protocol.metadata
 import kafka.protocol.producer
+import kafka.protocol.sasl
 import pytest
 
 from penstock.protocol.apis import CLIENT
@@ -29,6 +30,7 @@ PACKAGES: list[ModuleType] = [
     kafka.protocol.consumer,
     kafka.protocol.metadata,
     kafka.protocol.producer,
+    kafka.protocol.sasl,
 ]
 
 

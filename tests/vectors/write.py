@@ -39,7 +39,12 @@ HEAD = f"""\
 
 # With the newest version that we know, where Kafka has a newer one.
 APIS = {
-    "DescribeLogDirs": 4,
+    "SaslHandshake": None,
+    "DescribeAcls": None,
+    "CreateAcls": None,
+    "DeleteAcls": None,
+    "DescribeLogDirs": None,
+    "SaslAuthenticate": None,
     "ElectLeaders": None,
     "AlterPartitionReassignments": None,
     "ListPartitionReassignments": None,
@@ -55,6 +60,7 @@ APIS = {
     "AllocateProducerIds": None,
     "ConsumerGroupHeartbeat": None,
     "AssignReplicasToDirs": None,
+    "ListConfigResources": None,
     "AddRaftVoter": None,
     "RemoveRaftVoter": None,
 }
@@ -109,7 +115,7 @@ class Values:
                 return urlsafe_b64encode(self.random.randbytes(16)).decode().rstrip("=")
             case "string":
                 return "" if self.bare else self.text()
-            case "records":
+            case "records" | "bytes":
                 return b64encode(b"" if self.bare else self.random.randbytes(150)).decode()
             case _:
                 return self.of(field.get("fields") or self.structs[kind], version)

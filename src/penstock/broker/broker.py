@@ -79,12 +79,14 @@ class Broker:
         self.logger = logger
         self.fail = on_failure
         self.me = self.node_id = BrokerId(options.node_id)
+        # Those that vote on the metadata, whether they have come yet or not.
+        self.brokers_expected = max(1, len(options.controllers))
         self.lag_max_ms = config.replica_lag_time_max_ms
         self._rack = options.rack
         self._is_alone = not options.controllers
         self.is_broker = "broker" in options.roles
         # Answers in bytes, by what was asked; valid for the current image.
-        self.encoded_api_versions: dict[tuple[str, int], Encoded] = {}
+        self.encoded_api_versions: dict[tuple[str, int], tuple[int, Encoded]] = {}
         self.catalogue = Catalogue(environment.spawn)
         self._on_seen: list[Callable[[], None]] = []
         # Called when this broker has handed over what it leads and answers no more.
@@ -133,7 +135,7 @@ class Broker:
             logger,
             node_id=options.node_id,
             cluster_id=self.storage.cluster_id or "",
-            brokers_expected=max(1, len(options.controllers)),
+            brokers_expected=self.brokers_expected,
         )
         self.connections_of_brokers = BrokerConnections(self)
         self.membership = Membership(self, rack=options.rack, on_active=on_active)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.metadata import broker_settings
+from penstock.metadata.configs import no_settings
 from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource, Image, config_record
 from penstock.metadata.refusal import Refusal
 from penstock.metadata.settings import TEXT_MAX, InvalidSetting, Kind, Setting, check, parse, split_list
@@ -171,7 +172,7 @@ def _check_resource(resource: ConfigResource, image: Image) -> None:
         if resource.name and not any(resource.name == str(broker) for broker in image.brokers):
             raise Refusal(ErrorCode.INVALID_REQUEST, f"There is no broker '{resource.name[:80]}'.")
     else:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"Resources of type {resource.type} have no settings.")
+        raise Refusal(ErrorCode.INVALID_REQUEST, no_settings(resource.type))
 
 
 def _check_settings(resource: ConfigResource, before: Mapping[str, str], after: Mapping[str, str]) -> None:

@@ -37,6 +37,12 @@ from penstock.protocol.messages.configs import (
     DescribeConfigsSynonym,
 )
 
+REPLICATION_FACTOR = "default.replication.factor"
+# Replicas of a topic in a cluster, when nobody says otherwise.
+REPLICATION_DEFAULT = 3
+# As many as other topics have, unless it is set.
+OFFSETS_REPLICATION_FACTOR = "offsets.topic.replication.factor"
+
 # Settings in one answer. Ten thousand topics at once are what some consoles ask for; a request that repeats a
 # topic a hundred thousand times would otherwise take the memory of the broker.
 ENTRIES_MAX = 500_000
@@ -88,6 +94,14 @@ def broker_value(name: str, layers: Layers) -> Any:
     return _counting(broker_settings.BROKER[name], broker_origins(name, layers))
 
 
+def default_replication_factor(layers: Layers, brokers: int) -> int:
+    """Of a topic created without one: what was set, or else as many as there are brokers, up to three."""
+    if any(REPLICATION_FACTOR in layer for layer in layers):
+        factor: int = broker_value(REPLICATION_FACTOR, layers)
+        return factor
+    return max(1, min(REPLICATION_DEFAULT, brokers))
+
+
 def _counting(setting: Setting, origins: Iterable[Origin]) -> Any:
     for origin in origins:
         try:
@@ -107,7 +121,8 @@ def topic_origins(name: str, overrides: Mapping[str, str], layers: Layers) -> It
             text = texts.get(synonym.name)
             if text is not None:
                 yield Origin(synonym.name, text, source, synonym.convert(text))
-    for synonym in SYNONYMS.get(name, ()):
+    # As Kafka tells it: only the best synonym's, which has none where it has others in coarser units.
+    for synonym in SYNONYMS.get(name, ())[:1]:
         default = broker_settings.BROKER[synonym.name].default
         if default is not None:
             yield Origin(synonym.name, default, Source.DEFAULT, synonym.convert(default))
@@ -128,6 +143,22 @@ def _sources(layers: Layers) -> tuple[tuple[Source, Mapping[str, str]], ...]:
         (Source.ALL_BROKERS, layers.all_brokers),
         (Source.STATIC, layers.static),
     )
+
+
+def no_settings(resource_type: int) -> str:
+    """Why resources of a type, by Kafka's number, have no settings here."""
+    match resource_type:
+        case 8:
+            return "The levels of a broker's loggers cannot be read or changed."
+        case 16:
+            return "Metrics of clients are not collected (KIP-714), so there are no settings for them."
+        case 32:
+            return (
+                "Groups have no settings of their own: those are for the consumer protocol (KIP-848), and groups "
+                "speak the classic protocol only. A member sets its session timeout itself."
+            )
+        case _:
+            return f"Resources of type {resource_type} have no settings; topics are type 2, brokers type 4."
 
 
 class Entry(NamedTuple):
@@ -152,11 +183,20 @@ def topic_entries(overrides: Mapping[str, str], layers: Layers) -> list[Entry]:
     return entries
 
 
-def broker_entries(layers: Layers) -> list[Entry]:
-    """Every broker setting that means something here or was set, by name."""
+def broker_entries(layers: Layers, brokers: int) -> list[Entry]:
+    """Every broker setting that means something here or was set, by name, in a cluster of so many brokers."""
     names = {name for name, setting in broker_settings.BROKER.items() if setting.status is Status.IMPLEMENTED}
     names.update(layers.broker, layers.all_brokers, layers.static)
-    return [_broker_entry(name, tuple(broker_origins(name, layers))) for name in sorted(names)]
+    entries = [_broker_entry(name, tuple(broker_origins(name, layers))) for name in sorted(names)]
+    factor = str(default_replication_factor(layers, brokers))
+    return [
+        # Shown as it applies: their defaults depend on how many brokers there are.
+        entry._replace(value=factor, origins=(Origin(entry.setting.name, factor, Source.DEFAULT, factor),))
+        if entry.source is Source.DEFAULT
+        and entry.setting.name in (REPLICATION_FACTOR, OFFSETS_REPLICATION_FACTOR)
+        else entry
+        for entry in entries
+    ]
 
 
 def _broker_entry(name: str, origins: tuple[Origin, ...]) -> Entry:
@@ -167,10 +207,14 @@ def _broker_entry(name: str, origins: tuple[Origin, ...]) -> Entry:
 
 
 def describe_configs(
-    request: DescribeConfigsRequest, image: Image, broker: int, static: Mapping[str, str]
+    request: DescribeConfigsRequest,
+    image: Image,
+    broker: int,
+    static: Mapping[str, str],
+    brokers_expected: int = 1,
 ) -> DescribeConfigsResponse:
     """Answer for ``broker``, which was started with the ``static`` settings."""
-    answer = _Description(request, image, broker, static)
+    answer = _Description(request, image, broker, static, brokers_expected)
     return DescribeConfigsResponse(results=[answer.result(resource) for resource in request.resources])
 
 
@@ -178,19 +222,26 @@ class _Description:
     """One answer. Topics with the same settings of their own share what is said about them."""
 
     def __init__(
-        self, request: DescribeConfigsRequest, image: Image, broker: int, static: Mapping[str, str]
+        self,
+        request: DescribeConfigsRequest,
+        image: Image,
+        broker: int,
+        static: Mapping[str, str],
+        brokers_expected: int,
     ) -> None:
         self._request = request
         self._image = image
         self._broker = broker
         self._layers = layers_of(image, broker, static)
+        self._brokers_expected = brokers_expected
         self._topics: dict[frozenset[tuple[str, str]], list[DescribeConfigsResourceResult]] = {}
         self._entries_left = ENTRIES_MAX
 
     def result(self, resource: DescribeConfigsResource) -> DescribeConfigsResult:
         result = DescribeConfigsResult(
             error_code=ErrorCode.NONE,
-            error_message=None,
+            # Not null, as from Kafka.
+            error_message="",
             resource_type=resource.resource_type,
             resource_name=resource.resource_name,
         )
@@ -214,9 +265,7 @@ class _Description:
         if resource.resource_type == TOPIC_RESOURCE:
             return self._topic(name)
         if resource.resource_type != BROKER_RESOURCE:
-            raise Refusal(
-                ErrorCode.INVALID_REQUEST, f"Resources of type {resource.resource_type} have no settings."
-            )
+            raise Refusal(ErrorCode.INVALID_REQUEST, no_settings(resource.resource_type))
         if not name:
             return [
                 self._shown(_broker_entry(setting, (Origin(setting, text, Source.ALL_BROKERS, text),)))
@@ -227,7 +276,8 @@ class _Description:
                 ErrorCode.INVALID_REQUEST,
                 f"This is broker {self._broker}; it cannot speak for '{name[:80]}'.",
             )
-        return [self._shown(entry) for entry in broker_entries(self._layers)]
+        brokers = max(len(self._image.brokers), self._brokers_expected)
+        return [self._shown(entry) for entry in broker_entries(self._layers, brokers)]
 
     def _topic(self, name: str) -> list[DescribeConfigsResourceResult]:
         topic = self._image.topics.get(name)

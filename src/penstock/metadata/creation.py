@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
 from penstock.metadata.alterations import check_topic_settings, difference
-from penstock.metadata.configs import Layers, broker_value, topic_entries
+from penstock.metadata.configs import Layers, broker_value, default_replication_factor, topic_entries
 from penstock.metadata.image import (
     TOPIC_RESOURCE,
     ConfigResource,
@@ -47,10 +47,6 @@ from penstock.protocol.schema import Message
 PARTITIONS_PER_REQUEST_MAX = 10_000
 # Twice what is asked of a cluster.
 PARTITIONS_MAX = 200_000
-
-REPLICATION_FACTOR = "default.replication.factor"
-# Of a topic in a cluster, when nobody says otherwise.
-REPLICATION_DEFAULT = 3
 
 
 class Creation:
@@ -207,17 +203,11 @@ class Creation:
         if partitions == -1:
             partitions = broker_value("num.partitions", self._layers)
         if replication_factor == -1:
-            replication_factor = self._default_replication_factor()
+            # Those that will be there count too: a topic must not have one replica for ever because it was
+            # created while its cluster was starting.
+            brokers = max(len(self._image.brokers), self._brokers_expected)
+            replication_factor = default_replication_factor(self._layers, brokers)
         return self._placed(partitions, replication_factor, self._random_start())
-
-    def _default_replication_factor(self) -> int:
-        """What was set, or else as many as there are brokers, up to three."""
-        if any(REPLICATION_FACTOR in layer for layer in self._layers):
-            factor: int = broker_value(REPLICATION_FACTOR, self._layers)
-            return factor
-        # Those that will be there count too: a topic must not have one replica for ever because it was created
-        # while its cluster was starting.
-        return max(1, min(REPLICATION_DEFAULT, max(len(self._image.brokers), self._brokers_expected)))
 
     def _assigned(self, asked: CreatableTopic) -> list[tuple[BrokerId, ...]]:
         if asked.num_partitions != -1 or asked.replication_factor != -1:

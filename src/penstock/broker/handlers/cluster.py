@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.broker import access
 from penstock.broker.connection import Call, Encoded
+from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
+from penstock.metadata.image import Image
 from penstock.protocol.apis import advertised
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import OPERATIONS_OMITTED
@@ -22,13 +24,24 @@ from penstock.protocol.messages.cluster import (
     DescribeClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
 )
+from penstock.raft.events import KRAFT_VERSION
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
 API_VERSIONS_KEY = 18
 SOFTWARE_SINCE_VERSION = 3
+FEATURES_SINCE_VERSION = 3
+LEVEL_0_SINCE_VERSION = 4
+KRAFT_FEATURE = "kraft.version"
+# Name, lowest and highest level. There is one form of the metadata's records, so it has one level.
+SUPPORTED_FEATURES = (
+    (KRAFT_FEATURE, 0, KRAFT_VERSION),
+    (METADATA_VERSION, METADATA_VERSION_LEVEL, METADATA_VERSION_LEVEL),
+)
 ENDPOINT_BROKERS = 1
 ENDPOINT_CONTROLLERS = 2
 
@@ -42,11 +55,13 @@ def api_versions(broker: Broker, request: ApiVersionsRequest, call: Call) -> Any
     ):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     key = (call.listener, call.version)
-    cached = broker.encoded_api_versions.get(key)
-    if cached is None:
-        cached = Encoded(call.route.encode(ApiVersionsResponse(api_keys=_served(call.listener))))
-        broker.encoded_api_versions[key] = cached
-    return cached
+    offset, encoded = broker.encoded_api_versions.get(key, (-1, None))
+    if encoded is None or (offset != broker.image.offset and call.version >= FEATURES_SINCE_VERSION):
+        response = ApiVersionsResponse(api_keys=_served(call.listener))
+        _add_features(response, broker.image, call.version)
+        encoded = Encoded(call.route.encode(response))
+        broker.encoded_api_versions[key] = broker.image.offset, encoded
+    return encoded
 
 
 def unsupported_api_versions(broker: Broker, request: object, call: Call) -> ApiVersionsResponse:
@@ -61,6 +76,26 @@ def _served(listener: str) -> list[ApiVersion]:
     return [
         ApiVersion(api_key=api.key, min_version=api.advertised_min, max_version=api.version_max)
         for api in advertised(listener)
+    ]
+
+
+def _add_features(response: ApiVersionsResponse, image: Image, version: int) -> None:
+    """What the metadata's own versions are (KIP-584). Only features that work are told: no group.version (KIP-848),
+    no transaction.version, no share.version.
+    """
+    finalized = {**image.features, KRAFT_FEATURE: KRAFT_VERSION}
+    response.supported_features = [
+        SupportedFeatureKey(name=name, min_version=low, max_version=high)
+        for name, low, high in SUPPORTED_FEATURES
+        # Older clients cannot read a range that begins at 0 (KAFKA-17492).
+        if low or version >= LEVEL_0_SINCE_VERSION
+    ]
+    if not image.features:
+        return  # The cluster is not founded yet.
+    response.finalized_features_epoch = image.offset
+    response.finalized_features = [
+        FinalizedFeatureKey(name=name, min_version_level=level, max_version_level=level)
+        for name, level in sorted(finalized.items())
     ]
 
 

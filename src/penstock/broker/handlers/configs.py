@@ -1,4 +1,4 @@
-"""DescribeConfigs (1-4), AlterConfigs (0-2) and IncrementalAlterConfigs (0-1).
+"""DescribeConfigs (1-4), AlterConfigs (0-2), IncrementalAlterConfigs (0-1) and ListConfigResources (0-1).
 
 Reads are answered from the committed image; changes go to the controller and are answered when committed.
 
@@ -12,21 +12,32 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.broker.connection import Call
 from penstock.metadata import configs
+from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
+from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.configs import (
     AlterConfigsRequest,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     IncrementalAlterConfigsRequest,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+    ListConfigResourcesResponseConfigResource,
 )
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
+RESOURCE_TYPES_SINCE_VERSION = 1
+# By Kafka's numbers. Of the last three there are none here: loggers of brokers, metrics of clients, groups.
+RESOURCE_TYPES = (TOPIC_RESOURCE, BROKER_RESOURCE, 8, 16, 32)
+
 
 def describe_configs(broker: Broker, request: DescribeConfigsRequest, call: Call) -> DescribeConfigsResponse:
     once = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
     request.resources = list(once.values())
-    return configs.describe_configs(request, broker.image, broker.node_id, broker.config.static)
+    return configs.describe_configs(
+        request, broker.image, broker.node_id, broker.config.static, broker.brokers_expected
+    )
 
 
 def alter_configs(broker: Broker, request: AlterConfigsRequest, call: Call) -> Any:
@@ -35,3 +46,24 @@ def alter_configs(broker: Broker, request: AlterConfigsRequest, call: Call) -> A
 
 def incremental_alter_configs(broker: Broker, request: IncrementalAlterConfigsRequest, call: Call) -> Any:
     return broker.decide(request, call)
+
+
+def list_config_resources(
+    broker: Broker, request: ListConfigResourcesRequest, call: Call
+) -> ListConfigResourcesResponse:
+    types = set(request.resource_types or RESOURCE_TYPES)
+    if call.version < RESOURCE_TYPES_SINCE_VERSION:
+        types = set()
+    elif not types.issubset(RESOURCE_TYPES):
+        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    names = {
+        TOPIC_RESOURCE: list(broker.image.topics),
+        BROKER_RESOURCE: [str(member.id) for member in broker.brokers()],
+    }
+    return ListConfigResourcesResponse(
+        config_resources=[
+            ListConfigResourcesResponseConfigResource(resource_name=name, resource_type=kind)
+            for kind in sorted(types & names.keys())
+            for name in names[kind]
+        ]
+    )

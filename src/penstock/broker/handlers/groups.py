@@ -4,8 +4,9 @@ OffsetDelete (0) and ConsumerGroupHeartbeat (0-1).
 
 The rules of groups are in ``penstock.groups``; here requests find their coordinator, topic ids become names
 and names ids again, and commits to topics that do not exist are sorted out. The first FindCoordinator
-creates the offsets topic and waits for it. Transactional ids have no coordinator yet and are told so, and so
-is whoever asks for the consumer protocol of KIP-848: by an answer, as Kafka does where it is switched off.
+creates the offsets topic and waits for it. Transactional ids find a coordinator, this broker, that refuses them
+when they ask for a producer id. Requests of the consumer protocol (KIP-848) are refused by an answer, as Kafka
+does where it is switched off.
 """
 
 from __future__ import annotations
@@ -69,7 +70,6 @@ TOPIC_EXISTS = ErrorCode.TOPIC_ALREADY_EXISTS
 # the group, and written with every generation. (In Kafka the offsets topic's max.message.bytes ends it.)
 SUBSCRIPTION_BYTES_MAX = 1024 * 1024
 NO_CONSUMER_PROTOCOL = "the consumer group protocol is not supported yet; use group.protocol=classic"
-NO_TRANSACTIONS = "transactional ids are not supported yet; use an idempotent producer without one"
 
 
 def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call) -> Any:
@@ -89,21 +89,32 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
             )
         return Coordinator(key=key, node_id=member.id, host=member.host, port=member.port)
 
+    def found_here() -> FindCoordinatorResponse:
+        me = broker.image.brokers.get(broker.node_id)
+        if me is None:
+            return answer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return shown([Coordinator(key=key, node_id=me.id, host=me.host, port=me.port) for key in keys])
+
     def answer(error: int, message: str | None = None) -> FindCoordinatorResponse:
-        found = [coordinator(key, error, message) for key in keys]
+        return shown([coordinator(key, error, message) for key in keys])
+
+    def shown(found: list[Coordinator]) -> FindCoordinatorResponse:
         if batched:
             return FindCoordinatorResponse(coordinators=found)
         only = found[0]
         return FindCoordinatorResponse(
             error_code=only.error_code,
-            error_message=only.error_message,
+            # Kafka's word, which it sends in these versions only.
+            error_message=only.error_message if only.error_code else "NONE",
             node_id=only.node_id,
             host=only.host,
             port=only.port,
         )
 
     if request.key_type == TRANSACTION_KEY:
-        return answer(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS)
+        # InitProducerId refuses it, which every client takes for final; sarama asks for a coordinator again and
+        # again, whatever the error. Any broker refuses as well as another, so it is this one.
+        return found_here()
     if request.key_type != GROUP_KEY:
         return answer(ErrorCode.INVALID_REQUEST, f"coordinators of type {request.key_type} do not exist here")
     # A request that came at the same moment may have created the topic first.

@@ -1,5 +1,5 @@
 """Where replicas are and who leads them: ElectLeaders (0-2), AlterPartitionReassignments (0-1),
-ListPartitionReassignments (0) and DescribeLogDirs (1-4).
+ListPartitionReassignments (0) and DescribeLogDirs (1-5).
 
 All but the last are for the controller and passed on to it. DescribeLogDirs is asked of each broker about
 itself.

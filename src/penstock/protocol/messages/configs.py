@@ -100,3 +100,23 @@ class IncrementalAlterConfigsRequest(Message, key=44, versions="0-1", flexible="
 class IncrementalAlterConfigsResponse(Message, key=44, versions="0-1", flexible="1+"):
     throttle_time_ms: int = int32()
     responses: list[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse)
+
+
+class ListConfigResourcesRequest(Message, key=74, versions="0-1", flexible="0+"):
+    """Version 0 asks for resources of clients' metrics only."""
+
+    # Empty: of all types.
+    resource_types: list[int] = array(int8, "1+")
+
+
+class ListConfigResourcesResponseConfigResource(Message):
+    resource_name: str = string()
+    resource_type: int = int8("1+", default=16)
+
+
+class ListConfigResourcesResponse(Message, key=74, versions="0-1", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    config_resources: list[ListConfigResourcesResponseConfigResource] = array(
+        ListConfigResourcesResponseConfigResource
+    )

@@ -113,7 +113,7 @@ class DescribableLogDirTopic(Message):
     partitions: list[int] = array(int32)
 
 
-class DescribeLogDirsRequest(Message, key=35, versions="1-4", flexible="2+"):
+class DescribeLogDirsRequest(Message, key=35, versions="1-5", flexible="2+"):
     # None: all topics.
     topics: list[DescribableLogDirTopic] | None = array(DescribableLogDirTopic, nullable=True)
 
@@ -137,9 +137,10 @@ class DescribeLogDirsResult(Message):
     topics: list[DescribeLogDirsTopic] = array(DescribeLogDirsTopic)
     total_bytes: int = int64("4+", default=-1)
     usable_bytes: int = int64("4+", default=-1)
+    is_cordoned: bool = boolean("5+")
 
 
-class DescribeLogDirsResponse(Message, key=35, versions="1-4", flexible="2+"):
+class DescribeLogDirsResponse(Message, key=35, versions="1-5", flexible="2+"):
     throttle_time_ms: int = int32()
     error_code: int = int16("3+")
     results: list[DescribeLogDirsResult] = array(DescribeLogDirsResult)

@@ -1,0 +1,56 @@
+"""SaslHandshake (0-1), SaslAuthenticate (0-2), DescribeAcls, CreateAcls and DeleteAcls (1-3).
+
+Authentication and authorization do not work yet. All of these are refused by an answer, with the errors of a
+Kafka broker that has neither: a closed connection would tell the client nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.broker.connection import Call
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.security import (
+    AclCreationResult,
+    CreateAclsRequest,
+    CreateAclsResponse,
+    DeleteAclsFilterResult,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+NO_SASL = "this listener has no authentication; use security.protocol=PLAINTEXT"
+NO_ACLS = "there are no ACLs: authorization does not work yet, and everybody may do everything"
+
+
+def sasl_handshake(broker: Broker, request: SaslHandshakeRequest, call: Call) -> SaslHandshakeResponse:
+    return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
+
+
+def sasl_authenticate(
+    broker: Broker, request: SaslAuthenticateRequest, call: Call
+) -> SaslAuthenticateResponse:
+    return SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=NO_SASL)
+
+
+def describe_acls(broker: Broker, request: DescribeAclsRequest, call: Call) -> DescribeAclsResponse:
+    return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_ACLS)
+
+
+def create_acls(broker: Broker, request: CreateAclsRequest, call: Call) -> CreateAclsResponse:
+    refused = AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_ACLS)
+    return CreateAclsResponse(results=[refused] * len(request.creations))
+
+
+def delete_acls(broker: Broker, request: DeleteAclsRequest, call: Call) -> DeleteAclsResponse:
+    refused = DeleteAclsFilterResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_ACLS)
+    return DeleteAclsResponse(filter_results=[refused] * len(request.filters))

@@ -1,0 +1,120 @@
+"""Authentication and access control: SaslHandshake, SaslAuthenticate, and the three APIs of ACLs."""
+
+from __future__ import annotations
+
+from penstock.protocol.schema import Message, array, binary, int8, int16, int32, int64, string
+
+# Of a pattern that is the name itself.
+LITERAL = 3
+
+
+class SaslHandshakeRequest(Message, key=17, versions="0-1"):
+    mechanism: str = string()
+
+
+class SaslHandshakeResponse(Message, key=17, versions="0-1"):
+    error_code: int = int16()
+    mechanisms: list[str] = array(string)
+
+
+class SaslAuthenticateRequest(Message, key=36, versions="0-2", flexible="2+"):
+    auth_bytes: bytes = binary()
+
+
+class SaslAuthenticateResponse(Message, key=36, versions="0-2", flexible="2+"):
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    auth_bytes: bytes = binary()
+    session_lifetime_ms: int = int64("1+")
+
+
+class DescribeAclsRequest(Message, key=29, versions="1-3", flexible="2+"):
+    resource_type_filter: int = int8()
+    resource_name_filter: str | None = string(nullable=True)
+    pattern_type_filter: int = int8(default=LITERAL)
+    principal_filter: str | None = string(nullable=True)
+    host_filter: str | None = string(nullable=True)
+    operation: int = int8()
+    permission_type: int = int8()
+
+
+class AclDescription(Message):
+    principal: str = string()
+    host: str = string()
+    operation: int = int8()
+    permission_type: int = int8()
+
+
+class DescribeAclsResource(Message):
+    resource_type: int = int8()
+    resource_name: str = string()
+    pattern_type: int = int8(default=LITERAL)
+    acls: list[AclDescription] = array(AclDescription)
+
+
+class DescribeAclsResponse(Message, key=29, versions="1-3", flexible="2+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    resources: list[DescribeAclsResource] = array(DescribeAclsResource)
+
+
+class AclCreation(Message):
+    resource_type: int = int8()
+    resource_name: str = string()
+    resource_pattern_type: int = int8(default=LITERAL)
+    principal: str = string()
+    host: str = string()
+    operation: int = int8()
+    permission_type: int = int8()
+
+
+class CreateAclsRequest(Message, key=30, versions="1-3", flexible="2+"):
+    creations: list[AclCreation] = array(AclCreation)
+
+
+class AclCreationResult(Message):
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+
+
+class CreateAclsResponse(Message, key=30, versions="1-3", flexible="2+"):
+    throttle_time_ms: int = int32()
+    results: list[AclCreationResult] = array(AclCreationResult)
+
+
+class DeleteAclsFilter(Message):
+    resource_type_filter: int = int8()
+    resource_name_filter: str | None = string(nullable=True)
+    pattern_type_filter: int = int8(default=LITERAL)
+    principal_filter: str | None = string(nullable=True)
+    host_filter: str | None = string(nullable=True)
+    operation: int = int8()
+    permission_type: int = int8()
+
+
+class DeleteAclsRequest(Message, key=31, versions="1-3", flexible="2+"):
+    filters: list[DeleteAclsFilter] = array(DeleteAclsFilter)
+
+
+class DeleteAclsMatchingAcl(Message):
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    resource_type: int = int8()
+    resource_name: str = string()
+    pattern_type: int = int8(default=LITERAL)
+    principal: str = string()
+    host: str = string()
+    operation: int = int8()
+    permission_type: int = int8()
+
+
+class DeleteAclsFilterResult(Message):
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    matching_acls: list[DeleteAclsMatchingAcl] = array(DeleteAclsMatchingAcl)
+
+
+class DeleteAclsResponse(Message, key=31, versions="1-3", flexible="2+"):
+    throttle_time_ms: int = int32()
+    filter_results: list[DeleteAclsFilterResult] = array(DeleteAclsFilterResult)
