@@ -104,6 +104,9 @@ connection, except ApiVersions, which answers with the range we have.
 - **`compression.type` must be `producer`**: batches are stored as sent.
 - **A Metadata request that creates a topic waits for it** and answers with its leader. One request creates at
   most 100 topics.
+- **Asking for a topic does not make again what was just deleted**: not for 10 s, and not for 10 minutes by a client
+  that was connected before the deletion, which is most likely still polling for it. Nor does it create, for 10 s,
+  a topic whose creation was just refused. CreateTopics creates either at once.
 - **Requests other than Produce are at most 16 MB**, whatever `socket.request.max.bytes` says, and hold at
   most 500,000 array elements.
 - **Pipelined requests are handled as they come**, in order, and their answers leave in order. Kafka takes the

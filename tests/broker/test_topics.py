@@ -517,3 +517,30 @@ def test_strange_operations_on_settings_are_refused(wire: Wire, unique: Unique, 
     assert incremental(wire, name, "retention.ms", operation, "5") != 0
     assert incremental(wire, name, "retention.ms", 0, None) == ErrorCode.INVALID_REQUEST
     assert incremental(wire, name, "no.such.setting", 0, "5") == ErrorCode.INVALID_CONFIG
+
+
+def test_a_topic_whose_creation_was_just_refused_is_not_created_by_asking_for_it(
+    wire: Wire, unique: Unique
+) -> None:
+    name = unique("t")
+    asked = CreatableTopic(name=name, num_partitions=1, replication_factor=7)
+    (refused,) = wire.call(CreateTopicsRequest(topics=[asked]), 7).topics
+    assert refused.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+    assert only(metadata(wire, name, create=True).topics).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    # It was somebody's wish: with other numbers it is created at once.
+    create_topic(wire, name)
+
+
+def test_a_topic_that_was_just_deleted_is_not_created_by_a_client_that_polls(
+    node: Node, wire: Wire, unique: Unique
+) -> None:
+    name = unique("t")
+    create_topic(wire, name)
+    with node.connect() as polling:
+        assert only(metadata(polling, name, create=True).topics).error_code == ErrorCode.NONE
+        delete_topic(wire, name)
+        for _ in range(3):
+            (topic,) = metadata(polling, name, create=True).topics
+            assert topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert name not in names(wire.call(MetadataRequest(topics=None), 9))
+    create_topic(wire, name)

@@ -352,12 +352,15 @@ class Broker:
 
         ask()
 
-    def create_topics(self, names: list[str], done: Callable[[dict[str, int]], None]) -> None:
-        """Create topics because somebody asked for them, with the broker's defaults."""
+    def create_topics(
+        self, names: list[str], connected_ms: int, done: Callable[[dict[str, int]], None]
+    ) -> None:
+        """Create topics, with the broker's defaults, because a client that connected then asked for them."""
         topics = [CreatableTopic(name=name, num_partitions=-1, replication_factor=-1) for name in names]
         self._create(
             topics,
             lambda response: done({topic.name: topic.error_code for topic in response.topics}),
+            connected_for_ms=self.environment.clock.now_ms() - connected_ms,
         )
 
     def create_offsets_topic(self, done: Callable[[int], None]) -> None:
@@ -379,7 +382,9 @@ class Broker:
         )
         self._create([topic], lambda response: done(response.topics[0].error_code))
 
-    def _create(self, topics: list[CreatableTopic], done: Callable[[Any], None]) -> None:
+    def _create(
+        self, topics: list[CreatableTopic], done: Callable[[Any], None], *, connected_for_ms: int = -1
+    ) -> None:
         def created(response: Any) -> None:
             for topic in response.topics:
                 if topic.error_code == ErrorCode.TOPIC_ALREADY_EXISTS:
@@ -388,7 +393,8 @@ class Broker:
             made = [topic.name for topic in response.topics if not topic.error_code]
             self.when_seen(made, lambda: done(response))
 
-        self.forward(CreateTopicsRequest(topics=topics), CREATE_TOPICS_VERSION, created)
+        request = CreateTopicsRequest(topics=topics, connected_for_ms=connected_for_ms)
+        self.forward(request, CREATE_TOPICS_VERSION, created)
 
     def when_seen(self, names: list[str], then: Callable[[], None]) -> None:
         """Go on when this broker knows the topics, so that who made them finds them here."""

@@ -110,6 +110,11 @@ class Call:
     def listener(self) -> str:
         return self.connection.listener
 
+    @property
+    def connected_ms(self) -> int:
+        """When the client connected."""
+        return self.connection.connected_ms
+
     def answer(self, response: Any) -> None:
         """Complete a request whose handler returned WAITING."""
         assert self.parts is None, "a request is answered once"
@@ -147,6 +152,7 @@ class Connection:
         "_unsent_bytes",
         "_waiting",
         "_warmed",
+        "connected_ms",
         "frame_started_ms",
         "is_closed",
         "last_active_ms",
@@ -163,7 +169,7 @@ class Connection:
         self.is_closed = False
         # Called once when the connection has ended, for whoever has to know.
         self.on_closed: Callable[[], None] | None = None
-        self.last_active_ms = server.environment.clock.now_ms()
+        self.connected_ms = self.last_active_ms = server.environment.clock.now_ms()
         # Input.
         self._framer = Framer(server.buffers, server.frame_bytes_max)
         self._is_reading = False

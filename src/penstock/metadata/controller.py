@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from penstock.decision import Decision
 from penstock.metadata.alterations import alter_configs, incremental_alter_configs
+from penstock.metadata.auto_creation import AutoCreation
 from penstock.metadata.brokers import Brokers
 from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
 from penstock.metadata.creation import Creation
@@ -118,6 +119,7 @@ class Controller:
         self._brokers_expected = brokers_expected
         self._brokers = Brokers(self._decided)
         self._rebalancing = Rebalancing(self._decided, self._brokers)
+        self._auto_creation = AutoCreation()
 
     @property
     def image(self) -> Image:
@@ -155,10 +157,10 @@ class Controller:
             case AlterPartitionRequest():
                 return self._complete(self._alter_partition(request, version))
             case CreateTopicsRequest():
-                made = self._create_topics(request, version, wall_ms, from_broker)
+                made = self._create_topics(request, version, wall_ms, now_ms, from_broker)
                 return self._decide(*made, validate_only=request.validate_only)
             case DeleteTopicsRequest():
-                return self._decide(*self._delete_topics(request, version))
+                return self._decide(*self._delete_topics(request, version, now_ms))
             case CreatePartitionsRequest():
                 added = self._create_partitions(request, wall_ms)
                 return self._decide(*added, validate_only=request.validate_only)
@@ -209,6 +211,7 @@ class Controller:
         """Assert what must be true between two decisions (invariants 17 to 20 as far as the metadata goes)."""
         self._decided.check()
         self._brokers.check()
+        self._auto_creation.check()
         brokers = self.image.brokers
         for topic in self.image.topics.values():
             for partition in topic.partitions:
@@ -352,18 +355,27 @@ class Controller:
         return decision
 
     def _create_topics(
-        self, request: CreateTopicsRequest, version: int, wall_ms: int, from_broker: bool
+        self, request: CreateTopicsRequest, version: int, wall_ms: int, now_ms: int, from_broker: bool
     ) -> tuple[Sequence[Message], CreateTopicsResponse]:
         creation = self._creation(wall_ms)
+        is_wanted = request.connected_for_ms < 0
+        names = self._auto_creation
         times = Counter(topic.name for topic in request.topics)
         results: dict[str, CreatableTopicResult] = {}
         for topic in request.topics:
             if topic.name in results:
                 continue
             try:
+                if not is_wanted and names.is_held(topic.name, request.connected_for_ms, now_ms):
+                    raise Refusal(
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                        f"'{topic.name}' was just deleted, or refused: create it with CreateTopics.",
+                    )
                 if times[topic.name] > 1:
                     raise Refusal(ErrorCode.INVALID_REQUEST, "Each topic may be named once.")
                 result = creation.topic(topic, is_own=from_broker)
+                if not request.validate_only:
+                    names.created(topic.name)
                 if version >= _SETTINGS_VERSION:
                     result.configs = creation.shown_settings(
                         {config.name: config.value or "" for config in topic.configs}
@@ -372,6 +384,8 @@ class Controller:
                 result = CreatableTopicResult(
                     name=topic.name, error_code=refusal.error, error_message=refusal.message
                 )
+                if is_wanted and not request.validate_only and topic.name not in self.image.topics:
+                    names.refused(topic.name, now_ms)
             results[topic.name] = result
         return creation.changes, CreateTopicsResponse(topics=list(results.values()))
 
@@ -405,7 +419,7 @@ class Controller:
         )
 
     def _delete_topics(
-        self, request: DeleteTopicsRequest, version: int
+        self, request: DeleteTopicsRequest, version: int, now_ms: int
     ) -> tuple[Sequence[Message], DeleteTopicsResponse]:
         # By name, or by id since version 6.
         asked: list[tuple[str | None, TopicId]] = [(name, NO_TOPIC_ID) for name in request.topic_names]
@@ -433,6 +447,8 @@ class Controller:
                 if times_asked[name, id] > 1 or (topic is not None and times_found[topic.id] > 1):
                     raise Refusal(ErrorCode.INVALID_REQUEST, "Each topic may be named once.")
                 changes.append(_deletion(name, topic))
+                assert topic is not None
+                self._auto_creation.deleted(topic.name, now_ms)
             except Refusal as refusal:
                 result.error_code, result.error_message = refusal.error, refusal.message
             results.append(result)

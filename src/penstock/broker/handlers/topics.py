@@ -4,8 +4,8 @@
 Reads are answered from the committed image, the full list from the bytes that ``catalogue.py`` keeps. Changes
 go to the controller and are answered when they are committed.
 
-Departure from Kafka: a Metadata request that creates a topic waits for it and answers with its leader,
-instead of UNKNOWN_TOPIC_OR_PARTITION and a retry.
+Departures from Kafka: a Metadata request that creates a topic waits for it and answers with its leader,
+instead of UNKNOWN_TOPIC_OR_PARTITION and a retry. And it does not create every name (``auto_creation.py``).
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def metadata(broker: Broker, request: MetadataRequest, call: Call) -> Any:
         del creatable[TOPICS_CREATED_PER_REQUEST_MAX:]
         if creatable:
             broker.create_topics(
-                creatable, lambda errors: call.answer(_named_topics(broker, request, topics, errors))
+                creatable,
+                call.connected_ms,
+                lambda errors: call.answer(_named_topics(broker, request, topics, errors)),
             )
             return WAITING
     return _named_topics(broker, request, topics, {})
@@ -237,6 +239,7 @@ def create_topics(broker: Broker, request: CreateTopicsRequest, call: Call) -> A
     if call.is_internal:
         return broker.decide(request, call)
 
+    request.connected_for_ms = -1
     # The controller lets brokers create the topics they need, and it cannot tell for whom one asks.
     own = [topic.name for topic in request.topics if is_internal(topic.name)]
     request.topics = [topic for topic in request.topics if not is_internal(topic.name)]

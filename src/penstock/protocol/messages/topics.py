@@ -7,7 +7,19 @@ none, except in version 0, where the empty one means all.
 from __future__ import annotations
 
 from penstock.protocol.messages import OPERATIONS_OMITTED
-from penstock.protocol.schema import Message, array, boolean, int8, int16, int32, string, struct, uuid
+from penstock.protocol.schema import (
+    OWN_TAGS,
+    Message,
+    array,
+    boolean,
+    int8,
+    int16,
+    int32,
+    int64,
+    string,
+    struct,
+    uuid,
+)
 
 
 class MetadataRequestTopic(Message):
@@ -81,6 +93,9 @@ class CreateTopicsRequest(Message, key=19, versions="2-7", flexible="5+"):
     topics: list[CreatableTopic] = array(CreatableTopic)
     timeout_ms: int = int32(default=60000)
     validate_only: bool = boolean()
+    # Ours, from a broker: a client that has been connected for so long has asked for these topics, which are not
+    # there. -1 when somebody wants them created.
+    connected_for_ms: int = int64("5+", default=-1, tag=OWN_TAGS)
 
 
 class CreatableTopicConfigs(Message):
