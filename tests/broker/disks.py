@@ -154,8 +154,8 @@ class Hosted:
         assert self._log is not None
         return self._log
 
-    def open(self, storage: Storage, placed_in: bytes = bytes(16)) -> Log:
-        self._log = storage.open_log(self, placed_in)  # type: ignore[arg-type]
+    def open(self, storage: Storage, placed_in: bytes = bytes(16), *, may_cut: bool = True) -> Log:
+        self._log = storage.open_log(self, placed_in, may_cut=may_cut)  # type: ignore[arg-type]
         return self._log
 
     def write(self, storage: Storage, count: int = 3) -> Log:

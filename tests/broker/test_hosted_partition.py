@@ -19,6 +19,7 @@ from penstock.broker.partitions import HostedPartition
 from penstock.broker.replicas import core_of
 from penstock.broker.storage import Storage
 from penstock.log.config import LogConfig
+from penstock.log.log import CorruptLog
 from penstock.log.names import write_partition_metadata
 from penstock.metadata.image import Image, PartitionImage, TopicImage
 from penstock.model import BrokerId, TopicId
@@ -42,6 +43,9 @@ class Around:
 
     def live(self, broker: int) -> int | None:
         return 100 + broker
+
+    def may_cut(self, _: HostedPartition) -> bool:
+        return False
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: self.told.append(name)
@@ -290,6 +294,35 @@ def test_damage_that_an_append_comes_upon_is_told(node: Node, leads: bool) -> No
         error = again.append_fetched(fetched(10, 1, epoch=2), 10, 0)
     assert error == ErrorCode.KAFKA_STORAGE_ERROR
     assert "damaged" in around.told
+
+
+@pytest.mark.parametrize("may_cut", [False, True])
+def test_damage_that_a_start_finds_is_cut_off_only_when_nobody_counts_on_it(
+    node: Node, may_cut: bool
+) -> None:
+    """If the process dies before the controller has heard of it, the next one must find it again."""
+    one = hosted(node.start(), partition())
+    assert one.append_fetched(fetched(0, 10), 0, 0) == ErrorCode.NONE
+    (segment,) = Path(node.paths[0], "t-0").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[7 * BATCH_BYTES + 70] ^= 1
+    segment.write_bytes(data)
+    storage = node.start()
+    around = Around()
+    around.may_cut = lambda _: may_cut  # type: ignore[method-assign]
+    again = hosted(storage, partition(epoch=2), around)
+    if not may_cut:
+        with pytest.raises(CorruptLog):
+            _ = again.log
+        assert segment.read_bytes() == data
+    else:
+        assert again.log.log_end_offset == 7
+    assert around.told.count("damaged") == 1
+    again.is_offline = True
+    again.mend(7)
+    assert around.told.count("damaged") == 1
+    assert again.fetch_position() == (7, 0, 0)
+    assert again.append_fetched(fetched(7, 3), 10, 0) == ErrorCode.NONE
 
 
 def test_a_damaged_replica_whose_disk_fails_too_begins_anew_with_a_name_of_its_own(two_disks: Node) -> None:

@@ -296,7 +296,7 @@ def test_a_partition_that_its_checkpoint_remembers_is_missed(node: Node) -> None
         hosted().open(again, again.directory_ids[index])
     # The others have it, and it is not in sync: it begins anew.
     fresh = hosted()
-    again.forget(fresh)  # type: ignore[arg-type]
+    again.give_up(fresh, 0)  # type: ignore[arg-type]
     assert fresh.write(again).log_end_offset == 3
 
 
@@ -416,8 +416,8 @@ def test_a_high_watermark_is_not_remembered_beyond_a_cut(node: Node) -> None:
     assert again.remembered_high_watermark(fresh) == 20  # type: ignore[arg-type]
 
 
-def test_what_recovery_has_cut_is_remembered_until_the_replica_is_mended(node: Node) -> None:
-    """Before, it tells of the damage. After, the log grows, and it would speak of other bytes."""
+def test_damage_is_found_again_until_it_may_be_cut_off(node: Node) -> None:
+    """The checkpoint tells of it too. After the cut the log grows, and it would speak of other bytes."""
     storage = node.start()
     one = hosted()
     log = one.write(storage, 50)
@@ -429,11 +429,15 @@ def test_what_recovery_has_cut_is_remembered_until_the_replica_is_mended(node: N
     storage.prepare_checkpoint()()
     (segment,) = Path(node.where("t-0")[0], "t-0").glob("*.log")
     segment.write_bytes(segment.read_bytes()[: segment.stat().st_size // 2 + 1])
+    found = segment.read_bytes()
     for _ in range(2):
-        log = hosted().open(node.start())
-        assert log.log_end_offset == 25
-        assert log.recovery is not None and log.recovery.was_cut
-    log.truncate_to(25)
+        with pytest.raises(CorruptLog) as damage:
+            hosted().open(node.start(), may_cut=False)
+        assert damage.value.offset == 25
+        assert segment.read_bytes() == found
+    log = hosted().open(node.start())
+    assert log.log_end_offset == 25
+    assert log.recovery is not None and log.recovery.was_cut
     log.append_replicated(fetched(25, 10, epoch=2))
     again = node.start()
     fresh = hosted()

@@ -105,6 +105,42 @@ def test_nothing_behind_a_damaged_batch_survives(files: FakeFiles, log: Log, pos
     assert append(again, epoch=2) == 5
 
 
+DAMAGE = {
+    "a damaged batch": (lambda files: files.damage(path(4), BATCH_BYTES, 0x80), 0, 5),
+    "a damaged last batch": (lambda files: files.damage(path(8), BATCH_BYTES + 61, 0x80), 0, 9),
+    "a tail that was durable": (lambda files: files.open(path(8)).truncate(BATCH_BYTES + 30), 10, 9),
+    "a batch that was durable": (lambda files: files.open(path(8)).truncate(BATCH_BYTES), 10, 9),
+    "a segment": (lambda files: files.remove(path(4)), 0, 4),
+    "the last segment": (lambda files: files.remove(path(8)), 9, 8),
+    "every segment": (lambda files: [files.remove(path(base)) for base in (0, 4, 8)], 9, 0),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_that_may_not_be_cut_off_is_left_for_the_next_process_to_find(
+    files: FakeFiles, log: Log, what: str
+) -> None:
+    """A process that cut it off and died before it told anybody would leave a log that is in order, and shorter."""
+    do, recovery_point, offset = DAMAGE[what]
+    do(files)
+    found = {name: files.read(f"{DIRECTORY}/{name}") for name in names(files, ".log")}
+    for _ in range(2):
+        with pytest.raises(CorruptLog) as damage:
+            opened(files, CONFIG, clean=False, recovery_point=recovery_point, may_cut=False)
+        assert damage.value.offset == offset
+        assert {name: files.read(f"{DIRECTORY}/{name}") for name in names(files, ".log")} == found
+    told: list[int] = []
+    again = opened(files, CONFIG, clean=False, recovery_point=recovery_point, before_cut=told.append)
+    assert again.log_end_offset == offset
+    assert set(told) == {offset}
+
+
+def test_a_torn_tail_is_cut_off_whether_damage_may_be_or_not(files: FakeFiles, log: Log) -> None:
+    files.open(path(8)).append((bytes(made_batch(size=200)[0])[:-30],))
+    assert opened(files, CONFIG, clean=False, recovery_point=10, may_cut=False).log_end_offset == 10
+    assert len(files.read(path(8))) == 2 * BATCH_BYTES
+
+
 def test_what_was_set_aside_before_is_not_overwritten(files: FakeFiles, log: Log) -> None:
     files.replace(path(8, ".log.corrupt"), b"earlier")
     files.damage(path(4), 100, 0x80)

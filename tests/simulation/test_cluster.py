@@ -44,6 +44,7 @@ PINNED = (
     (910847, 40, 3),  # started without a disk, and no longer eligible for what lay safely on it
     (630232, 40, 3),  # a batch behind one that a lapsed lease refused, called out of order
     (910104, 40, 3),  # a deletion replayed at the start, and what then had the topic's name deleted with it
+    (7000419, 60, 3),  # damage cut off by a process that died before it had told of it
     (31001480, 60, 5),  # an epoch that a full disk did not take, and the broker taken for one that lost data
     (31001194, 60, 3),  # batches behind those that a leader without the topic refused, taken before them
     (31000275, 60, 3),  # old damage that every append came upon, and nobody mended
@@ -82,6 +83,29 @@ def test_a_follower_whose_directory_is_gone_fetches_everything_again() -> None:
     disk.drop("orders-0")
     run.cluster.start(machine)
     assert run.loop.run_until(run.inspector.is_whole, swarm.LIVENESS_MS), run.inspector.what_is_missing()
+
+
+def test_a_stop_before_the_logs_were_looked_at_leaves_no_word_that_they_are_in_order() -> None:
+    run = swarm.Run(replace(swarm.plan_for(3, seconds=20, nodes=3), data_dirs=1, administers=False))
+    run._begin()
+    run.loop.run_for(20_000)
+    machine = run.cluster.machines[3]
+    run.cluster.crash(machine)
+    for other in ("node-1", "node-2"):
+        run.fabric.cut(machine.host, other)
+        run.fabric.cut(other, machine.host)
+    run.cluster.start(machine)
+    run.loop.run_for(1_000)
+    run.cluster.stop(machine)
+    assert run.loop.run_until(lambda: not machine.is_running, 20_000)
+    disk = machine.disk.find("/disk1")
+    assert isinstance(disk, Directory) and ".kafka_cleanshutdown" not in disk.entries
+    run.fabric.mend_all()
+    run.cluster.start(machine)
+    assert run.loop.run_until(run.inspector.is_whole, swarm.LIVENESS_MS), run.inspector.what_is_missing()
+    run.cluster.stop(machine)
+    assert run.loop.run_until(lambda: not machine.is_running, 20_000)
+    assert ".kafka_cleanshutdown" in disk.entries
 
 
 def test_a_seed_means_the_same_in_every_process() -> None:

@@ -168,6 +168,8 @@ class Broker:
             lanes=config.num_replica_fetchers,
         )
         self.directories = DirectoryReports(self)
+        # Every log that the last run did not close was looked at.
+        self._has_recovered = False
         self.coordinators = Coordinators(self)
         self.freshness = Freshness(self)
         self.housekeeping = Housekeeping(environment, config, self.storage, self.partitions, logger)
@@ -223,7 +225,13 @@ class Broker:
         self.storage.remember(self.partitions)
         self.storage.prepare_checkpoint()()
         self.consensus.close()
-        self.storage.leave_clean_marker(self.membership.epoch)
+        if self._are_logs_in_order():
+            self.storage.leave_clean_marker(self.membership.epoch)
+
+    def _are_logs_in_order(self) -> bool:
+        """Whether the next start need not look inside the logs: this one has, and nothing is left to be mended."""
+        has_recovered = self._has_recovered or not self.storage.partitions_to_recover()
+        return has_recovered and not self.directories.has_damaged
 
     # What the cluster has agreed on
 
@@ -487,7 +495,13 @@ class Broker:
     def placed(self, hosted: HostedPartition) -> None:
         self.directories.placed(hosted)
 
+    def may_cut(self, hosted: HostedPartition) -> bool:
+        return self.membership.has_current_image and not self.directories.has_others(hosted)
+
     def damaged(self, hosted: HostedPartition, offset: int) -> None:
+        if not self.membership.has_current_image:
+            # Who counts on the replica is not known yet. It is found again when the log is opened then.
+            return
         self.logger.error("damaged", partition=repr(hosted), offset=offset)
         if self.membership.are_logs_ready:
             # Whoever found it is in the middle of reading.
@@ -516,6 +530,8 @@ class Broker:
         recover_some()
 
     def _prepared(self, then: Callable[[], None]) -> None:
+        self._has_recovered = True
+
         def go_on() -> None:
             then()
             # Coordinators first. And whoever gets another role meanwhile is looked at twice, which does no harm.

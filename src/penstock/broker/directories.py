@@ -45,6 +45,11 @@ class DirectoryReports:
         self._is_asking = False
         self._on_reported: list[Callable[[], None]] = []
 
+    @property
+    def has_damaged(self) -> bool:
+        """Whether any replica waits to be mended."""
+        return bool(self._damaged)
+
     def when_reported(self, then: Callable[[], None]) -> None:
         """Go on when the controller has heard of everything that was said so far."""
         if self._is_asking:
@@ -59,7 +64,7 @@ class DirectoryReports:
 
     def damaged(self, hosted: HostedPartition, offset: int) -> None:
         """The bytes of a replica are not what was written, from the batch with this offset on."""
-        if hosted in self._damaged or hosted.is_deleted or not self._has_others(hosted):
+        if hosted in self._damaged or hosted.is_deleted or not self.has_others(hosted):
             return
         self._damaged[hosted] = offset
         hosted.is_offline = True
@@ -87,7 +92,8 @@ class DirectoryReports:
             self._broker.role_changed(hosted)
             self._report(hosted)
 
-    def _has_others(self, hosted: HostedPartition) -> bool:
+    def has_others(self, hosted: HostedPartition) -> bool:
+        """Whether another replica has, or may have, what this one lacks."""
         image = hosted.image
         return any(
             replica != self._broker.node_id for replica in (*image.isr, *image.eligible_leader_replicas)

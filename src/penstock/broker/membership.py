@@ -99,6 +99,11 @@ class Membership:
         """Whether every log is open that has to be, so that followers may begin to fetch."""
         return self.state is not State.REGISTERING and self.state is not State.CATCHING_UP
 
+    @property
+    def has_current_image(self) -> bool:
+        """Whether the image tells all that was decided before this process was registered."""
+        return self.state is not State.REGISTERING and self._broker.image.offset >= self.epoch
+
     def start(self, endpoints: list[Endpoint]) -> None:
         self._endpoints = endpoints
         self._register()

@@ -130,28 +130,35 @@ class HostedPartition:
     def log(self) -> Log:
         """Raises OSError when it cannot be opened."""
         if self._log is None:
-            if self.is_offline:
-                raise OSError(errno.EIO, "its disk has failed", repr(self))
-            if self.is_deleted:
-                # What lies under its name may be another topic's.
-                raise OSError(errno.ENOENT, "it was deleted", repr(self))
-            place = self._image.directory(self._surroundings.me)
-            if (
-                len(self._image.replicas) == 1
-                and not self._image.leader_recovery_state
-                and self._storage.has_lost(place)
-            ):
-                # The only copy. It may come back with its disk, and nobody has said that it should be given up.
-                raise OSError(errno.EIO, "its data directory is not here", repr(self))
-            log = self._storage.open_log(self, place)
-            self._log = log
-            self._start_replicating(log)
-            recovery = log.recovery
-            if recovery is not None and recovery.damaged_at is not None:
-                self._surroundings.damaged(self, recovery.damaged_at)
-            elif recovery is not None and recovery.was_cut:
+            try:
+                log = self._open(may_cut=self._surroundings.may_cut(self))
+            except CorruptLog as error:
+                self._surroundings.damaged(self, error.offset)
+                raise
+            if log.recovery is not None and log.recovery.was_cut:
                 self._surroundings.damaged(self, log.log_end_offset)
+            return log
         return self._log
+
+    def _open(self, *, may_cut: bool) -> Log:
+        if self.is_offline:
+            raise OSError(errno.EIO, "its disk has failed", repr(self))
+        if self.is_deleted:
+            # What lies under its name may be another topic's.
+            raise OSError(errno.ENOENT, "it was deleted", repr(self))
+        place = self._image.directory(self._surroundings.me)
+        if (
+            len(self._image.replicas) == 1
+            and not self._image.leader_recovery_state
+            and self._storage.has_lost(place)
+        ):
+            # The only copy. It may come back with its disk, and nobody has said that it should be given up.
+            raise OSError(errno.EIO, "its data directory is not here", repr(self))
+        log = self._log = self._storage.open_log(self, place, may_cut=may_cut)
+        self._start_replicating(log)
+        if log.recovery is not None and log.recovery.damaged_at is not None:
+            self._surroundings.damaged(self, log.recovery.damaged_at)
+        return log
 
     @property
     def is_open(self) -> bool:
@@ -613,10 +620,10 @@ class HostedPartition:
         """Cut off what is damaged, now that nobody counts on it; the leader has it all. Raises OSError."""
         if self._log is None:
             # It could not even be opened, or its disk has failed since.
-            self._storage.forget(self)
+            self._storage.give_up(self, offset)
             self._has_directory = False
             self.is_offline = False
-            _ = self.log
+            self._open(may_cut=True)
             return
         log = self._log
         log.truncate_to(max(offset, log.log_start_offset))

@@ -275,21 +275,24 @@ class Storage:
             raise OSError(errno.EIO, "the directory is offline", home.path)
         return home
 
-    def open_log(self, hosted: HostedPartition, placed_in: bytes = UNASSIGNED_DIRECTORY) -> Log:
+    def open_log(
+        self, hosted: HostedPartition, placed_in: bytes = UNASSIGNED_DIRECTORY, *, may_cut: bool = True
+    ) -> Log:
         """Open the partition's log; ``placed_in`` is the directory that the metadata names.
 
         Raises:
+            CorruptLog: it is damaged, and the damage may not be cut off.
             OSError: its files cannot be used, or its directory is offline.
         """
         home = self._home(hosted, placed_in)
         try:
-            return self._open_in(home, hosted)
+            return self._open_in(home, hosted, may_cut=may_cut)
         except OSError as error:
             if error.errno in _BROKEN:
                 self.check_disk(home, error)
             raise
 
-    def _open_in(self, home: Directory, hosted: HostedPartition) -> Log:
+    def _open_in(self, home: Directory, hosted: HostedPartition, *, may_cut: bool) -> Log:
         path = home.path_of(hosted.topic, hosted.index)
         files = self.environment.files
         checkpoint = home.checkpoint
@@ -309,13 +312,14 @@ class Storage:
             clean=home.was_clean,
             recovery_point=remembered.recovery_point,
             log_start_offset=remembered.log_start_offset or None,
+            may_cut=may_cut,
+            before_cut=lambda offset: self._lower(home, hosted, offset),
         )
         if log.recovery is not None and log.recovery.had_more:
             # If the machine was up all the time, whatever was written is there as it was written, or damaged. After
             # a power loss it may be just what no fsync had covered; but how far they had come since the checkpoint
             # is not written down, and a flushed replica has confirmed all of that.
             log.recovery.was_cut = True
-        log.before_cut = lambda offset: self._lower(home, hosted, offset)
         self.doom(hosted, log)
         if not home.was_clean and log.log_end_offset > log.recovery_point:
             # What recovery kept was readable from the page cache; now it is on the disk as well.
@@ -347,8 +351,16 @@ class Storage:
         if read_partition_metadata(files, path) is None:
             write_partition_metadata(files, path, hosted.topic_id)
 
-    def forget(self, hosted: HostedPartition) -> None:
-        """The partition's data is lost and others have it: it may begin anew, empty and in any directory."""
+    def give_up(self, hosted: HostedPartition, offset: int) -> None:
+        """The partition's data is lost from an offset on, and others have it.
+
+        The next open takes nothing above as known to be on the disk. If none of it is here, the partition may begin
+        again, empty and in any directory.
+        """
+        home = self.directory_of(hosted)
+        if home is not None and home.is_online:
+            self._lower(home, hosted, offset)
+            return
         for directory in self._online():
             directory.checkpoint.forget(hosted.topic_id, hosted.index)
         self._leave_home(hosted)

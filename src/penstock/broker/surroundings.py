@@ -53,6 +53,13 @@ class Surroundings(Protocol):
         """This broker leads it and knows what is committed."""
         ...
 
+    def may_cut(self, hosted: HostedPartition) -> bool:
+        """Whether damage may be cut off as the log is opened, because there is no other copy.
+
+        Else it is reported first.
+        """
+        ...
+
     def damaged(self, hosted: HostedPartition, offset: int) -> None:
         """From here on, the bytes on the disk are not what was written."""
         ...

@@ -113,20 +113,31 @@ class Log:
         clean: bool,
         recovery_point: int = 0,
         log_start_offset: int | None = None,
+        may_cut: bool = True,
+        before_cut: Callable[[int], None] | None = None,
     ) -> Log:
         """Open the log in a directory, which need not exist yet.
 
         ``clean`` means that ``close`` was the last thing that happened to it. Otherwise everything from the
         segment of ``recovery_point`` on is read and checked, and ``recovery`` says what was found.
         ``log_start_offset`` is what the broker's checkpoint remembers of DeleteRecords and retention.
+        ``may_cut`` says whether damage may be cut off; a torn tail always is.
+
+        Raises:
+            CorruptLog: there is damage that may not be cut off. The files are as they were.
+            OSError: the files cannot be used.
         """
         log = cls(environment.files, environment.clock, directory, config)
+        log.before_cut = before_cut
         log._list_files()
         if log._segments.items:
             if not (clean and log._open_clean()):
-                log._recover(recovery_point)
+                log._recover(recovery_point, may_cut=may_cut)
             log.log_start_offset = log._segments.items[0].base_offset
         elif recovery_point > (log_start_offset or 0):
+            if not may_cut:
+                raise CorruptLog("it has no segments", directory, 0)
+            log._warn_of_cut(0)
             log.recovery = Recovery(0, was_cut=True)
         if log_start_offset is not None and log_start_offset > log.log_start_offset:
             log._start_at(log_start_offset)
@@ -163,10 +174,15 @@ class Log:
         # Closing left a snapshot at the end of the log, unless one is there from the roll.
         return self._snapshots.newest <= active.base_offset or self._snapshots.newest == self.log_end_offset
 
-    def _recover(self, recovery_point: int) -> None:
-        self.recovery, self._producers = recover(
-            self._segments, self.epochs, self._snapshots, recovery_point, self.steady_ms()
-        )
+    def _recover(self, recovery_point: int, *, may_cut: bool) -> None:
+        before_cut = self._warn_of_cut if may_cut else None
+        try:
+            self.recovery, self._producers = recover(
+                self._segments, self.epochs, self._snapshots, recovery_point, self.steady_ms(), before_cut
+            )
+        except OSError:
+            self._segments.close()
+            raise
         self.log_end_offset = self.recovery.log_end_offset
         self._producers.log_was_empty = self.log_end_offset == 0
         self._epoch = self.epochs.latest

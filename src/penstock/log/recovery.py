@@ -7,13 +7,17 @@ another name. So is what lay behind the cut, unless it is just the beginning of 
 recovery point, as every crash may leave it. Nothing more is destroyed: "nothing good can come behind a bad
 batch" is our opinion, and somebody may need to look.
 
+A torn tail is cut at once. Anything else is damage, and the cut would be the end of all evidence: should the
+process die before it has told anybody, the next one would find a log that is in order and merely shorter. So
+damage is cut only with a ``before_cut``, which is called first; without one, CorruptLog is raised.
+
 What a newcomer gets wrong: the CRC does not cover a batch's offset and epoch. Only the batches around it tell
 whether these are right; offsets therefore follow each other without a gap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -68,9 +72,18 @@ class Recovery:
 
 
 def recover(
-    segments: Segments, epochs: LeaderEpochs, snapshots: Snapshots, recovery_point: int, wall_ms: int
+    segments: Segments,
+    epochs: LeaderEpochs,
+    snapshots: Snapshots,
+    recovery_point: int,
+    wall_ms: int,
+    before_cut: Callable[[int], None] | None,
 ) -> tuple[Recovery, ProducerStates]:
-    """Bring the files of a log into agreement with its good batches; what the producers wrote in them."""
+    """Bring the files of a log into agreement with its good batches; what the producers wrote in them.
+
+    Raises:
+        CorruptLog: there is damage, and it may not be cut off.
+    """
     items = segments.items
     # The segment that ends at the recovery point is looked at too: a truncation to there may be undone.
     start = max(0, segments.place_of(recovery_point - 1))
@@ -82,6 +95,11 @@ def recover(
     recovery = Recovery(scanned_from)
     recovery.damaged_at = min((found.offset for found in (damage, more_damage) if found), default=None)
     last_epoch = NO_EPOCH
+
+    def give_up_from(segment: Segment, offset: int) -> None:
+        if before_cut is None:
+            raise CorruptLog("it is damaged", segment.path, offset)
+        before_cut(offset)
 
     def good(segment: Segment) -> Iterator[tuple[int, BatchHeader]]:
         """The good batches of a segment, which is cut behind them."""
@@ -102,6 +120,7 @@ def recover(
             is_torn = segment is items[-1] and _is_torn(segment.file, end, next_offset)
             recovery.had_more = recovery.had_more or not is_torn
             if not (is_usual and is_torn):
+                give_up_from(segment, next_offset)
                 recovery.set_aside.append(segment.copy_aside(end, CORRUPT))
             segment.file.truncate(end)
             segment.size = end
@@ -117,6 +136,8 @@ def recover(
         kept += 1
         recovery.log_end_offset = segment.rebuild(good(segment), segments.config, wall_ms, durable=False)
 
+    if recovery.log_end_offset < recovery_point or (items[kept:] and not recovery.had_more):
+        give_up_from(items[kept - 1], recovery.log_end_offset)
     for segment in items[kept:]:
         recovery.had_more = True
         recovery.set_aside += segment.set_aside(CORRUPT)
