@@ -318,6 +318,19 @@ def test_sequences_wrap_to_zero(wire: Wire, topic: str) -> None:
     assert everything(wire, topic)[1:] == [b"a", b"b", b"c", b"d"]
 
 
+def test_a_producer_goes_on_in_an_empty_log_when_it_insists(wire: Wire, topic: str) -> None:
+    """The topic was made again under a producer that has written for long."""
+    producer_id, _ = new_producer(wire)
+
+    def send(sequence: int) -> int:
+        records = batch(b"%d" % sequence, producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+        return produce(wire, topic, records).error_code
+
+    assert [send(200), send(201)] == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 2
+    assert [send(200), send(201), send(200)] == [ErrorCode.NONE] * 3
+    assert everything(wire, topic) == [b"200", b"201"]
+
+
 def test_gaps_old_epochs_and_first_batches_that_are_none_are_refused(wire: Wire, topic: str) -> None:
     producer_id, _ = new_producer(wire)
 
@@ -325,7 +338,7 @@ def test_gaps_old_epochs_and_first_batches_that_are_none_are_refused(wire: Wire,
         records = batch(b"v", producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
         return produce(wire, topic, records).error_code
 
-    assert send(0, 5) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert send(0, 5) == ErrorCode.NOT_LEADER_OR_FOLLOWER, "in an empty log, the first may come yet"
     assert send(0, 0) == ErrorCode.NONE
     assert send(0, 2) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert send(1, 1) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicCollection
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from tests.interop.adapters.confluent import ConfluentClient
@@ -37,7 +37,33 @@ def client(bootstrap: str) -> Iterator[ConfluentClient]:
 
 
 class TestRecords(Writing, Reading, AskingNewest):
-    pass
+    def test_an_idempotent_producer_lives_on_when_its_topic_is_made_again(
+        self, bootstrap: str, client: ConfluentClient, unique: Unique
+    ) -> None:
+        """librdkafka gives up for good when it hears that the first batch in flight is out of order."""
+        topic = unique("topic")
+        producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0})
+        errors: list[KafkaError | None] = []
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            errors.append(error)
+
+        for incarnation in range(3):
+            client.create_topic(topic)
+            for number in range(200):
+                producer.produce(topic, f"{incarnation} {number}".encode(), on_delivery=delivered)
+                producer.poll(0)
+            assert producer.flush(PATIENCE_S) == 0
+            assert errors == [None] * 200
+            errors.clear()
+            consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": unique("group")})
+            consumer.assign([TopicPartition(topic, 0, 0)])
+            records = consumer.consume(200, PATIENCE_S)
+            consumer.close()
+            assert [record.value() for record in records] == [
+                f"{incarnation} {number}".encode() for number in range(200)
+            ]
+            client.delete_topic(topic)
 
 
 class TestGroups(Sharing, Cooperating, StayingStatic, ManagingGroups, DeletingGroups, AlteringCommits):

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.log import producers
 from penstock.log.config import LogConfig
-from penstock.log.producers import LOADED_MS_MIN, CorruptSnapshot, Duplicate, ProducerStates
+from penstock.log.producers import LOADED_MS_MIN, TRY_AGAIN, CorruptSnapshot, Duplicate, ProducerStates
 from penstock.log.refusals import (
     ELSEWHERE_REMEMBERED,
     NONE_REFUSED,
@@ -124,10 +124,27 @@ def test_an_unknown_producer_may_go_on_at_any_sequence(writer: Writer) -> None:
     assert writer.write(17) == 100
 
 
-def test_the_first_batch_of_a_log_must_be_the_first_of_its_producer(writer: Writer) -> None:
+def test_a_batch_that_overtook_the_first_of_a_log_is_to_come_again_behind_it(writer: Writer) -> None:
     writer.states.log_was_empty = True
-    assert writer.write(17) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert writer.write(0) == 100
+    assert writer.write(17) is TRY_AGAIN
+    assert writer.write(0, count=17) == 100
+    writer.states.log_was_empty = False
+    assert writer.write(17) == 117
+
+
+def test_a_producer_that_goes_on_in_a_topic_made_again_is_taken_when_it_insists() -> None:
+    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
+    states.log_was_empty = True
+    for sequence in (200, 210):
+        verdict = states.check(made_header(sequence), NOW, refusals)
+        assert verdict is TRY_AGAIN
+        refusals.add(made_header(sequence), verdict, NOW)
+    assert states.check(made_header(210), NOW, refusals) is TRY_AGAIN, "the one before it was refused too"
+    assert states.check(made_header(200), NOW, refusals) is None
+    assert states.check(made_header(200, epoch=1), NOW, refusals) is TRY_AGAIN, (
+        "another epoch is another matter"
+    )
+    assert states.check(made_header(200), NOW + 3_600_000, refusals) is TRY_AGAIN, "not the same attempt"
 
 
 def test_a_producer_expires_by_the_clock(writer: Writer) -> None:
@@ -297,7 +314,7 @@ def test_a_producer_outlives_its_deleted_records(files: FakeFiles) -> None:
 
 def test_a_log_emptied_by_deletion_is_not_one_that_was_never_written(files: FakeFiles) -> None:
     log = opened(files)
-    assert log.producers.check(made_header(3), NOW) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.producers.check(made_header(3), NOW) is TRY_AGAIN
     append(log)
     log.delete_before(1)
     assert log.producers.check(made_header(3), NOW) is None

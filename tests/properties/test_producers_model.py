@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.log.producers import Duplicate, ProducerStates
+from penstock.log.producers import TRY_AGAIN, Duplicate, ProducerStates
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import SEQUENCE_MAX, BatchHeader
 
@@ -114,7 +114,7 @@ class ProducersMachine(RuleBasedStateMachine):
         history = self._history(header.producer_id)
         if not history:
             overtook = self.end == 0 and header.base_sequence != 0
-            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER if overtook else None
+            return TRY_AGAIN if overtook else None
         epoch = history[-1][0].producer_epoch
         if header.producer_epoch < epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH

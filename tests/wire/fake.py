@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.log.producers import Duplicate, ProducerStates
+from penstock.log.producers import TRY_AGAIN, Duplicate, ProducerStates
 from penstock.log.refusals import Refusals
 from penstock.model import TopicPartition
 from penstock.protocol.apis import API_VERSIONS, APIS
@@ -299,6 +299,8 @@ class FakeCluster:
         verdict = partition.producers.check(header, WALL_MS, partition.refusals)
         if isinstance(verdict, Duplicate):
             return ErrorCode.NONE, verdict.base_offset
+        if verdict is TRY_AGAIN:
+            partition.refusals.add(header, verdict, WALL_MS)
         if verdict is not None:
             return verdict, -1
         base_offset = partition.append(batch, header.count)

@@ -23,7 +23,7 @@ from penstock.broker.reserve import NO_ROOM
 from penstock.broker.surroundings import Surroundings
 from penstock.environment import Buffer, FileRange
 from penstock.log.log import CorruptLog, Log
-from penstock.log.producers import Duplicate
+from penstock.log.producers import TRY_AGAIN, Duplicate
 from penstock.log.refusals import NONE_REFUSED, Refusals
 from penstock.metadata.image import PartitionImage, TopicImage
 from penstock.model import TopicId
@@ -426,6 +426,8 @@ class HostedPartition:
                         end_offset,
                         end_offset if config.is_flushed and end_offset > log.recovery_point else 0,
                     )
+                if verdict is TRY_AGAIN:
+                    return self._not_now(header, verdict)
                 if verdict is not None:
                     return Appended(verdict)
             if self._storage.is_any_full and self._storage.has_no_room(self):

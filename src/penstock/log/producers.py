@@ -7,7 +7,7 @@ remembered, as many as a client may have in flight. A batch is then
     one of the last five again    same epoch, same first and last          answer as the first time
     of an older epoch             its producer was replaced                INVALID_PRODUCER_EPOCH
     the first of a newer epoch    sequence 0                               append
-    of an unknown producer        see ``check``                            append, mostly
+    of an unknown producer        see ``check``                            append, perhaps the second time
     anything else                 something before it is missing           OUT_OF_ORDER_SEQUENCE_NUMBER
 
 The state is written next to the segments when a segment is rolled and when the log is closed, in Kafka's own
@@ -40,6 +40,9 @@ _SNAPSHOT_CRC_START = 6
 # the open transaction
 _SNAPSHOT_ENTRY = Struct(">qhiqiqiq")
 
+
+# What every client answers with the same batch in its turn, having asked who leads.
+TRY_AGAIN = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 # Of one partition. Clients make producer ids up as they like, and each is remembered for a day.
 PRODUCERS_MAX = 50_000
@@ -97,16 +100,24 @@ class ProducerStates:
     ) -> Duplicate | ErrorCode | None:
         """Judge a batch a client sent: None when it is to be appended.
 
-        A producer that is not known may go on at any sequence (KIP-360): its state may have expired. The
-        exception (KAFKA-15591) is a log that never held a record. There a batch other than the first has
-        overtaken the first, and accepting it would lose the first silently.
+        A producer that is not known may go on at any sequence (KIP-360): its state may have expired. In a log
+        that never held a record such a batch may have overtaken the first one, which would then be lost
+        silently (KAFKA-15591); or its producer has written for long, and the topic was made again. A client
+        that is told to try again does so in order. So the batch is refused (``TRY_AGAIN``, for the caller to
+        remember), and taken when it comes again and nothing before it has. (Kafka 4.3 takes it at once, and may
+        lose the first. Kafka 4.5 calls it out of order, which ends a producer of librdkafka.)
         """
         state = self._states.get(header.producer_id)
         base_sequence = header.base_sequence
         if state is None or wall_ms - state.last_seen_ms > self._expiration_ms:
             overtaken = refusals.overtaken(header, -1, wall_ms)
-            if overtaken is None and base_sequence != 0 and self.log_was_empty:
-                return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            if (
+                overtaken is None
+                and base_sequence != 0
+                and self.log_was_empty
+                and not refusals.includes(header, wall_ms)
+            ):
+                return TRY_AGAIN
             return overtaken
         if header.producer_epoch != state.epoch:
             if header.producer_epoch < state.epoch:

@@ -52,19 +52,29 @@ class Refusals:
 
     def overtaken(self, header: BatchHeader, after: int, wall_ms: int) -> ErrorCode | None:
         """Why a batch before this one was refused, if one was. ``after`` is the last sequence stored, or -1."""
-        known = self._by_producer.get(header.producer_id)
-        if (
-            known is not None
-            and known.producer_epoch == header.producer_epoch
-            # The clock may have been set back.
-            and abs(wall_ms - known.wall_ms) <= REMEMBERED_MS
-            and any(
-                (after < 0 or _is_before(after, sequence)) and _is_before(sequence, header.base_sequence)
-                for sequence in known.sequences
-            )
+        known = self._of(header, wall_ms)
+        if known is not None and any(
+            (after < 0 or _is_before(after, sequence)) and _is_before(sequence, header.base_sequence)
+            for sequence in known.sequences
         ):
             return known.error
         return None
+
+    def includes(self, header: BatchHeader, wall_ms: int) -> bool:
+        """Whether this very batch was refused before."""
+        known = self._of(header, wall_ms)
+        return known is not None and header.base_sequence in known.sequences
+
+    def _of(self, header: BatchHeader, wall_ms: int) -> _Refused | None:
+        known = self._by_producer.get(header.producer_id)
+        if (
+            known is None
+            or known.producer_epoch != header.producer_epoch
+            # The clock may have been set back.
+            or abs(wall_ms - known.wall_ms) > REMEMBERED_MS
+        ):
+            return None
+        return known
 
 
 def _is_before(sequence: int, other: int) -> bool:
