@@ -97,6 +97,8 @@ class Cluster:
         voters: int,
         data_dirs: int,
         settings: Mapping[str, str],
+        # What single nodes have instead.
+        settings_of: Mapping[int, Mapping[str, str]] | None = None,
         # In turn; 0 for no racks.
         racks: int = 0,
         # The metadata are snapshot after so many.
@@ -105,6 +107,7 @@ class Cluster:
         self.loop = loop
         self.fabric = fabric
         self._settings = settings
+        self._settings_of = settings_of or {}
         self._racks = racks
         self._snapshot_records = snapshot_records
         self.machines = {
@@ -133,7 +136,7 @@ class Cluster:
             listen=(machine.host, CLIENT_PORT),
             advertise=None,
             rack=rack_of(machine.node_id, self._racks),
-            settings=self._settings,
+            settings={**self._settings, **self._settings_of.get(machine.node_id, {})},
             config_file=None,
         )
         if len(self.machines) == 1:

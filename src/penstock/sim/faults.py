@@ -24,6 +24,9 @@ LENGTH_AT = 8
 EPOCH_AT = 12
 EPOCH_BYTES = 4
 
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
 # These cost a machine some of what it has; the others do not.
 HARMFUL = ("power", "flip", "sync fails", "wipe")
 # Of these, what nobody may notice before it is read: the copies may look whole and be not.
@@ -52,6 +55,8 @@ ALL_FAULTS = (
     "wipe",
     "refusal",
     "split",
+    "far clock",
+    "filled disk",
 )
 
 
@@ -87,6 +92,8 @@ class Nemesis:
         # In a way that may not show for long: no other machine may be harmed any more.
         self._is_silently_harmed = False
         self._is_over = False
+        # Undoes what was done to a clock that is far off.
+        self._set_clock_right: Callable[[], None] | None = None
         self._restarts: dict[int, Event] = {}
         self.counts: dict[str, int] = {}
         cluster.on_ended = self._ended
@@ -159,6 +166,8 @@ class Nemesis:
         """No more faults; everything is repaired and running."""
         self._is_over = True
         self._fabric.mend_all()
+        if self._set_clock_right is not None:
+            self._set_clock_right()
         self._fabric.weather.clogs = 0.0
         for process in self._clients.values():
             process.resume()
@@ -234,6 +243,23 @@ class Nemesis:
         machine.wall_skew_ms += by_ms
         if machine.process is not None:
             machine.process.clock.wall_skew_ms += by_ms
+        return True
+
+    def _far_clock(self, machine: Machine) -> bool:
+        """Somebody sets the clock of one machine, by an hour or by days, and notices after a while."""
+        if self._set_clock_right is not None:
+            return False  # what most clocks say is the time
+        chance = self._loop.streams["fault far clock"]
+        before_ms = machine.wall_skew_ms
+        by_ms = chance.choice([HOUR_MS, 2 * DAY_MS, 10 * DAY_MS, 400 * DAY_MS]) * chance.choice([-1, 1])
+        self._cluster.set_clock(machine, before_ms + by_ms)
+
+        def set_right() -> None:
+            self._set_clock_right = None
+            self._cluster.set_clock(machine, before_ms)
+
+        self._set_clock_right = set_right
+        self._undo_in(chance.uniform(500, 30_000), set_right)
         return True
 
     # Network
@@ -346,6 +372,14 @@ class Nemesis:
             disk.room_bytes = None
 
         self._for_a_while(500, 15_000, make_room)
+        return True
+
+    def _filled_disk(self, machine: Machine) -> bool:
+        """Somebody else's files fill one disk, for longer than a broker can wait."""
+        chance, disk = self._loop.streams["fault filled disk"], machine.disk
+        below = f"/disk{chance.randint(1, 2)}"
+        disk.fill(below, left_bytes=chance.choice([0, 100, 2_000, 20_000]))
+        self._undo_in(chance.uniform(1_000, 40_000), lambda: disk.free(below))
         return True
 
     def _disk_fails(self, machine: Machine) -> bool:

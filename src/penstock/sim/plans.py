@@ -33,15 +33,17 @@ LATER_FAULTS = {
     "wipe": (0.3, 20_000.0),
     "refusal": (0.3, 12_000.0),
     "split": (0.3, 20_000.0),
+    "filled disk": (0.3, 15_000.0),
 }
-# These need other copies of what they destroy.
-NEED_COPIES = ("wipe", "split")
+# These need others: copies of what they destroy, brokers that know better.
+NEED_COPIES = ("wipe", "split", "far clock")
 
 # What an operator changes under way.
 CHANGED_SETTINGS = (
     "min.insync.replicas",
     "retention.ms",
     "retention.bytes",
+    "flush.messages",
     "flush.ms",
     "unclean.leader.election.enable",
 )
@@ -87,6 +89,8 @@ class Plan:
     later_faults: tuple[tuple[str, float], ...] = ()
     # Settings of topics that change under way.
     changed_settings: tuple[str, ...] = ()
+    # Of each node: whether it is in flushed mode where a topic does not say; empty when all are as ``is_flushed``.
+    flushed_nodes: tuple[bool, ...] = ()
     # Nodes are in so many racks, and consumers read from the nearest replica; 0 for none.
     racks: int = 0
     # So many of the members are static.
@@ -100,6 +104,11 @@ class Plan:
     def is_frail(self) -> bool:
         """Whether one copy may be enough at times: then harm needs all copies to be whole first."""
         return "min.insync.replicas" in self.changed_settings
+
+    @property
+    def is_always_flushed(self) -> bool:
+        """Whether everything that is acknowledged is on disks, so that power may fail anywhere at any time."""
+        return self.is_flushed and not self.flushed_nodes and "flush.messages" not in self.changed_settings
 
     @property
     def replay_line(self) -> str:
@@ -117,13 +126,25 @@ class Plan:
             "min.insync.replicas": str(self.min_in_sync),
             "group.initial.rebalance.delay.ms": "100",
             "log.flush.offset.checkpoint.interval.ms": "5000",
-            "penstock.durability": "flushed" if self.is_flushed else "replicated",
+            "penstock.durability": _durability(self.is_flushed),
         }
         if self.generation > 1:
             # What expires, and should not, must have the time to.
             settings["log.retention.check.interval.ms"] = "5000"
             settings["offsets.retention.check.interval.ms"] = "5000"
         return settings
+
+    @property
+    def settings_of(self) -> dict[int, dict[str, str]]:
+        """What single brokers have instead, by node."""
+        return {
+            node_id: {"penstock.durability": _durability(is_flushed)}
+            for node_id, is_flushed in enumerate(self.flushed_nodes, start=1)
+        }
+
+
+def _durability(is_flushed: bool) -> str:
+    return "flushed" if is_flushed else "replicated"
 
 
 def plan_for(seed: int, *, seconds: float, nodes: int | None = None, generation: int = 1) -> Plan:
@@ -191,9 +212,13 @@ def _second_generation(plan: Plan) -> Plan:
     changed: tuple[str, ...] = ()
     if is_in("settings", 0.5):
         changed = tuple(name for name in CHANGED_SETTINGS if is_in(name, 0.6))
-    return replace(
+    flushed: tuple[bool, ...] = ()
+    if is_in("durability", 0.25) and plan.nodes > 1:
+        flushed = tuple(is_in(f"durability of {node}", 0.5) for node in range(plan.nodes))
+    made = replace(
         plan,
         generation=2,
+        flushed_nodes=flushed,
         later_faults=tuple(
             (fault, interval_ms)
             for fault, (how_often, interval_ms) in LATER_FAULTS.items()
@@ -206,3 +231,8 @@ def _second_generation(plan: Plan) -> Plan:
         asks_by_time=is_in("times", 0.5) and "flip" not in plan.faults,
         recreates=is_in("recreation", 0.35),
     )
+    if made.is_always_flushed:
+        return made
+    # Some records are only in memory: one machine at a time may lose its power, if there are others.
+    spared = ("power of all",) if has_copies else ("power", "power of all")
+    return replace(made, faults=tuple(fault for fault in made.faults if fault not in spared))

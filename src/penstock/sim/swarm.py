@@ -54,6 +54,7 @@ class Run:
             voters=plan.voters,
             data_dirs=plan.data_dirs,
             settings=plan.settings,
+            settings_of=plan.settings_of,
             racks=plan.racks,
             snapshot_records=plan.snapshot_records,
         )
@@ -152,7 +153,7 @@ class Run:
             clients=self._clients,
             later_faults=plan.later_faults,
             is_frail=plan.is_frail,
-            is_flushed=plan.is_flushed,
+            is_flushed=plan.is_always_flushed,
             # The first generation wiped nobody, and asked for less.
             is_whole=self.inspector.is_whole if plan.generation == 1 else self.inspector.is_sound,
         )
