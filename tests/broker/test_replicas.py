@@ -25,11 +25,14 @@ from penstock.protocol.messages.fetch import FetchRequest
 from penstock.protocol.schema import Message, encode
 from penstock.replication.events import Assignment, PartitionKey
 from penstock.replication.partition import Partition
+from penstock.replication.silence import Silence
 from tests.replication.making import LAG_MAX_MS, Brokers, data, forgotten, key, named, response
 from tests.support_files import FakeClock
 
 ME = 1
 SESSION = 77
+# Shorter than a follower may lag.
+SILENCE_MAX_MS = 4_000
 
 
 class Timer:
@@ -630,6 +633,7 @@ class Proposing(Following):
         self.asked: deque[tuple[AlterPartitionRequest, Callable[[Any], None]]] = deque()
         self.answered: list[FakeHosted] = []
         self.broker_epoch = 101
+        self.silence = Silence(SILENCE_MAX_MS, self.loop.clock.now)
         self.proposals = IsrProposals(
             self.environment,
             self.ask,
@@ -637,6 +641,8 @@ class Proposing(Following):
             me=ME,
             broker_epoch=lambda: self.broker_epoch,
             lag_max_ms=LAG_MAX_MS,
+            silence=self.silence,
+            live=Brokers(1, 2, 3).live,
             on_answered=self.answered.append,
         )
 
@@ -804,6 +810,26 @@ def test_a_replica_that_stays_behind_is_dropped_without_anybody_asking() -> None
     here.loop.run_for(LAG_MAX_MS)
     assert not here.asked
     here.loop.run_for(LAG_MAX_MS)
+    assert here.take_asked()[0] == [(0, [1, 2])]
+
+
+def test_a_follower_that_has_stopped_fetching_is_dropped_before_it_lags() -> None:
+    here = Proposing()
+    hosted = here.lead(0, (1, 2, 3))
+    hosted.core._is_silent = here.silence.is_silent
+    here.proposals.wants_proposal(hosted)
+    for replica in (2, 3):
+        here.fetched(hosted, replica)
+        here.silence.heard(replica, here.loop.clock.now)
+    hosted.end_offset = 1
+    hosted.replication.appended(1)
+    here.proposals.appended(hosted)
+    here.fetched(hosted, 2, 1)
+    for _ in range(0, SILENCE_MAX_MS, 1_000):
+        here.loop.run_for(1_000)
+        here.silence.heard(2, here.loop.clock.now)
+    assert not here.asked
+    here.loop.run_for(2_000)
     assert here.take_asked()[0] == [(0, [1, 2])]
 
 

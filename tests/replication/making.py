@@ -43,6 +43,8 @@ class Leading:
         leader_epoch: int = 1,
     ) -> None:
         self.brokers = Brokers(1, 2, 3, 4)
+        # Followers that have stopped fetching.
+        self.silent: set[int] = set()
         self.now_ms = 0
         self.end_offset = end_offset
         self.partition = Partition(
@@ -51,6 +53,7 @@ class Leading:
             lag_max_ms=LAG_MAX_MS,
             min_isr=min_isr,
             high_watermark=high_watermark,
+            is_silent=lambda broker, since_ms, now_ms: broker in self.silent,
         )
         self.assignment = Assignment(1, leader_epoch, 1, replicas, isr)
         assert self.assign()

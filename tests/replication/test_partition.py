@@ -188,6 +188,18 @@ def test_a_follower_that_never_fetches_is_dropped_after_the_lag() -> None:
     assert leading.members() == [1, 2]
 
 
+def test_a_follower_that_is_silent_is_dropped_before_the_lag_if_it_lacks_anything() -> None:
+    leading = Leading()
+    leading.append(1)
+    leading.fetch(2, 1)
+    leading.fetch(3, 1)
+    leading.silent.add(3)
+    assert leading.members() is None
+    leading.append(1)
+    leading.fetch(2, 2)
+    assert leading.members() == [1, 2]
+
+
 def test_a_follower_of_a_busy_leader_is_in_sync_though_it_never_reaches_the_end() -> None:
     leading = Leading((1, 2), replicas=(1, 2))
     leading.append(10)

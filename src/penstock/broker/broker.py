@@ -45,6 +45,7 @@ from penstock.protocol.messages.topics import CreatableTopic, CreatableTopicConf
 from penstock.protocol.schema import Message
 from penstock.raft.settings import RaftSettings
 from penstock.replication.follower import FetchLimits
+from penstock.replication.silence import Silence
 
 # Of what a reassignment copies to this broker.
 THROTTLE = "follower.replication.throttled.rate"
@@ -143,6 +144,14 @@ class Broker:
         self.fetch_sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, environment.clock, environment.random
         )
+        self.silence = Silence(
+            # Of a follower that has nothing to fetch, a request lies here for that long.
+            min(
+                self.lag_max_ms,
+                max(config.broker_session_timeout_ms, 3 * config.replica_fetch_wait_max_ms),
+            ),
+            environment.clock.now_ms(),
+        )
         self.proposals = IsrProposals(
             environment,
             self.ask_controller,
@@ -150,6 +159,8 @@ class Broker:
             me=self.node_id,
             broker_epoch=lambda: self.membership.epoch,
             lag_max_ms=self.lag_max_ms,
+            silence=self.silence,
+            live=self.live,
             on_answered=HostedPartition.proposal_answered,
         )
         self.fetchers = ReplicaFetchers(
@@ -422,6 +433,9 @@ class Broker:
     def live(self, broker: int) -> int | None:
         known = self.image.brokers.get(BrokerId(broker))
         return known.epoch if known is not None and known.is_active else None
+
+    def is_silent(self, broker: int, since_ms: int, now_ms: int) -> bool:
+        return self.silence.is_silent(broker, since_ms, now_ms)
 
     def wants_proposal(self, hosted: HostedPartition) -> None:
         self.proposals.wants_proposal(hosted)

@@ -229,6 +229,7 @@ class HostedPartition:
         self._core = Partition(
             self._surroundings.me,
             live=self._surroundings.live,
+            is_silent=self._surroundings.is_silent,
             lag_max_ms=self._surroundings.lag_max_ms,
             min_isr=self._topic_config.min_insync_replicas,
             high_watermark=min(

@@ -31,6 +31,7 @@ from penstock.protocol.schema import Message
 from penstock.replication.events import Assignment, IsrProposal, PartitionKey
 from penstock.replication.follower import FetchLimits, Throttle
 from penstock.replication.partition import Partition
+from penstock.replication.silence import LOOK_INTERVAL_MS, Silence
 
 ALTER_PARTITION_VERSION = 3
 ALTER_LANE = "alter"
@@ -129,14 +130,21 @@ class IsrProposals:
         me: int,
         broker_epoch: Callable[[], int],
         lag_max_ms: int,
+        silence: Silence,
+        live: Callable[[int], int | None],
         on_answered: Callable[[Any], None],
     ) -> None:
-        """``on_answered(hosted)``: its in-sync replicas, and so its high watermark, may have changed."""
+        """``live(broker)``: whether the controller hears it, as in ``Partition``.
+
+        ``on_answered(hosted)``: its in-sync replicas, and so its high watermark, may have changed.
+        """
         self._environment = environment
         self._ask = ask_controller
         self._logger = logger
         self._me = me
         self._broker_epoch = broker_epoch
+        self._silence = silence
+        self._live = live
         self._on_answered = on_answered
         # Worth asking for a proposal now.
         self._wanted: dict[Hosted, None] = {}
@@ -150,7 +158,8 @@ class IsrProposals:
         self._is_closed = False
         # Twice as often as a replica may lag, so that it is dropped after one and a half times that.
         self._look_interval_ms = max(1, lag_max_ms // 2)
-        self._look_timer = environment.spawn.later(self._look_interval_ms, self._look)
+        self._look_timer = environment.spawn.later(self._look_interval_ms, self._look_again)
+        self._silence_timer = environment.spawn.later(LOOK_INTERVAL_MS, self._listen)
 
     def wants_proposal(self, hosted: Hosted) -> None:
         """Its core says so, or it was assigned something as the leader."""
@@ -178,13 +187,24 @@ class IsrProposals:
     def close(self) -> None:
         self._is_closed = True
         self._look_timer.cancel()
+        self._silence_timer.cancel()
         if self._timer is not None:
             self._timer.cancel()
 
     # Looking for laggards
 
+    def _look_again(self) -> None:
+        self._look_timer = self._environment.spawn.later(self._look_interval_ms, self._look_again)
+        self._look()
+
+    def _listen(self) -> None:
+        self._silence_timer = self._environment.spawn.later(LOOK_INTERVAL_MS, self._listen)
+        silent = self._silence.look(self._environment.clock.now_ms())
+        if any(self._live(broker) is not None for broker in silent):
+            # Whoever the controller does not hear either is out of every ISR already.
+            self._look()
+
     def _look(self) -> None:
-        self._look_timer = self._environment.spawn.later(self._look_interval_ms, self._look)
         everyone = list(self._unsettled)
 
         def next_turn(start: int) -> None:

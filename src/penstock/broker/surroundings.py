@@ -25,6 +25,10 @@ class Surroundings(Protocol):
         """The epoch of a broker that may be in sync; None for all others."""
         ...
 
+    def is_silent(self, broker: int, since_ms: int, now_ms: int) -> bool:
+        """Whether a broker has fetched nothing from this one, since then at the latest, for too long."""
+        ...
+
     def wants_proposal(self, hosted: HostedPartition) -> None:
         """The replicas in sync may have to change."""
         ...

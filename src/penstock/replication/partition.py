@@ -95,6 +95,7 @@ class Partition:
         "_counting",
         "_followers",
         "_in_flight",
+        "_is_silent",
         "_live",
         "_may_commit",
         "_min_isr",
@@ -128,14 +129,18 @@ class Partition:
         lag_max_ms: int,
         min_isr: int,
         high_watermark: int = 0,
+        is_silent: Callable[[int, int, int], bool] = lambda broker, since_ms, now_ms: False,
     ) -> None:
         """``live(broker)`` is its current broker epoch if it is registered, unfenced and not shutting down.
+
+        ``is_silent(broker, since_ms, now_ms)`` says that it has fetched nothing at all for too long (``Silence``).
 
         ``high_watermark`` comes from a checkpoint. It is a hint: nothing is refused because of it.
         """
         self.me = me
         self.lag_max_ms = lag_max_ms
         self._live = live
+        self._is_silent = is_silent
         self._min_isr = min_isr
         # Exclusive.
         self.high_watermark = high_watermark
@@ -470,6 +475,8 @@ class Partition:
         follower = self._followers[broker]
         if follower.end_offset >= self._own_end:
             return False
+        if self._is_silent(broker, follower.fetched_ms, now_ms):
+            return True
         if follower.is_at_end:
             # A quiet partition is not named in fetches. Behind since some append; the clock starts now.
             follower.is_at_end = False
