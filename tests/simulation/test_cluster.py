@@ -13,6 +13,7 @@ from hashlib import sha256
 
 import pytest
 
+from penstock.metadata.values import LOST_DIRECTORY
 from penstock.sim import swarm
 from penstock.sim.disk import Directory
 from penstock.sim.plans import CHANGED_SETTINGS, LATER_FAULTS, NEWEST
@@ -106,6 +107,27 @@ def test_a_stop_before_the_logs_were_looked_at_leaves_no_word_that_they_are_in_o
     run.cluster.stop(machine)
     assert run.loop.run_until(lambda: not machine.is_running, 20_000)
     assert ".kafka_cleanshutdown" in disk.entries
+
+
+def test_a_damaged_replica_whose_broker_dies_before_it_is_mended_is_fetched_again() -> None:
+    """The controller has written it off by then, and the next process does not come upon the damage by itself."""
+    run = swarm.Run(replace(swarm.plan_for(3, seconds=20, nodes=3), data_dirs=1, administers=False))
+    run._begin()
+    run.loop.run_for(20_000)
+    assert run.inspector.is_whole()
+    machine = run.cluster.machines[3]
+    assert machine.booted is not None
+    broker = machine.booted.broker
+    hosted = broker.partitions.get("orders", 0)
+    assert hosted is not None
+    broker.directories._damaged[hosted] = 2**62  # it never gets to the mending
+    broker.directories._report(hosted)
+    assert run.loop.run_until(
+        lambda: hosted is not None and hosted.image.directory(broker.me) == LOST_DIRECTORY, 5_000
+    )
+    run.cluster.crash(machine)
+    run.cluster.start(machine)
+    assert run.loop.run_until(run.inspector.is_whole, swarm.LIVENESS_MS), run.inspector.what_is_missing()
 
 
 def test_a_seed_means_the_same_in_every_process() -> None:

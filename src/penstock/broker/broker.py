@@ -39,6 +39,7 @@ from penstock.metadata.configs import broker_value, layers_of
 from penstock.metadata.image import BROKER_RESOURCE, BrokerImage, Delta, Endpoint, Image
 from penstock.metadata.settings import LONG_MAX
 from penstock.metadata.topics import CONSUMER_OFFSETS
+from penstock.metadata.values import LOST_DIRECTORY
 from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
@@ -545,6 +546,11 @@ class Broker:
 
     def _prepared(self, then: Callable[[], None]) -> None:
         self._has_recovered = True
+        for hosted in list(self.partitions):
+            if hosted.image.directory(self.node_id) == LOST_DIRECTORY:
+                # The process before this one found it damaged and did not come to say that it is mended. Nobody
+                # counts on it.
+                self.directories.damaged(hosted, 0)
 
         def go_on() -> None:
             then()
