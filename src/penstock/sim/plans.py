@@ -43,7 +43,6 @@ CHANGED_SETTINGS = (
     "min.insync.replicas",
     "retention.ms",
     "retention.bytes",
-    "flush.messages",
     "flush.ms",
     "unclean.leader.election.enable",
 )
