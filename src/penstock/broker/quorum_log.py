@@ -143,8 +143,7 @@ class MetadataLog:
                 )
             return
         oldest, newest = snapshots[0], snapshots[-1]
-        behind = self.end_offset - newest.end_offset
-        if behind < 0 or (behind > 0 and self.last_epoch < newest.epoch):
+        if not self._continues(newest):
             # The snapshot is durable. The log behind it was lost or is yet to come; or it is still the one that
             # the snapshot was fetched to replace, and what it has more was never committed.
             self.log.start_over_at(newest.end_offset, newest.epoch)
@@ -153,6 +152,19 @@ class MetadataLog:
         self.snapshot_id = newest
         if voters:
             self.voters = [(newest.end_offset - 1, voters)]
+
+    def _continues(self, snapshot: SnapshotId) -> bool:
+        """Whether the log has what a snapshot says up to its end, or goes on from there."""
+        end_offset = snapshot.end_offset
+        if self.end_offset < end_offset:
+            return False
+        epochs = self.log.epochs
+        if self.start_offset >= end_offset:
+            # What lies before it was removed. No epoch follows a later one.
+            return self.end_offset == end_offset or epochs.epoch_at(end_offset) >= snapshot.epoch
+        # Two logs with a record of the same offset and epoch agree on all before it (Raft, section 5.3). How long
+        # they are says nothing.
+        return epochs.epoch_at(end_offset - 1) == snapshot.epoch
 
     def replay(self) -> None:
         """Read everything behind the newest snapshot. Raises ServeError when it cannot be read."""
