@@ -99,6 +99,40 @@ def on_second_disk(node: Node, storage: Storage, **settings: Any) -> HostedParti
 # Following
 
 
+def test_a_follower_says_where_it_begins_only_when_it_will_still_know_after_a_kill(node: Node) -> None:
+    """Whoever asked for the deletion is answered when all in sync have said it; one of them may lead next."""
+
+    class Noting(Around):
+        def start_raised(self, hosted: HostedPartition, then: Callable[[], None]) -> None:
+            self.noted = [then]
+
+    storage, around, said = node.start(), Noting(), []
+    one = hosted(storage, partition(), around)
+    assert one.append_fetched(fetched(0, 50), 50, 0) == ErrorCode.NONE
+    storage.remember([one])
+    storage.prepare_checkpoint()()
+    # DeleteRecords at the leader.
+    assert one.append_fetched(b"", 50, 30) == ErrorCode.NONE
+    one.when_flushed(lambda: said.append(one.fetch_position()[2]))
+    assert not said, "said before it is written down"
+    storage.remember([one])
+    storage.prepare_checkpoint()()
+    around.noted.pop()()
+    assert said == [30]
+    # Killed, and elected.
+    assert hosted(node.start(), partition(ME, 5)).log.log_start_offset == 30
+
+
+def test_a_start_that_the_names_of_the_segments_tell_need_not_be_written_down(node: Node) -> None:
+    storage, around, said = node.start(), Around(), []
+    one = hosted(storage, partition(), around, log=LogConfig(segment_bytes=5 * BATCH_BYTES))
+    assert one.append_fetched(fetched(0, 20), 20, 0) == ErrorCode.NONE
+    assert one.append_fetched(b"", 20, 10) == ErrorCode.NONE
+    one.when_flushed(lambda: said.append(one.fetch_position()[2]))
+    assert said == [10]
+    assert hosted(node.start(), partition(ME, 5)).log.log_start_offset == 10
+
+
 def test_what_was_written_before_an_append_failed_is_flushed(node: Node) -> None:
     """In flushed mode its followers, or its leader, wait for that, and nobody else asks for it."""
     storage = node.start()

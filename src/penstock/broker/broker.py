@@ -480,6 +480,9 @@ class Broker:
         self.directories.assigned(hosted)
         self._follow(hosted)
 
+    def start_raised(self, hosted: HostedPartition, then: Callable[[], None]) -> None:
+        self.housekeeping.checkpoint(then)
+
     def expired(self, hosted: HostedPartition) -> None:
         # A leader has to know where its followers begin.
         self._follow(hosted)

@@ -66,6 +66,7 @@ class HostedPartition:
         "_storage",
         "_surroundings",
         "_topic_config",
+        "_unwritten_start",
         "audience",
         "flushing",
         "high_watermark",
@@ -107,6 +108,8 @@ class HostedPartition:
         self.is_deleted = False
         # Its disk has failed, or what is on it cannot be trusted.
         self.is_offline = False
+        # Where it begins, if the next process would not know it; else None.
+        self._unwritten_start: int | None = None
         # Batches that were not taken but will be sent again.
         self._refusals = refusals
         # Exclusive. Never above the log's end; valid once the log is open.
@@ -327,6 +330,8 @@ class HostedPartition:
             start = min(log_start_offset, log.log_end_offset)
             if start > log.log_start_offset:
                 self.delete_before(start)
+                # Retention removes whole segments, of which nothing need be remembered.
+                self._unwritten_start = None if log.begins_with_segment else log.log_start_offset
         except CorruptBatch:
             return ErrorCode.CORRUPT_MESSAGE
         except OSError as error:
@@ -535,7 +540,19 @@ class HostedPartition:
             self.audience.wait_for(offset, callback)
 
     def when_flushed(self, callback: Callable[[], None]) -> None:
-        """Call back when all that was appended counts, which is at once unless it has to be on the disk."""
+        """Call back when the leader may hear of what was done: when all that was appended counts, which is at once
+        unless it has to be on the disk; and when what was deleted (DeleteRecords) would not be back after a kill.
+        """
+        start = self._unwritten_start
+        if start is not None and not self.is_deleted:
+
+            def written() -> None:
+                if self._unwritten_start == start:
+                    self._unwritten_start = None
+                self.when_flushed(callback)
+
+            self._surroundings.start_raised(self, written)
+            return
         if self._log is None or not self._topic_config.is_flushed:
             callback()
         else:

@@ -9,6 +9,7 @@ that followers have to copy, so it does next to nothing; ``damaged`` from within
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.model import BrokerId
@@ -43,6 +44,10 @@ class Surroundings(Protocol):
 
     def reassigned(self, hosted: HostedPartition) -> None:
         """The metadata says something new about it, be it only who is in sync."""
+        ...
+
+    def start_raised(self, hosted: HostedPartition, then: Callable[[], None]) -> None:
+        """It begins later, inside a segment; ``then`` when that is written down."""
         ...
 
     def expired(self, hosted: HostedPartition) -> None:

@@ -606,6 +606,12 @@ class Log:
         return self._segments.size_bytes
 
     @property
+    def begins_with_segment(self) -> bool:
+        """Whether the names of the files tell where the log begins."""
+        items = self._segments.items
+        return not items or items[0].base_offset == self.log_start_offset
+
+    @property
     def segment_count(self) -> int:
         return len(self._segments.items)
 
