@@ -19,6 +19,7 @@ from penstock.broker.options import ServeOptions
 from penstock.broker.server import Server
 from penstock.environment import Buffer, Environment, File
 from penstock.machine import MachineFiles
+from penstock.metadata.image import Image
 from penstock.protocol.apis import APIS, Api
 from penstock.protocol.schema import Message, decoder
 from tests.broker.wire import encode_request
@@ -182,7 +183,11 @@ class Stage:
             exception=lambda event, **values: None,
             warning=lambda event, **values: self.refused.append(str(values.get("reason", event))),
         )
-        broker: Any = SimpleNamespace(encoded_api_versions={})
+        broker: Any = SimpleNamespace(
+            encoded_api_versions={},
+            image=Image(),
+            connection_limits=(config.max_connections, config.max_connections_per_ip),
+        )
         if data_dir is not None:
             options = ServeOptions(1, (str(data_dir),), ("127.0.0.1", 9092), None, None, {}, None)
             active: list[bool] = []

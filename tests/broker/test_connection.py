@@ -15,6 +15,11 @@ from penstock.broker.connection import UNSENT_BYTES_MAX, WAITING, Call
 from penstock.protocol.apis import API_VERSIONS, APIS, CLIENT, advertised
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.cluster import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from penstock.protocol.messages.configs import (
+    IncrementalAlterableConfig,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResource,
+)
 from penstock.protocol.messages.topics import MetadataRequest
 from tests.broker.conftest import Node
 from tests.broker.memory import MEGABYTE, forget_peak, peak_bytes, resident_bytes
@@ -81,7 +86,7 @@ def test_software_names_that_are_none_are_refused(wire: Wire, name: str) -> None
 
 
 @pytest.mark.parametrize(
-    "key", [-1, 4, 5, 6, 7, 17, 24, 25, 26, 27, 52, 53, 56, 59, 62, 63, 67, 9999, -32768]
+    "key", [-1, 4, 5, 6, 7, 24, 25, 26, 27, 34, 38, 52, 53, 56, 59, 62, 63, 67, 9999, -32768]
 )
 def test_apis_that_are_not_served_close_the_connection(wire: Wire, key: int) -> None:
     assert key not in [api.key for api in advertised(CLIENT)]
@@ -398,6 +403,35 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_stay() -> None:
         for wire in kept:
             wire.close()
         wait_until(there_is_room, 5, "room after all have left")
+
+
+@pytest.mark.parametrize("name", ["max.connections", "max.connections.per.ip"])
+def test_the_limit_of_connections_is_changed_while_the_broker_runs(name: str) -> None:
+    def change(wire: Wire, broker: str, operation: int, value: str | None) -> None:
+        resource = IncrementalAlterConfigsResource(
+            resource_type=4,
+            resource_name=broker,
+            configs=[IncrementalAlterableConfig(name=name, config_operation=operation, value=value)],
+        )
+        (result,) = wire.call(IncrementalAlterConfigsRequest(resources=[resource]), 1).responses
+        assert result.error_code == 0, result.error_message
+
+    with BrokerProcess() as process:
+        address = process.host, process.port
+        with Wire(address) as wire:
+            change(wire, "", 0, "1")
+            with Wire(address) as refused:
+                assert refused.is_closed()
+            # What is set for this broker counts before what is set for all.
+            change(wire, "1", 0, "2")
+            with Wire(address) as second:
+                assert handshake(second) > 0
+                with Wire(address) as third:
+                    assert third.is_closed()
+            change(wire, "1", 1, None)
+            change(wire, "", 1, None)
+            with Wire(address) as second, Wire(address) as third:
+                assert handshake(second) == handshake(third) > 0
 
 
 def test_connections_of_one_address_are_limited() -> None:

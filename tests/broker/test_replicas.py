@@ -265,6 +265,21 @@ def test_several_lanes_to_one_leader_share_its_partitions() -> None:
     assert sent == [("fetch-0", [1, 3]), ("fetch-1", [0, 2])]
 
 
+def test_partitions_move_to_other_lanes_when_there_are_more_and_nothing_is_appended_twice() -> None:
+    here = Following()
+    everyone = [FakeHosted(index) for index in range(4)]
+    here.follow(*everyone)
+    under_way = here.take()
+    assert here.fetchers.set_lanes(2) and not here.fetchers.set_lanes(2)
+    here.follow(*everyone)
+    moved = here.take()
+    assert (moved.lane, named(moved.request)) == ("fetch-1", [0, 2])
+    here.answer(moved, data(0, b"abc", high_watermark=2))
+    here.answer(under_way, data(0, b"abc", high_watermark=2), data(1, b"ab", high_watermark=2))
+    assert [hosted.end_offset for hosted in everyone] == [3, 2, 0, 0]
+    assert {sent.lane for sent in here.peers.sent} == {"fetch-0", "fetch-1"}
+
+
 def test_a_partition_whose_leader_moves_is_fetched_from_the_new_one() -> None:
     here = Following()
     hosted, other = FakeHosted(0), FakeHosted(1)

@@ -209,6 +209,13 @@ def test_other_settings_of_brokers_are_refused(setting: str, value: str, error: 
     assert error_of(decision) is error
 
 
+def test_what_kafka_changes_while_it_runs_and_has_no_effect_here_is_refused_with_the_reason() -> None:
+    decision = alter(controller(), (SET, "num.io.threads", "5"), type=BROKER_RESOURCE, name="1")
+    assert error_of(decision) is ErrorCode.INVALID_REQUEST
+    (result,) = decision.response.responses
+    assert "no effect here: one event loop" in result.error_message
+
+
 def test_replacing_removes_what_is_not_named() -> None:
     on = controller()
     alter(on, (SET, "retention.ms", "1"), (SET, "segment.ms", "2"))

@@ -83,6 +83,8 @@ class Broker:
         self.me = self.node_id = BrokerId(options.node_id)
         # Those that vote on the metadata, whether they have come yet or not.
         self.brokers_expected = max(1, len(options.controllers))
+        # Of clients: of all, and from one address. They can be changed while the broker runs.
+        self.connection_limits = (config.max_connections, config.max_connections_per_ip)
         self.lag_max_ms = config.replica_lag_time_max_ms
         self._rack = options.rack
         self._is_alone = not options.controllers
@@ -193,7 +195,7 @@ class Broker:
         # What a snapshot says was committed before this run, and nobody is told of it again.
         image = self.image
         self._committed(image, Delta(created=tuple(image.topics), brokers_changed=tuple(image.brokers)))
-        self._set_throttle()
+        self._take_settings()
         self.consensus.start()
         if self.is_broker:
             endpoints = []
@@ -293,7 +295,7 @@ class Broker:
                 self.peers.set_address(broker, known.internal.host, known.internal.port)
         self.partitions.apply(image, delta)
         if any(resource.type == BROKER_RESOURCE for resource in delta.configs_changed):
-            self._set_throttle()
+            self._take_settings()
         if delta.deleted:
             self.coordinators.topics_deleted()
         self.membership.image_moved()
@@ -303,9 +305,17 @@ class Broker:
             for look in waiting:
                 look()
 
-    def _set_throttle(self) -> None:
-        rate: int = broker_value(THROTTLE, layers_of(self.image, self.node_id, self.config.static))
+    def _take_settings(self) -> None:
+        """Go by the settings of brokers that can be changed while they run."""
+        layers = layers_of(self.image, self.node_id, self.config.static)
+        rate: int = broker_value(THROTTLE, layers)
         self.fetchers.set_throttle(None if rate == LONG_MAX else rate)
+        self.connection_limits = (
+            broker_value("max.connections", layers),
+            broker_value("max.connections.per.ip", layers),
+        )
+        if self.fetchers.set_lanes(broker_value("num.replica.fetchers", layers)):
+            self._follow_some(list(self.partitions))
 
     def _became_active(self, is_active: bool) -> None:
         self.controlling.on_active(is_active)
@@ -509,6 +519,14 @@ class Broker:
             if error.errno == errno.ENOENT:
                 # Its directory is gone, from a disk that works. One that fails may come back with it.
                 self.directories.damaged(hosted, 0)
+
+    def _follow_some(self, hosteds: list[HostedPartition]) -> None:
+        for hosted in hosteds[:FOLLOWED_PER_TURN]:
+            if not hosted.is_deleted:
+                self._follow(hosted)
+        rest = hosteds[FOLLOWED_PER_TURN:]
+        if rest and self.membership.state is not State.STOPPED:
+            self.environment.spawn.soon(lambda: self._follow_some(rest))
 
     def placed(self, hosted: HostedPartition) -> None:
         self.directories.placed(hosted)

@@ -102,6 +102,11 @@ class ReplicaFetchers:
         if lane is not None:
             lane.unfollow(key)
 
+    def set_lanes(self, count: int) -> bool:
+        """Use so many lanes to each leader; whether that is another number. Then follow everything again."""
+        is_other, self._lane_count = count != self._lane_count, count
+        return is_other
+
     def set_throttle(self, bytes_per_second: int | None) -> None:
         """For replicas that a reassignment is adding here; None for none."""
         self._means.throttle.set_rate(bytes_per_second, self._means.environment.clock.now_ms())

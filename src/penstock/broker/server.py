@@ -55,8 +55,8 @@ class Server:
         self.broker = broker
         self._config = config
         self._logger = logger
-        # What was configured, or what the system can give.
-        self._connections_max = min(config.max_connections, connections_max or config.max_connections)
+        # What the system can give.
+        self._connections_max = connections_max
         self.frame_bytes_max = config.socket_request_max_bytes
         self.buffers = BufferPool(config.queued_max_request_bytes)
         # Unsupported (API, version) pairs are not kept: a peer could make up 2**32 of them.
@@ -95,16 +95,25 @@ class Server:
         if self._held is not None and len(self._held) < HELD_MAX:
             self._held.append(stream)
             return
+        limit, limit_per_host = self._limits()
         if (
             self._held is not None
-            or len(self._connections) >= self._connections_max
-            or self._per_host.get(host, 0) >= self._config.max_connections_per_ip
+            or len(self._connections) >= limit
+            or self._per_host.get(host, 0) >= limit_per_host
         ):
             self._note("refused a connection", peer=host, reason="too many connections")
             stream.close()
             return
         self._per_host[host] = self._per_host.get(host, 0) + 1
         self._connections[Connection(stream, self)] = None
+
+    def _limits(self) -> tuple[int, int]:
+        """Of all connections, and of those from one address."""
+        if self.listener != CLIENT:
+            # No setting that is changed while running may cut a node off from the others.
+            return self._config.max_connections, self._config.max_connections_per_ip
+        limit, limit_per_host = self.broker.connection_limits
+        return min(limit, self._connections_max or limit), limit_per_host
 
     # For the connections
 

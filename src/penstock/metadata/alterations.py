@@ -18,7 +18,16 @@ from penstock.metadata import broker_settings
 from penstock.metadata.configs import no_settings
 from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource, Image, config_record
 from penstock.metadata.refusal import Refusal
-from penstock.metadata.settings import TEXT_MAX, InvalidSetting, Kind, Setting, check, parse, split_list
+from penstock.metadata.settings import (
+    TEXT_MAX,
+    InvalidSetting,
+    Kind,
+    Setting,
+    Status,
+    check,
+    parse,
+    split_list,
+)
 from penstock.metadata.topic_settings import CREATED, MIN_ISR, TOPIC
 from penstock.metadata.topics import is_internal, name_error
 from penstock.protocol.errors import ErrorCode
@@ -184,11 +193,17 @@ def _check_settings(resource: ConfigResource, before: Mapping[str, str], after: 
             continue
         setting = _setting(resource.type, name)
         if not setting.is_dynamic:
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"{name} can only be set when the broker is started.")
+            raise Refusal(ErrorCode.INVALID_REQUEST, _why_fixed(setting))
         if name == MIN_ISR and resource.name:
             # What the controller takes for safe rests on it, so brokers must not differ (as in Kafka with KIP-966).
             raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} is set for a topic or for all brokers.")
         _check(setting, text)
+
+
+def _why_fixed(setting: Setting) -> str:
+    if setting.status is Status.IMPLEMENTED:
+        return f"{setting.name} can only be set when the broker is started."
+    return f"{setting.name} cannot be changed, it has no effect here: {setting.reason}."
 
 
 def _check_min_isr_stays(

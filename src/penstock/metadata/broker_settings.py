@@ -195,9 +195,10 @@ BROKER: dict[str, Setting] = table(
     integer("log.flush.offset.checkpoint.interval.ms", 60_000, "How often recovery points are saved.", 1),
     *dynamic(integer("producer.id.expiration.ms", 86_400_000, "How long an idle producer is remembered.", 1)),
     # Connections and requests.
-    # Dynamic in Kafka.
-    integer("max.connections", INT_MAX, "Connections at one time.", 0),
-    integer("max.connections.per.ip", INT_MAX, "Connections at one time from one address.", 0),
+    *dynamic(
+        integer("max.connections", INT_MAX, "Connections at one time.", 0),
+        integer("max.connections.per.ip", INT_MAX, "Connections at one time from one address.", 0),
+    ),
     long(
         "connections.max.idle.ms", 600_000, "The silence after which a connection is closed; -1: never.", -1
     ),
@@ -241,7 +242,7 @@ BROKER: dict[str, Setting] = table(
         0,
     ),
     long("replica.lag.time.max.ms", 30_000, "How long a replica may be behind before it is out of sync.", 1),
-    integer("num.replica.fetchers", 1, "Connections over which one broker follows another.", 1),
+    *dynamic(integer("num.replica.fetchers", 1, "Connections over which one broker follows another.", 1)),
     integer("replica.fetch.max.bytes", 1 << 20, "The most a follower asks of one partition at a time.", 0),
     integer("replica.fetch.response.max.bytes", 10 << 20, "The most a follower asks for at a time.", 0),
     integer("replica.fetch.min.bytes", 1, "What a follower's fetch waits for.", 0),
