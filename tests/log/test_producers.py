@@ -184,12 +184,13 @@ def loaded(snapshot: bytes, wall_ms: int = NOW) -> ProducerStates:
     return states
 
 
-def test_a_snapshot_remembers_the_last_batch_of_each_producer(writer: Writer) -> None:
+def test_a_snapshot_remembers_the_batches_of_each_producer(writer: Writer) -> None:
     writer.write(0, count=2)
     writer.write(2, count=3)
     writer.write(SEQUENCE_MAX, count=2, producer_id=8, epoch=4)
     again = loaded(writer.states.encode())
     assert len(again) == 2
+    assert again.check(made_header(0, count=2), NOW) == Duplicate(100, NOW)
     assert again.check(made_header(2, count=3), NOW) == Duplicate(102, NOW)
     assert again.check(made_header(5), NOW) is None
     assert again.check(made_header(SEQUENCE_MAX, count=2, producer_id=8, epoch=4), NOW) == Duplicate(105, NOW)
@@ -255,6 +256,18 @@ def test_all_five_batches_survive_a_restart(files: FakeFiles, clean: bool) -> No
         assert retried(files, sequence, clean=clean) == Duplicate(sequence * 2, NOW)
     assert retried(files, 8, clean=clean) is None
     assert retried(files, 2, clean=clean) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_all_five_batches_survive_a_clean_restart_however_large_they_are(files: FakeFiles) -> None:
+    log = opened(files)
+    for sequence in range(5):
+        append(log, size=300_000, producer=(7, 0, sequence))
+        append(log, size=900_000)
+    log.close()
+    for sequence in range(5):
+        batch = made_batch(size=300_000, producer=(7, 0, sequence))[1]
+        verdict = opened(files).producers.check(batch, files.clock.wall)
+        assert isinstance(verdict, Duplicate) and verdict.base_offset == 2 * sequence
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone"])
@@ -340,6 +353,56 @@ def test_made_up_producers_do_not_pile_up_and_the_busy_ones_stay(monkeypatch: py
     assert len(states) <= 100
     assert states.get(7) is not None
     assert states.get(1_999) is not None
+
+
+# Epochs outlive their producers
+
+
+def test_an_epoch_that_was_replaced_stays_so_when_its_producer_has_expired(writer: Writer) -> None:
+    writer.write(0, epoch=0)
+    writer.write(0, epoch=1)
+    writer.wall_ms += EXPIRATION_MS + 1
+    assert writer.write(1, epoch=0) is ErrorCode.INVALID_PRODUCER_EPOCH, "nobody has swept yet"
+    assert writer.states.expire(writer.wall_ms) == 1
+    for states in (writer.states, loaded(writer.states.encode())):
+        assert len(states) == 0
+        for sequence in (0, 1):
+            verdict = states.check(made_header(sequence, epoch=0), writer.wall_ms)
+            assert verdict is ErrorCode.INVALID_PRODUCER_EPOCH
+        assert states.check(made_header(5, epoch=1), writer.wall_ms) is None, "its producer may go on"
+        assert states.check(made_header(0, epoch=2), writer.wall_ms) is None
+    assert writer.write(5, epoch=1) == 102
+    assert writer.write(0, epoch=0) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_an_epoch_that_was_replaced_stays_so_when_its_producer_made_room(
+    monkeypatch: pytest.MonkeyPatch, writer: Writer
+) -> None:
+    monkeypatch.setattr(producers, "PRODUCERS_MAX", 10)
+    writer.write(0, epoch=1)
+    for producer_id in range(100, 150):
+        writer.wall_ms += 1
+        writer.write(0, producer_id=producer_id)
+    assert writer.states.get(7) is None
+    assert writer.write(1, epoch=0) is ErrorCode.INVALID_PRODUCER_EPOCH
+    # Those of the first epoch leave nothing: there is none before it.
+    assert len(writer.states.encode()) == len(ProducerStates(1).encode()) + 46 * (1 + len(writer.states))
+
+
+def test_epochs_of_forgotten_producers_do_not_pile_up(
+    monkeypatch: pytest.MonkeyPatch, writer: Writer
+) -> None:
+    monkeypatch.setattr(producers, "FENCES_MAX", 3)
+    for producer_id in range(100, 105):
+        writer.write(0, producer_id=producer_id, epoch=1)
+    writer.wall_ms += EXPIRATION_MS + 1
+    assert writer.states.expire(writer.wall_ms) == 5
+    remembered = [
+        producer_id
+        for producer_id in range(100, 105)
+        if writer.states.check(made_header(0, producer_id=producer_id), writer.wall_ms) is not None
+    ]
+    assert remembered == [102, 103, 104]
 
 
 def test_what_was_sent_behind_a_refused_batch_is_refused_with_the_same_error() -> None:

@@ -156,7 +156,7 @@ class LogMachine(RuleBasedStateMachine):
             return
         batch = written[-back]
         verdict = self.log.producers.check(self._header(batch), self.files.clock.wall)
-        # After a restart only the last megabyte and the last segment are remembered; the last batch always is.
+        # What was deleted may be forgotten in a crash; the last batch never is.
         if back == 1 or isinstance(verdict, Duplicate):
             assert isinstance(verdict, Duplicate), verdict
             assert verdict.base_offset == batch.base_offset

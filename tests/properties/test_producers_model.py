@@ -29,6 +29,8 @@ class ProducersMachine(RuleBasedStateMachine):
         self.first_sequence = {0: 0, 1: 0, 2: SEQUENCE_MAX - 3}
         # How many of its batches a producer's state may still know.
         self.remembered: dict[int, int] = {}
+        # The highest epoch of each, which nothing may forget.
+        self.epochs: dict[int, int] = {}
 
     @rule(
         producer_id=st.integers(0, 2),
@@ -40,8 +42,7 @@ class ProducersMachine(RuleBasedStateMachine):
     def send(
         self, producer_id: int, epoch_ahead: int, sequence_ahead: int, from_zero: bool, count: int
     ) -> None:
-        history = self._history(producer_id)
-        epoch = max(0, (history[-1][0].producer_epoch if history else 0) + epoch_ahead)
+        epoch = max(0, self.epochs.get(producer_id, 0) + epoch_ahead)
         expected = self._next_sequence(producer_id)
         sequence = 0 if from_zero and epoch_ahead else (expected + sequence_ahead) & SEQUENCE_MAX
         self._send(producer_id, epoch, sequence, count)
@@ -72,7 +73,6 @@ class ProducersMachine(RuleBasedStateMachine):
             if self._history(producer_id):
                 # It begins to be forgotten from here: the clock may be wrong at a start.
                 self.last_ms[producer_id] = self.wall_ms
-        self.remembered = dict.fromkeys(self.remembered, 1)
 
     @rule()
     def restart_and_remember(self) -> None:
@@ -81,8 +81,6 @@ class ProducersMachine(RuleBasedStateMachine):
             (item for history in self.written.values() for item in history), key=lambda i: i[1]
         )
         self.states.remember(header._replace(base_offset=offset) for header, offset in everything)
-        for producer_id in self.remembered:
-            self.remembered[producer_id] = 5
 
     @invariant()
     def holds(self) -> None:
@@ -106,19 +104,19 @@ class ProducersMachine(RuleBasedStateMachine):
                 self.remembered[producer_id] = 0
             history.append((header, self.end))
             self.written[producer_id] = history
+            self.epochs[producer_id] = epoch
             self.last_ms[producer_id] = self.wall_ms
             self.remembered[producer_id] = min(5, self.remembered.get(producer_id, 0) + 1)
             self.end += count
 
     def _expected(self, header: BatchHeader) -> Duplicate | ErrorCode | None:
         history = self._history(header.producer_id)
+        if header.producer_epoch < self.epochs.get(header.producer_id, 0):
+            return ErrorCode.INVALID_PRODUCER_EPOCH
         if not history:
             overtook = self.end == 0 and header.base_sequence != 0
             return TRY_AGAIN if overtook else None
-        epoch = history[-1][0].producer_epoch
-        if header.producer_epoch < epoch:
-            return ErrorCode.INVALID_PRODUCER_EPOCH
-        if header.producer_epoch > epoch:
+        if header.producer_epoch > history[-1][0].producer_epoch:
             return None if header.base_sequence == 0 else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         if header.base_sequence == self._next_sequence(header.producer_id):
             return None

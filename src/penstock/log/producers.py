@@ -11,8 +11,12 @@ remembered, as many as a client may have in flight. A batch is then
     anything else                 something before it is missing           OUT_OF_ORDER_SEQUENCE_NUMBER
 
 The state is written next to the segments when a segment is rolled and when the log is closed, in Kafka's own
-format, and is made again from the batches behind the last such snapshot. A snapshot has room for one batch
-per producer only; so the log shows a loaded state its last stretch of batches once more (``remember``).
+format, and is made again from the batches behind the last such snapshot. In that format an entry is one batch.
+A producer has as many entries as batches, the last one last, which is the one that Kafka takes. (We wrote only
+that one once; so the log shows a loaded state its last stretch of batches once more: ``remember``.)
+
+A producer that has been silent for long is forgotten, but not its epoch, if it is above 0: what was sent in an
+epoch before must not be stored however late it arrives. In a snapshot that is an entry without a batch.
 
 What a newcomer gets wrong: ``wall_ms`` here is ``Log.steady_ms``, which no step of the clock moves. A producer
 that is forgotten because the clock was set has its next retry stored twice.
@@ -46,6 +50,8 @@ TRY_AGAIN = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 # Of one partition. Clients make producer ids up as they like, and each is remembered for a day.
 PRODUCERS_MAX = 50_000
+# Of one partition. Only a producer that had to begin another epoch takes one.
+FENCES_MAX = 100_000
 # How long a producer is remembered after a start, whatever the clock says then: as long as its client may retry.
 LOADED_MS_MIN = 3_600_000
 
@@ -81,11 +87,13 @@ class CorruptSnapshot(Exception):
 
 
 class ProducerStates:
-    __slots__ = ("_expiration_ms", "_states", "log_was_empty")
+    __slots__ = ("_expiration_ms", "_fences", "_states", "log_was_empty")
 
     def __init__(self, expiration_ms: int) -> None:
         self._expiration_ms = expiration_ms
         self._states: dict[int, ProducerState] = {}
+        # The epochs of producers that were forgotten, above 0, the longest forgotten first. None of ``_states``.
+        self._fences: dict[int, int] = {}
         # The log has never held a record.
         self.log_was_empty = False
 
@@ -109,6 +117,9 @@ class ProducerStates:
         """
         state = self._states.get(header.producer_id)
         base_sequence = header.base_sequence
+        epoch = self._fences.get(header.producer_id, 0) if state is None else state.epoch
+        if header.producer_epoch < epoch:
+            return ErrorCode.INVALID_PRODUCER_EPOCH
         if state is None or wall_ms - state.last_seen_ms > self._expiration_ms:
             overtaken = refusals.overtaken(header, -1, wall_ms)
             if (
@@ -119,9 +130,7 @@ class ProducerStates:
             ):
                 return TRY_AGAIN
             return overtaken
-        if header.producer_epoch != state.epoch:
-            if header.producer_epoch < state.epoch:
-                return ErrorCode.INVALID_PRODUCER_EPOCH
+        if header.producer_epoch != epoch:
             if base_sequence == 0:
                 return None
             return refusals.overtaken(header, -1, wall_ms) or ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -150,6 +159,7 @@ class ProducerStates:
         if state is None or wall_ms - state.last_seen_ms > self._expiration_ms:
             if len(self._states) >= PRODUCERS_MAX:
                 self._make_room()
+            self._fences.pop(header.producer_id, None)
             self._states[header.producer_id] = ProducerState(header.producer_epoch, wall_ms, [batch])
             return
         state.last_seen_ms = wall_ms
@@ -187,7 +197,7 @@ class ProducerStates:
         """Forget the tenth that has been silent the longest."""
         by_silence = sorted(self._states, key=lambda producer_id: self._states[producer_id].last_seen_ms)
         for producer_id in by_silence[: len(by_silence) // 10 + 1]:
-            del self._states[producer_id]
+            self._forget(producer_id)
 
     def expire(self, wall_ms: int) -> int:
         """Forget producers that have not written for long; how many."""
@@ -197,26 +207,38 @@ class ProducerStates:
             if wall_ms - state.last_seen_ms > self._expiration_ms
         ]
         for producer_id in expired:
-            del self._states[producer_id]
+            self._forget(producer_id)
         return len(expired)
+
+    def _forget(self, producer_id: int) -> None:
+        epoch = self._states.pop(producer_id).epoch
+        if epoch > 0:
+            if len(self._fences) >= FENCES_MAX:
+                del self._fences[next(iter(self._fences))]
+            self._fences[producer_id] = epoch
 
     def encode(self) -> bytes:
         """A snapshot. The timestamp in it is when we last saw the producer, which is what it is used for."""
         body = bytearray()
+        pack = _SNAPSHOT_ENTRY.pack
+        for producer_id, epoch in self._fences.items():
+            body += pack(producer_id, epoch, -1, -1, 0, -1, -1, -1)
         for producer_id, state in self._states.items():
-            last = state.batches[-1]
-            body += _SNAPSHOT_ENTRY.pack(
-                producer_id,
-                state.epoch,
-                last.last_sequence,
-                last.last_offset,
-                last.last_offset - last.base_offset,
-                state.last_seen_ms,
-                -1,
-                -1,
-            )
-        count = len(self._states).to_bytes(4, "big")
-        return _SNAPSHOT_HEADER.pack(_SNAPSHOT_VERSION, crc32c(count + body), len(self._states)) + body
+            for batch in state.batches:
+                delta = batch.last_offset - batch.base_offset
+                body += pack(
+                    producer_id,
+                    state.epoch,
+                    batch.last_sequence,
+                    batch.last_offset,
+                    delta,
+                    state.last_seen_ms,
+                    -1,
+                    -1,
+                )
+        count = len(body) // _SNAPSHOT_ENTRY.size
+        crc = crc32c(count.to_bytes(4, "big") + body)
+        return _SNAPSHOT_HEADER.pack(_SNAPSHOT_VERSION, crc, count) + body
 
     def load(self, snapshot: bytes, wall_ms: int) -> None:
         """Begin from a snapshot. Nobody is forgotten here: by a clock that is wrong now, a retry would be new.
@@ -236,6 +258,7 @@ class ProducerStates:
         if len(snapshot) != _SNAPSHOT_HEADER.size + count * _SNAPSHOT_ENTRY.size:
             raise CorruptSnapshot(f"{count} entries in {len(snapshot)} bytes")
         states: dict[int, ProducerState] = {}
+        fences: dict[int, int] = {}
         earliest_ms = wall_ms - max(0, self._expiration_ms - LOADED_MS_MIN)
         for (
             producer_id,
@@ -248,13 +271,23 @@ class ProducerStates:
             _,
         ) in _SNAPSHOT_ENTRY.iter_unpack(snapshot[_SNAPSHOT_HEADER.size :]):
             if last_sequence < 0:
+                if epoch > 0:
+                    fences[producer_id] = epoch
                 continue
             base_sequence = (last_sequence - delta) & SEQUENCE_MAX
             batch = WrittenBatch(base_sequence, last_sequence, last_offset - delta, last_offset, timestamp)
-            states[producer_id] = ProducerState(epoch, max(earliest_ms, min(timestamp, wall_ms)), [batch])
+            known = states.get(producer_id)
+            if known is not None and known.epoch == epoch:
+                known.batches.append(batch)
+            else:
+                last_seen_ms = max(earliest_ms, min(timestamp, wall_ms))
+                states[producer_id] = ProducerState(epoch, last_seen_ms, [batch])
         self._states = states
+        self._fences = fences
 
     def check_invariants(self, log_end_offset: int) -> None:
+        assert not self._states.keys() & self._fences.keys()
+        assert all(epoch > 0 for epoch in self._fences.values())
         for producer_id, state in self._states.items():
             assert 0 < len(state.batches) <= BATCHES_REMEMBERED, producer_id
             assert state.batches[-1].last_offset < log_end_offset, (
