@@ -78,6 +78,7 @@ def run() -> dict[str, Any]:
         return {"skipped": f"Spark's Kafka connector cannot be had: {missing}"}
     scratch = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     settings = {
+        "spark.ui.enabled": "false",
         "spark.driver.memory": "2g",
         "spark.driver.extraClassPath": class_path,
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={scratch}",

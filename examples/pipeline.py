@@ -51,7 +51,12 @@ def main() -> None:
     orders, revenue = f"{given.name}-orders", f"{given.name}-revenue"
 
     create_topics(bootstrap, orders, revenue)
-    spark = session("pipeline", **{"spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": "2"})
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",  # nobody looks at the page of a job of a minute
+    }
+    spark = session("pipeline", **settings)
     spark.sparkContext.setLogLevel("ERROR")
 
     print(produce(bootstrap, orders, made_up(minutes=range(10))), "orders in ten minutes")

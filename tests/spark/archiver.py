@@ -39,6 +39,7 @@ def main() -> None:
         given.master,
         **{
             "spark.driver.host": "127.0.0.1",
+            "spark.ui.enabled": "false",
             "spark.driver.memory": "1g",
             "spark.driver.extraJavaOptions": java_options,
             "spark.executor.memory": "512m",

@@ -57,6 +57,7 @@ def _start(command: list[str], *, preexec_fn: object, **options: Any) -> subproc
 
 def _settings(scratch: Path) -> dict[str, str]:
     return {
+        "spark.ui.enabled": "false",
         "spark.driver.memory": "1g",
         # The first of the JVM's two compilers is enough for small data, and starts seconds sooner.
         "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Djava.io.tmpdir={scratch}",

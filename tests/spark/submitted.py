@@ -23,7 +23,7 @@ def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def main(bootstrap: str, source: str, copy: str, streamed: str, checkpoint: str) -> None:
-    spark = session("submitted")
+    spark = session("submitted", **{"spark.ui.enabled": "false"})
     brokers = {"kafka.bootstrap.servers": bootstrap}
 
     records = spark.read.format("penstock").options(**brokers, subscribe=source).load()

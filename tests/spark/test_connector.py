@@ -197,3 +197,19 @@ def test_the_penstock_format_gives_the_rows_of_the_connector(
     ]
     assert ours.count() == 60
     assert sorted(map(repr, ours.collect())) == sorted(map(repr, theirs.collect()))
+
+
+def test_a_pattern_is_looked_for_anywhere_in_a_name_by_both(
+    spark: SparkSession, bootstrap: str, client: ConfluentClient, unique: Unique
+) -> None:
+    topic = unique("pattern")
+    client.create_topic(topic, partitions=PARTITIONS)
+    client.produce(topic, events(0, 3))
+    part = topic[3:-2]
+    counts = {}
+    for form in ("kafka", "penstock"):
+        reader = spark.read.format(form).option("kafka.bootstrap.servers", bootstrap)
+        counts[form] = [
+            reader.option("subscribePattern", pattern).load().count() for pattern in (part, f"^{part}", topic)
+        ]
+    assert counts["penstock"] == counts["kafka"] == [3, 0, 3]

@@ -50,7 +50,9 @@ def test_subscriptions_find_their_partitions(
     all_of_both = sorted([*offsets(one, 0, 0), *offsets(two, 0)])
     assert sorted(plan(subscribe=f"{one}, {two}").partitions()) == all_of_both
     assert plan(subscribePattern=f"{one[:-2]}-[0-9]").partitions() == all_of_both
-    assert plan(subscribePattern=one[:-2]).partitions() == []  # a pattern fits the whole name
+    assert plan(subscribePattern=one[2:-2]).partitions() == all_of_both  # anywhere in the name
+    assert plan(subscribePattern=f"^{one[2:-2]}").partitions() == []
+    assert plan(subscribePattern=f"{one[:-2]}$").partitions() == []
     assert plan(assign=f'{{"{one}": [1]}}').partitions() == [TopicPartition(one, 1)]
 
 

@@ -1,66 +1,31 @@
-"""What is told of a running Spark job: how far it is, never back, and at last that all is done."""
+"""How far a stream is behind, from Spark's own report of a micro-batch."""
 
 from __future__ import annotations
 
-import threading
-from types import SimpleNamespace
-from typing import Any
+import json
 
-import pytest
-
-from penstock.spark.jobs import progress
-from penstock.spark.jobs.progress import followed
-
-PATIENCE_S = 60
+from penstock.spark import offsets_behind_latest
 
 
-class Watched:
-    """A Spark session with one job of two tasks, the first of which has ended."""
-
-    def __init__(self) -> None:
-        self.was_asked = threading.Event()
-        self.may_answer = threading.Event()
-        self.sparkContext = self
-        self.properties: dict[str, str] = {}
-
-    def setJobGroup(self, group: str, description: str, interruptOnCancel: bool) -> None:
-        self.properties["spark.jobGroup.id"] = group
-
-    def setLocalProperty(self, name: str, value: str) -> None:
-        self.properties[name] = value
-
-    def statusTracker(self) -> Watched:
-        return self
-
-    def getJobIdsForGroup(self, group: str) -> list[int]:
-        assert group == self.properties["spark.jobGroup.id"]
-        return [1]
-
-    def getJobInfo(self, job: int) -> Any:
-        return SimpleNamespace(stageIds=[1])
-
-    def getStageInfo(self, stage: int) -> Any:
-        self.was_asked.set()
-        self.may_answer.wait(0.5)
-        return SimpleNamespace(numCompletedTasks=1, numTasks=2)
+def report(end: object, latest: object) -> dict[str, object]:
+    return {"sources": [{"endOffset": end, "latestOffset": latest}]}
 
 
-def test_an_answer_that_comes_when_the_job_has_ended_does_not_take_the_bar_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(progress, "POLL_S", 0.001)
-    spark: Any = Watched()
-    told: list[int] = []
+def test_most_least_and_average_of_the_partitions_are_told() -> None:
+    end = {"orders": {"0": 5, "1": 10}, "clicks": {"0": 0}}
+    latest = {"orders": {"0": 25, "1": 10}, "clicks": {"0": 1}}
+    expected = {"maxOffsetsBehindLatest": 20.0, "minOffsetsBehindLatest": 0.0, "avgOffsetsBehindLatest": 7.0}
+    assert offsets_behind_latest(report(end, latest)) == expected
+    # As `lastProgress` has it.
+    assert offsets_behind_latest(report(json.dumps(end), json.dumps(latest))) == expected
 
-    def tell(done: int, total: int) -> None:
-        assert total == 10
-        told.append(done)
-        if done == total:
-            spark.may_answer.set()
 
-    with followed(spark, "a job", 10, tell):
-        assert spark.was_asked.wait(PATIENCE_S)
+def test_a_partition_that_is_new_since_counts_when_it_is_read() -> None:
+    found = offsets_behind_latest(report({"t": {"0": 1}}, {"t": {"0": 1, "1": 9}}))
+    assert found["maxOffsetsBehindLatest"] == 0
 
-    assert told == sorted(told)
-    assert set(told) == {0, 5, 10}
-    assert spark.properties["spark.jobGroup.id"] == "", "later jobs would be counted with this one"
+
+def test_nothing_is_told_of_other_sources_and_before_the_first_batch() -> None:
+    assert offsets_behind_latest({"sources": []}) == {}
+    assert offsets_behind_latest(report(None, None)) == {}
+    assert offsets_behind_latest(report("12", "13")) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -47,8 +48,8 @@ def save(frame: DataFrame, bootstrap: str, **options: str) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """What the user reads: Spark puts Python's traceback around it."""
-    lines = re.findall(r"^\s*penstock\.[\w.]+: (.*)$", str(error), re.MULTILINE)
+    """What the user reads: Spark puts a sentence of its own in front, or a traceback around it."""
+    lines = re.findall(r"\bpenstock\.[\w.]+: (.*)$", str(error), re.MULTILINE)
     assert lines, str(error)
     return lines[-1]
 
@@ -75,7 +76,7 @@ def test_all_columns_of_a_frame_arrive(
         "partition INT, timestamp TIMESTAMP",
     )
 
-    save(frame, bootstrap)
+    save(frame, bootstrap, includeTimestamp="true")
 
     assert stored(client, topic) == [
         Record(0, 0, 1000, None, None, ()),
@@ -115,9 +116,43 @@ def test_what_the_source_read_can_be_written_on_and_is_the_same(
     client.produce(origin, sent)
 
     read = spark.read.format("penstock").option("bootstrap", bootstrap).option("subscribe", origin)
-    save(read.option("includeHeaders", "true").load(), bootstrap, topic=copy)
+    frame = read.option("includeHeaders", "true").load()
+    save(frame, bootstrap, topic=copy, includeTimestamp="true")
 
     assert stored(client, copy) == stored(client, origin)
+
+
+@pytest.mark.parametrize("format", ["penstock", "kafka"])
+def test_copied_records_have_the_time_of_the_copy_unless_asked_otherwise(
+    spark: SparkSession, bootstrap: str, client: ConfluentClient, unique: Unique, format: str
+) -> None:
+    """Week-old records would be deleted at once by the retention of where they are copied to."""
+    origin, copy = unique("origin"), unique("copy")
+    client.create_topic(origin)
+    client.create_topic(copy)
+    client.produce(origin, [Outgoing(b"old", None, (), 0, 1000)])
+    before_ms = int(time.time() * 1000)
+
+    read = spark.read.format(format).option("kafka.bootstrap.servers", bootstrap).option("subscribe", origin)
+    writer = (
+        read.load().write.format(format).option("kafka.bootstrap.servers", bootstrap).option("topic", copy)
+    )
+    writer.mode("append").save()
+
+    (record,) = stored(client, copy)
+    assert record.timestamp >= before_ms
+
+
+def test_partitions_and_times_may_be_bigints(
+    spark: SparkSession, bootstrap: str, client: ConfluentClient, unique: Unique
+) -> None:
+    topic = unique("topic")
+    client.create_topic(topic, partitions=2)
+    frame = spark.sql("SELECT 'v' AS value, 1L AS partition, 5000L AS timestamp")
+
+    save(frame, bootstrap, topic=topic, includeTimestamp="true")
+
+    assert stored(client, topic) == [Record(1, 0, 5000, None, b"v", ())]
 
 
 def test_headers_can_be_left_out(

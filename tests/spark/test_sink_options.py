@@ -143,8 +143,7 @@ def test_rows_need_a_topic_from_somewhere() -> None:
         ("key", LongType(), "binary or string"),
         ("value", IntegerType(), "binary or string"),
         ("topic", BinaryType(), "cast it to string"),
-        ("partition", LongType(), "cast it to int"),
-        ("timestamp", LongType(), "cast it to timestamp"),
+        ("partition", StringType(), "cast it to int"),
         ("headers", StringType(), "array<struct<key:string,value:binary>>"),
         ("headers", ArrayType(StringType()), "array<struct<key:string,value:binary>>"),
     ],
@@ -155,6 +154,20 @@ def test_a_column_of_a_wrong_type_is_refused(name: str, kind: DataType, wanted: 
     said = complaint_about(schema)
 
     assert f"column {name} is {kind.simpleString()}" in said and wanted in said
+
+
+def test_a_timestamp_is_looked_at_only_if_it_is_sent() -> None:
+    schema = columns(value=StringType(), timestamp=StringType())
+    batch_writer(MINIMUM, schema, False)
+    assert "bigint for milliseconds" in complaint_about(schema, topic="events", includeTimestamp="true")
+    for kind in (LongType(), TimestampType()):
+        batch_writer(
+            MINIMUM | {"includeTimestamp": "true"}, columns(value=StringType(), timestamp=kind), False
+        )
+
+
+def test_a_partition_may_be_a_bigint() -> None:
+    batch_writer(MINIMUM, columns(value=StringType(), partition=LongType()), False)
 
 
 def test_a_column_that_the_option_topic_overrides_may_have_any_type() -> None:

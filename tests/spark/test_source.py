@@ -115,6 +115,9 @@ def test_a_wrong_option_is_told_by_load(read: Read) -> None:
     with pytest.raises(PySparkException) as caught:
         read(subscribe="t", startingOfsets="earliest")
     assert last_line(caught) == "unknown option startingofsets of the source; did you mean startingOffsets?"
+    # Spark's own sentence around it, and no traceback.
+    assert len(str(caught.value)) < 400
+    assert "Traceback" not in str(caught.value)
 
 
 def test_an_unknown_topic_is_named(read: Read, bootstrap: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
+from penstock.spark import offsets_behind_latest
 from tests.spark.jars import connector_jars
 from tests.spark.streams import DEADLINE_S, Stream, expected, send
 from tests.spark.topics import Topics
@@ -54,6 +55,7 @@ def test_a_stream_goes_on_from_its_checkpoint_and_repeats_and_skips_nothing(
     assert json.loads(last)[topic] == {"0": 45, "1": 60}
     source = query.lastProgress.sources[0]
     assert json.loads(source.latestOffset) == json.loads(last)
+    assert set(offsets_behind_latest(query.lastProgress).values()) == {0.0}
 
     stream.drain(**options)
     assert stream.table.sizes == [50, 50, 5]

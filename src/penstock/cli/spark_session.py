@@ -59,6 +59,10 @@ _OPTIONS = (
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
+# A command ends by itself and draws a bar of its own. `--conf spark.ui.enabled=true` brings Spark's page back.
+QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+
+
 class JobBar:
     """Records done, of how many, and how fast. Drawn on a terminal only; may be told from any thread."""
 
@@ -108,9 +112,9 @@ def spark_session(
 
 
 def _start(description: str, master: str | None, conf: dict[str, str], bar: JobBar) -> SparkSession:
-    from penstock.spark import session  # noqa: PLC0415
+    from penstock import spark as source  # noqa: PLC0415
 
-    spark = session(f"penstock {description}", master, **conf)
+    spark = source.start(f"penstock {description}", master, conf, defaults=QUIET)
     bar.begin(description)
     return spark
 

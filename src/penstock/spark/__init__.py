@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-__all__ = ["register", "session"]
+__all__ = ["offsets_behind_latest", "register", "session"]
 
 _taught: WeakSet[SparkSession] = WeakSet()
 
@@ -31,6 +33,19 @@ def register(spark: SparkSession) -> SparkSession:
     return spark
 
 
+def offsets_behind_latest(progress: Mapping[str, Any] | StreamingQueryProgress) -> dict[str, float]:
+    """How many records a stream is behind its topics: most, least and on average of its partitions.
+
+    ``progress`` is a query's ``lastProgress``, or what a ``StreamingQueryListener`` is given. The keys are those
+    of the metrics of Spark's Kafka source, which Spark does not take from a Python source:
+    ``maxOffsetsBehindLatest``, ``minOffsetsBehindLatest``, ``avgOffsetsBehindLatest``. Empty before the first
+    micro-batch.
+    """
+    from penstock.spark.progress import behind_latest  # noqa: PLC0415
+
+    return behind_latest(progress)
+
+
 def session(app_name: str = "penstock", master: str | None = None, **conf: str) -> SparkSession:
     """A Spark session that knows ``format("penstock")``.
 
@@ -38,6 +53,13 @@ def session(app_name: str = "penstock", master: str | None = None, **conf: str) 
     ``conf``, which takes any setting of Spark's under its own name:
     ``session("etl", **{"spark.driver.memory": "4g"})``.
     """
+    return start(app_name, master, conf, defaults={})
+
+
+def start(
+    app_name: str, master: str | None, conf: Mapping[str, str], *, defaults: Mapping[str, str]
+) -> SparkSession:
+    """As ``session``, with settings that hold where nobody has said otherwise."""
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -48,11 +70,7 @@ def session(app_name: str = "penstock", master: str | None = None, **conf: str) 
         # Under spark-submit the JVM runs already and knows what spark-submit was told; SparkConf then asks it.
         SparkContext._ensure_initialized()
     given = SparkConf()
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-    }
+    settings = {"spark.sql.execution.arrow.pyspark.enabled": "true", **defaults}
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)

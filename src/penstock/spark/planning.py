@@ -461,7 +461,8 @@ class Planner:
 def _matches(subscription: Subscription, topic: str) -> bool:
     if subscription.pattern is None:
         return True
-    return topic not in INTERNAL_TOPICS and re.fullmatch(subscription.pattern, topic) is not None
+    # Anywhere in the name, as Spark's Kafka source looks for it.
+    return topic not in INTERNAL_TOPICS and re.search(subscription.pattern, topic) is not None
 
 
 def _names(partitions: Iterable[TopicPartition]) -> str:

@@ -373,17 +373,28 @@ def _normalised(batch: pa.RecordBatch) -> pa.RecordBatch:
             raise RowError("a header has a null key: give every header a name")
         arrays["headers"] = headers
     if "partition" in names:
-        arrays["partition"] = batch.column("partition").cast(pa.int32())
+        arrays["partition"] = _numbers(batch.column("partition"))
     if "topic" in names:
         arrays["topic"] = batch.column("topic")
     return pa.RecordBatch.from_pydict(arrays)
+
+
+def _numbers(partitions: pa.Array) -> pa.Array:
+    try:
+        return partitions.cast(pa.int32())
+    except pa.ArrowInvalid:
+        raise RowError(
+            f"column partition goes up to {pc.max(partitions).as_py()}, and no topic has so many partitions"
+        ) from None
 
 
 def _milliseconds(timestamps: pa.Array | None, count: int) -> pa.Array:
     now_ms = time.time_ns() // 1_000_000
     if timestamps is None:
         return pa.array(np.full(count, now_ms, dtype=np.int64))
-    in_ms = timestamps.cast(pa.timestamp("ms", timestamps.type.tz), safe=False).cast(pa.int64())
+    in_ms = timestamps
+    if not pa.types.is_integer(timestamps.type):
+        in_ms = timestamps.cast(pa.timestamp("ms", timestamps.type.tz), safe=False).cast(pa.int64())
     earliest = pc.min(in_ms).as_py()
     if earliest is not None and earliest < NO_TIMESTAMP:
         raise RowError("a row has a timestamp before 1970, which no record can carry")

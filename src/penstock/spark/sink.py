@@ -1,8 +1,9 @@
 """``format("penstock")`` as a sink, batch and streaming: options, columns, and the writers Spark calls.
 
-Options and columns are those of Spark's Kafka sink, and a few of ours: a column ``timestamp``, the short name
-``compression``. The sink is at-least-once: a task that fails, or a micro-batch that is run again after a
-restart, sends its records again. Nothing is lost: a task succeeds only when the brokers have acknowledged all.
+Options and columns are those of Spark's Kafka sink, and a few of ours: ``includeTimestamp``, which sends the column
+``timestamp``, and the short name ``compression``. The sink is at-least-once: a task that fails, or a micro-batch
+that is run again after a restart, sends its records again. Nothing is lost: a task succeeds only when the brokers
+have acknowledged all.
 
 What a newcomer gets wrong: Spark makes writers on the driver, twice per micro-batch, and pickles them into
 tasks, so making one opens nothing. ``write`` runs in the tasks; ``commit`` and ``abort`` run on the driver and
@@ -27,6 +28,7 @@ from pyspark.sql.types import (
     ByteType,
     DataType,
     IntegerType,
+    LongType,
     ShortType,
     StringType,
     StructType,
@@ -53,6 +55,7 @@ NAMES = Names(
         "bootstrap",
         "topic",
         "includeHeaders",
+        "includeTimestamp",
         "compression",
         "kafka.compression.type",
         "acks",
@@ -108,6 +111,18 @@ class SinkOptions:
     produce: ProduceSettings
     topic: str | None = None
     headers: bool = True
+    # Off unless asked for, as in Spark's Kafka sink: records copied from another topic would keep their old times,
+    # and retention would delete them at once.
+    timestamps: bool = False
+
+    @property
+    def unsent(self) -> list[str]:
+        """Columns that would be sent if the options did not say otherwise."""
+        return [
+            name
+            for name, is_sent in (("headers", self.headers), ("timestamp", self.timestamps))
+            if not is_sent
+        ]
 
 
 class Written(WriterCommitMessage):
@@ -160,12 +175,8 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
     with Sender(options.produce, options.topic) as sender:
         for batch in batches:
-            sender.send(batch if options.headers else _without_headers(batch))
+            sender.send(batch.drop_columns([name for name in options.unsent if name in batch.schema.names]))
         return Written(sender.finish())
-
-
-def _without_headers(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.drop_columns(["headers"]) if "headers" in batch.schema.names else batch
 
 
 # Options
@@ -188,7 +199,9 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
         request_timeout_ms=given.positive("kafka.request.timeout.ms", INT32_MAX) or REQUEST_TIMEOUT_MS,
         deadline_ms=given.positive("kafka.delivery.timeout.ms", INT32_MAX) or DELIVERY_TIMEOUT_MS,
     )
-    return SinkOptions(produce, topic, given.flag("includeHeaders", True))
+    return SinkOptions(
+        produce, topic, given.flag("includeHeaders", True), given.flag("includeTimestamp", False)
+    )
 
 
 def _choice(given: Given, names: tuple[str, str], choices: Mapping[str, Value], default: Value) -> Value:
@@ -221,8 +234,9 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
         _check_type(fields, name, (BinaryType, StringType), "binary or string")
     if options.topic is None:
         _check_type(fields, "topic", (StringType,), "string")
-    _check_type(fields, "partition", (IntegerType, ShortType, ByteType), "int")
-    _check_type(fields, "timestamp", (TimestampType,), "timestamp")
+    _check_type(fields, "partition", (IntegerType, LongType, ShortType, ByteType), "int")
+    if options.timestamps:
+        _check_type(fields, "timestamp", (TimestampType, LongType), "timestamp, or bigint for milliseconds")
     if options.headers and "headers" in fields and not _are_headers(fields["headers"]):
         found = fields["headers"].simpleString()
         raise SparkOptionError(
