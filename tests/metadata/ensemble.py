@@ -26,6 +26,7 @@ from penstock.protocol.messages.brokers import (
     BrokerRegistrationRequest,
     BrokerRegistrationResponse,
     BrokerState,
+    FlushedTopic,
     Listener,
 )
 from penstock.protocol.messages.placement import (
@@ -114,6 +115,7 @@ class Ensemble:
         directories: Sequence[bytes] | None = None,
         rack: str | None = None,
         cluster: str = CLUSTER,
+        flushed: Sequence[tuple[str, int]] = (),
     ) -> BrokerRegistrationResponse:
         self.incarnations += 1
         response: BrokerRegistrationResponse = self.handle(
@@ -128,6 +130,10 @@ class Ensemble:
                 rack=rack,
                 log_dirs=list(directories if directories is not None else [directory(id)]),
                 previous_broker_epoch=previous,
+                flushed=[
+                    FlushedTopic(topic_id=self.on.image.topics[name].id, partitions=[index])
+                    for name, index in flushed
+                ],
             ),
             4,
         )

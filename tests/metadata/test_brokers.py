@@ -232,6 +232,48 @@ def test_trap_7_who_lost_its_page_cache_leaves_isr_and_eligible_leaders_at_regis
     assert on.state("a") == (1, (1,), ())
 
 
+def test_trap_7_who_lost_its_page_cache_keeps_what_it_says_is_flushed_and_nothing_else() -> None:
+    on = Ensemble()
+    on.create("t", (1, 2, 3), (1, 2, 3))
+    for id in (3, 2, 1):
+        on.lost(id)
+    on.register(2, previous=-1, flushed=[("t", 0)])
+    on.beat(2)
+    on.settle()
+    assert on.state("t", 0) == (2, (2,), (1,))
+    assert on.state("t", 1) == (-1, (), (1,))
+
+
+@pytest.mark.parametrize("where", ["controller", "topic"])
+def test_trap_7_settings_do_not_say_what_a_broker_that_lost_its_page_cache_has_flushed(where: str) -> None:
+    """The broker may run with others, or the topic was switched after the records were acknowledged."""
+    static = {"penstock.durability": "flushed"} if where == "controller" else {}
+    on = Ensemble(static={**STILL, **static})
+    on.create("t", (1, 2))
+    if where == "topic":
+        setting = IncrementalAlterableConfig(name="flush.messages", config_operation=0, value="1")
+        asked = IncrementalAlterConfigsResource(resource_type=2, resource_name="t", configs=[setting])
+        on.handle(IncrementalAlterConfigsRequest(resources=[asked]), 1)
+    on.lost(2)
+    assert on.state("t") == (1, (1,), (2,))
+    on.join(2, previous=-1)
+    assert on.state("t") == (1, (1,), ())
+    on.lost(1)
+    on.settle()
+    assert on.partition("t").leader == -1, "nobody who lacks records is elected"
+
+
+def test_trap_7_what_was_flushed_in_a_directory_that_is_gone_is_lost() -> None:
+    on = Ensemble()
+    on.create("t", (1, 2, 3))
+    for id in (3, 2, 1):
+        on.lost(id)
+    on.register(2, previous=-1, flushed=[("t", 0)], directories=[directory(2, 1)])
+    on.beat(2)
+    on.settle()
+    assert on.state("t") == (-1, (), (1,))
+
+
 def test_trap_7_who_dies_before_it_wrote_its_new_epoch_down_has_lost_nothing() -> None:
     on = Ensemble(brokers=3)
     on.create("a", (1, 2, 3))

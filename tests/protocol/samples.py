@@ -91,7 +91,7 @@ class Samples:
     def field(self, field: Field, version: int) -> Any:
         if field.tag is not None and field.tag >= OWN_TAGS:
             # Nobody we are compared with has it.
-            return field.default
+            return [] if field.default == () else field.default
         if field.tag is not None and self.random.random() < 0.5:
             return [] if field.default == () else field.default
         if field.is_nullable(version) and field.name not in NEVER_NULL and self.random.random() < 0.3:

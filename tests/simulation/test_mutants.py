@@ -21,7 +21,9 @@ from penstock.broker.partitions import HostedPartition
 from penstock.broker.quorum_log import QUORUM_STATE
 from penstock.log import reading as reading_module
 from penstock.log.producers import ProducerStates
+from penstock.metadata.brokers import Brokers
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.brokers import FlushedTopic
 from penstock.replication.partition import Partition
 from penstock.sim.disk import SimFiles
 from penstock.sim.report import Report
@@ -110,6 +112,20 @@ def takes_power_loss_for_a_crash(patch: Patch) -> None:
     patch.setattr(Directory, "recall", forgetful)
 
 
+def reports_all_as_flushed(patch: Patch) -> None:
+    """A broker that lost its page cache says that all it confirmed was on the disk."""
+    register = Brokers.register
+
+    def believed(self: Brokers, request: Any, now_ms: int, from_host: str | None) -> Any:
+        request.flushed = [
+            FlushedTopic(topic_id=topic.id, partitions=[partition.index for partition in topic.partitions])
+            for topic in self._decided.image.topics.values()
+        ]
+        return register(self, request, now_ms, from_host)
+
+    patch.setattr(Brokers, "register", believed)
+
+
 def does_not_wait_for_the_disk(patch: Patch) -> None:
     """In flushed mode what was merely written counts."""
     account = HostedPartition._appended
@@ -126,6 +142,8 @@ def does_not_wait_for_the_disk(patch: Patch) -> None:
 
     patch.setattr(Flushing, "when_flushed", at_once)
     patch.setattr(HostedPartition, "_appended", appended)
+    # Nor does anybody hurry the disk.
+    patch.setattr(HostedPartition, "_flush_messages", 2**63 - 1)
 
 
 def does_not_sync_the_metadata(patch: Patch) -> None:
@@ -185,6 +203,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], tuple[str, ...], bool]] = [
     (never_truncates, (*NETWORK, *PROCESSES), False),
     (forgets_producers, NETWORK, False),
     (takes_power_loss_for_a_crash, ("power", "crash"), False),
+    (reports_all_as_flushed, ("power", "crash"), False),
     (does_not_wait_for_the_disk, POWER, True),
     (does_not_sync_the_metadata, POWER, True),
     (does_not_sync_directories, POWER, True),

@@ -6,6 +6,7 @@
     .boot-id                           which boot of the machine the last start was on
     penstock-checkpoint                how far the disk holds each log, and where it begins
     penstock-reserve.<n>               room for metadata and checkpoints when the disk is full
+    penstock-flushed                   which logs hold on the disk all they confirmed (in the first directory)
     <topic>-<partition>/               a log
     <topic>-<partition>.<hex>-delete   a log on its way out, removed after file.delete.delay.ms
     <topic>-<partition>.<hex>-stray    a log that no metadata explains: kept, reported, never removed
@@ -38,6 +39,7 @@ META_PROPERTIES = "meta.properties"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 LAST_BOOT = ".boot-id"
 CHECKPOINT = "penstock-checkpoint"
+FLUSHED_NOTE = "penstock-flushed"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 NO_EPOCH = -1

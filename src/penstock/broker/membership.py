@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING
 
 from penstock.environment import Timer
 from penstock.metadata.image import Endpoint
+from penstock.model import TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
     BrokerRegistrationRequest,
     BrokerRegistrationResponse,
+    FlushedTopic,
     Listener,
 )
 
@@ -165,6 +167,7 @@ class Membership:
             rack=self._rack,
             log_dirs=storage.directory_ids,
             previous_broker_epoch=registration.previous_broker_epoch,
+            flushed=_flushed_topics(storage.flushed_note.noted()),
         )
         self._is_asking = True
         self._broker.ask_controller(
@@ -330,3 +333,10 @@ class Membership:
 
     def check(self) -> None:
         assert self.state is not State.ACTIVE or self.epoch >= 0
+
+
+def _flushed_topics(keys: list[tuple[TopicId, int]]) -> list[FlushedTopic]:
+    topics: dict[bytes, list[int]] = {}
+    for topic_id, index in keys:
+        topics.setdefault(topic_id, []).append(index)
+    return [FlushedTopic(topic_id=topic_id, partitions=partitions) for topic_id, partitions in topics.items()]

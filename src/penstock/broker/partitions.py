@@ -58,6 +58,8 @@ class Appended(NamedTuple):
 class HostedPartition:
     __slots__ = (
         "_core",
+        "_counts_flushed",
+        "_flush_before",
         "_has_directory",
         "_image",
         "_is_established",
@@ -103,6 +105,11 @@ class HostedPartition:
         self._log: Log | None = None
         # Made with the log.
         self._core: Partition | None = None
+        # Whether what we write counts only once it is on the disk: as the settings say, and until the note of it
+        # (``flushed_note.py``) is removed.
+        self._counts_flushed = config.is_flushed
+        # What was confirmed while it was not so, at the most.
+        self._flush_before = 0
         self._is_established = False
         self._has_directory = False
         self.is_deleted = False
@@ -193,9 +200,35 @@ class HostedPartition:
         if log is not None and core is not None:
             log.config = config.log
             core.min_isr = config.min_insync_replicas
-            if self.is_leader and not config.is_flushed:
+            self._settle_flushed(log)
+            self._advance()
+
+    def _settle_flushed(self, log: Log) -> None:
+        """Count by the settings, as soon as the note of what is flushed allows it."""
+        note = self._storage.flushed_note
+        is_noted = note.holds(self.key)
+        if self._topic_config.is_flushed:
+            if not self._counts_flushed:
+                self._counts_flushed = True
+                self._flush_before = log.log_end_offset
+            if is_noted or log.recovery_point >= min(self._flush_before, log.log_end_offset):
+                note.add(self.key)
+            else:
+                # Noted when that is done.
+                self.flush()
+        elif is_noted:
+            self._counts_flushed = True
+            note.remove(self.key, self._flushed_note_removed)
+        elif self._counts_flushed:
+            self._counts_flushed = False
+            if self.is_leader:
                 # What waited to be on the disk need not any more.
-                core.appended(log.log_end_offset)
+                assert self._core is not None
+                self._core.appended(log.log_end_offset)
+
+    def _flushed_note_removed(self) -> None:
+        if self._log is not None and self._core is not None and not self.is_deleted:
+            self._settle_flushed(self._log)
             self._advance()
 
     @property
@@ -229,6 +262,9 @@ class HostedPartition:
         self._surroundings.reassigned(self)
 
     def _start_replicating(self, log: Log) -> None:
+        # Of an earlier process nobody knows how it counted.
+        self._counts_flushed = self._topic_config.is_flushed
+        self._flush_before = log.log_end_offset
         self._core = Partition(
             self._surroundings.me,
             live=self._surroundings.live,
@@ -239,6 +275,7 @@ class HostedPartition:
                 log.log_end_offset, max(log.log_start_offset, self._storage.remembered_high_watermark(self))
             ),
         )
+        self._settle_flushed(log)
         self._assign_core()
         self._advance()
 
@@ -257,7 +294,7 @@ class HostedPartition:
             ),
             end_offset=log.log_end_offset,
             now_ms=self._now_ms(),
-            counted_end=log.recovery_point if self._topic_config.is_flushed else None,
+            counted_end=log.recovery_point if self._counts_flushed else None,
         )
         if self.is_leader:
             # Where it begins is told to followers before anything is written in it (KIP-279).
@@ -322,7 +359,7 @@ class HostedPartition:
                 finally:
                     # Also when it ends in the middle, at a damaged batch or on a full disk.
                     if log.log_end_offset != end_offset:
-                        self.flushing.appended(log, self._topic_config.flush_messages)
+                        self.flushing.appended(log, self._flush_messages)
             core = self.replication
             core.learned(high_watermark, log.log_end_offset)
             if core.high_watermark != self.high_watermark:
@@ -430,7 +467,7 @@ class HostedPartition:
                         verdict.base_offset,
                         verdict.timestamp if stamped != NO_TIMESTAMP else NO_TIMESTAMP,
                         end_offset,
-                        end_offset if config.is_flushed and end_offset > log.recovery_point else 0,
+                        end_offset if self._counts_flushed and end_offset > log.recovery_point else 0,
                     )
                 if verdict is TRY_AGAIN:
                     return self._not_now(header, verdict)
@@ -496,7 +533,7 @@ class HostedPartition:
 
     def _appended(self, log: Log) -> int:
         """Account for a leader's append; the offset that must be flushed before it is acknowledged, or 0."""
-        if not self._topic_config.is_flushed:
+        if not self._counts_flushed:
             core = self._core
             assert core is not None
             core.appended(log.log_end_offset)
@@ -507,7 +544,11 @@ class HostedPartition:
             audience.appended()
         if len(self._image.replicas) > 1:
             self._surroundings.appended(self)
-        return self.flushing.appended(log, self._topic_config.flush_messages)
+        return self.flushing.appended(log, self._flush_messages)
+
+    @property
+    def _flush_messages(self) -> int:
+        return 1 if self._counts_flushed else self._topic_config.flush_messages
 
     def when_acknowledged(
         self, appended: Appended, callback: Callable[[ErrorCode], None], *, by_all: bool
@@ -553,7 +594,7 @@ class HostedPartition:
 
             self._surroundings.start_raised(self, written)
             return
-        if self._log is None or not self._topic_config.is_flushed:
+        if self._log is None or not self._counts_flushed:
             callback()
         else:
             self.flushing.when_flushed(self._log.log_end_offset, lambda _: callback())
@@ -593,10 +634,14 @@ class HostedPartition:
 
     def flushed(self, log: Log) -> None:
         """More of the log is on the disk."""
-        if self.is_leader and self._topic_config.is_flushed:
-            assert self._core is not None
-            self._core.appended(log.recovery_point)
+        if not self._counts_flushed or self._core is None:
+            return
+        if self.is_leader:
+            # What is committed counted before it had to be on the disk.
+            self._core.appended(max(log.recovery_point, self._core.high_watermark))
             self._advance()
+        if not self._storage.flushed_note.holds(self.key):
+            self._settle_flushed(log)
 
     def delete_before(self, offset: int) -> int:
         """Raise the log's start, at the most to the high watermark; where it starts now."""

@@ -108,6 +108,7 @@ class Registration:
             return False
         # Should it have to register again, it has lost nothing in between.
         self.previous_broker_epoch = epoch
+        self._storage.flushed_note.loss_told()
         for directory in directories:
             if directory.is_online and directory.lost_page_cache:
                 self._note_loss_told(directory)

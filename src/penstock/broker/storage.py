@@ -15,12 +15,14 @@ a checkpoint says that it was not empty. Then the disk lost it, and the partitio
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.broker.checkpoint import Remembered
-from penstock.broker.data_directory import NO_ID, Directory, Identity, identify, is_reserved
+from penstock.broker.data_directory import FLUSHED_NOTE, NO_ID, Directory, Identity, identify, is_reserved
+from penstock.broker.flushed_note import FlushedNote
 from penstock.broker.flushing import FlushQueue
 from penstock.broker.options import ServeError
 from penstock.broker.reserve import NO_ROOM
@@ -80,6 +82,8 @@ class Storage:
         for directory in self._online():
             self._attempt(directory, partial(self._recall, directory))
         self.is_any_full = any(directory.is_full for directory in self.directories)
+        self.flushed_note = FlushedNote(environment, os.path.join(self.path, FLUSHED_NOTE), logger)
+        self._attempt(self.directories[0], self.flushed_note.load)
 
     # Start
 
@@ -196,6 +200,7 @@ class Storage:
                     seen[name] = home
                     self._settle(topic.id, name.partition, home)
             directory.checkpoint.keep_only(image)
+        self.flushed_note.keep_only(image)
 
     @property
     def knows_strays(self) -> bool:
@@ -487,6 +492,7 @@ class Storage:
         home = self.directory_of(hosted)
         for directory in self._online():
             directory.checkpoint.forget(hosted.topic_id, hosted.index)
+        self.flushed_note.remove((hosted.topic_id, hosted.index))
         self._leave_home(hosted)
         if home is None or not home.is_online:
             return

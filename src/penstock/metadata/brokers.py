@@ -217,7 +217,10 @@ class Brokers:
         else:
             self._epochs_before.pop(id, None)
             self.fence(id, now_ms, keep_single=True)
-            if not self._give_up_on(id, PORTION, keep_single=True, directories=request.log_dirs):
+            flushed = {(topic.topic_id, index) for topic in request.flushed for index in topic.partitions}
+            if not self._give_up_on(
+                id, PORTION, keep_single=True, directories=request.log_dirs, flushed=flushed
+            ):
                 # All of it goes before the registration, so that no other controller can take what is left for
                 # trustworthy. The broker asks again.
                 raise Refusal(ErrorCode.REQUEST_TIMED_OUT)
@@ -505,12 +508,19 @@ class Brokers:
                     yield topic, partition
 
     def _give_up_on(
-        self, id: BrokerId, changes_max: int, *, keep_single: bool, directories: Collection[bytes] = ()
+        self,
+        id: BrokerId,
+        changes_max: int,
+        *,
+        keep_single: bool,
+        directories: Collection[bytes] = (),
+        flushed: Collection[tuple[bytes, int]] = (),
     ) -> bool:
         """Let nothing rest on what a broker holds, because it lost some of it; False when more is to do.
 
-        What was lost are writes that were not on its disk. Of a topic that is flushed there are none among what
-        it has confirmed, as long as it still has the directory.
+        What was lost are writes that were not on its disk. Of what it says is flushed, nothing that it confirmed
+        is among them, as long as it still has the directory. Settings do not tell: the broker may have had others,
+        and a topic may have been switched after its records were acknowledged.
         """
         decided = self._decided
         changes: list[PartitionChangeRecord] = []
@@ -521,7 +531,7 @@ class Brokers:
                 single.append(PartitionChangeRecord(partition_id=index, topic_id=topic_id, leader=id))
                 continue
             topic = decided.image.topics_by_id[topic_id]
-            if partition.directory(id) in directories and decided.is_flushed(topic.name):
+            if partition.directory(id) in directories and (topic_id, index) in flushed:
                 continue
             if len(changes) >= changes_max:
                 decided.take(changes)

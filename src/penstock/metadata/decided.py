@@ -27,7 +27,6 @@ CHANGES_MAX = 10_000
 # sent and applied as a whole, and everything else waits for it. Some 30 ms.
 PORTION = 500
 
-FLUSH_MESSAGES = "flush.messages"
 UNCLEAN = "unclean.leader.election.enable"
 
 
@@ -111,11 +110,6 @@ class Decided:
         if known is None:
             known = self._uncleans[text] = topic_value(UNCLEAN, overrides, self.layers())
         return Election.UNCLEAN if known else Election.IF_NEEDED
-
-    def is_flushed(self, topic: str) -> bool:
-        """Whether what a replica confirms is on its disk."""
-        flush_messages: int = topic_value(FLUSH_MESSAGES, self.image.topic_config(topic), self.layers())
-        return flush_messages == 1
 
     # Brokers and partitions.
 

@@ -88,6 +88,11 @@ class Feature(Message):
     max_supported_version: int = int16()
 
 
+class FlushedTopic(Message):
+    topic_id: bytes = uuid()
+    partitions: list[int] = array(int32)
+
+
 class BrokerRegistrationRequest(Message, key=62, versions="0-4", flexible="0+"):
     broker_id: int = int32()
     cluster_id: str = string()
@@ -100,6 +105,8 @@ class BrokerRegistrationRequest(Message, key=62, versions="0-4", flexible="0+"):
     log_dirs: list[bytes] = array(uuid, "2+")
     # What the last clean stop left behind. Any other value and the broker may have lost data (KIP-966).
     previous_broker_epoch: int = int64("3+", default=-1)
+    # Ours: the replicas of which everything that was confirmed is on the disk. None are, if a node does not say.
+    flushed: list[FlushedTopic] = array(FlushedTopic, tag=OWN_TAGS)
 
 
 class BrokerRegistrationResponse(Message, key=62, versions="0-4", flexible="0+"):
