@@ -79,7 +79,13 @@ class DirectoryReports:
         image = hosted.image
         if hosted.is_deleted:
             del self._damaged[hosted]
-        elif self._broker.node_id not in (*image.isr, *image.eligible_leader_replicas, image.leader):
+        elif image.directory(self._broker.node_id) == LOST_DIRECTORY and self._broker.node_id not in (
+            *image.isr,
+            *image.eligible_leader_replicas,
+            image.leader,
+        ):
+            # Without the first, the image may be older than the report, and a change between the two may have let
+            # this replica into the ISR for what it had before.
             del self._damaged[hosted]
             try:
                 hosted.mend(offset)
