@@ -93,6 +93,20 @@ def test_an_epoch_that_a_full_disk_could_not_take_is_asked_for_again_by_the_next
     assert remembered(node).previous_broker_epoch == 8
 
 
+def test_a_boot_that_a_full_disk_could_not_take_is_noted_with_the_registration(node: Node) -> None:
+    """Killed before the note, the broker would be taken for one whose machine went down."""
+    first = node.start()
+    Registration(first, node.logger).remember_epoch(5)  # type: ignore[arg-type]
+    first.leave_clean_marker(5)
+    storage = node.start(
+        boot_id=b"boot 2", failures=[("replace", f"{path}/.boot-id", errno.ENOSPC) for path in node.paths]
+    )
+    again = Registration(storage, node.logger)  # type: ignore[arg-type]
+    node.files.failures = []
+    assert again.remember_epoch(6)
+    assert remembered(node, boot_id=b"boot 2").previous_broker_epoch == 6
+
+
 def test_a_second_disk_that_takes_no_note_of_a_power_failure_fails_alone(node: Node) -> None:
     remembered(node).remember_epoch(5)
     storage = node.start(boot_id=b"boot 2", failures=[("replace", node.paths[1], errno.EIO)])

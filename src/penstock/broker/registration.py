@@ -110,12 +110,12 @@ class Registration:
         self.previous_broker_epoch = epoch
         self._storage.flushed_note.loss_told()
         for directory in directories:
-            if directory.is_online and directory.lost_page_cache:
-                self._note_loss_told(directory)
+            if directory.is_online and not directory.has_noted_boot:
+                self._note_boot(directory)
         return True
 
-    def _note_loss_told(self, directory: Directory) -> None:
-        """The controller has heard that what was not flushed in this directory is lost."""
+    def _note_boot(self, directory: Directory) -> None:
+        """What was lost in this directory is told, or its disk was too full at the start to take the note."""
         try:
             directory.note_boot()
         except OSError as error:
