@@ -10,8 +10,10 @@ BOOTSTRAP := $(if $(filter 9092,$(PORT)),, --bootstrap 127.0.0.1:$(PORT))
 # Of `make sim-long`.
 SEEDS ?= 20000
 CLUSTER_SEEDS ?= 2000
+# Of `make upgrade`.
+FROM ?= HEAD~1
 
-.PHONY: help run test lint types contracts check chaos sim sim-long spark-long bench clean
+.PHONY: help run test lint types contracts check chaos sim sim-long upgrade spark-long bench clean
 
 help:
 	@echo "make run        three brokers on 127.0.0.1:$(PORT) and the ports behind it, until Ctrl-C"
@@ -21,6 +23,7 @@ help:
 	@echo "make sim        simulated clusters under faults: a minute of it"
 	@echo "make sim-long   the same for hours (SEEDS=$(SEEDS) CLUSTER_SEEDS=$(CLUSTER_SEEDS))"
 	@echo "make chaos      the tests that kill real brokers, longer (PENSTOCK_CHAOS_SECONDS, PENSTOCK_CHAOS_SEED)"
+	@echo "make upgrade    a cluster of an earlier commit upgraded under load (FROM=COMMIT, now $(FROM))"
 	@echo "make spark-long archives of ten million records, and twenty kills (PENSTOCK_SPARK_RECORDS, PENSTOCK_SPARK_KILLS)"
 	@echo "make bench      the benchmarks"
 	@echo "make clean      remove what make made (not your data)"
@@ -82,6 +85,9 @@ sim: $(VENV)/.installed
 sim-long: $(VENV)/.installed
 	$(BIN)/penstock sim cores --seeds $(SEEDS) --jobs 2
 	$(BIN)/penstock sim --seeds $(CLUSTER_SEEDS) --seconds 60 --plans 2 --jobs 2
+
+upgrade: $(VENV)/.installed
+	PENSTOCK_UPGRADE_FROM=$(FROM) $(BIN)/python -m pytest tests/chaos/upgrade.py -s
 
 spark-long: $(VENV)/.installed
 	PENSTOCK_SPARK_RECORDS=$${PENSTOCK_SPARK_RECORDS:-10000000} \
