@@ -32,7 +32,7 @@ from penstock.protocol.messages.topics import (
 )
 from penstock.sim.client import Client, Place
 from penstock.sim.loop import Process
-from penstock.sim.topics import MORTAL, Topics
+from penstock.sim.topics import MORTAL, RECREATED, Topics
 from penstock.sim.truths import Truths
 
 # Kinds of resources, and what is done to a setting.
@@ -132,14 +132,20 @@ class Administrator:
             )
             await what()
 
+    def _alive(self) -> list[str]:
+        """Those that are this one's to change."""
+        return [name for name in self._topics.alive() if name != RECREATED]
+
     def _any(self) -> str | None:
-        alive = self._topics.alive()
+        alive = self._alive()
         return self._chance.choice(alive) if alive else None
 
     async def _make(self) -> None:
         if len(self._topics.alive()) >= 5:
             return
-        dead = [name for name in self._topics.existing if name not in self._topics.alive()]
+        dead = [
+            name for name in self._topics.existing if name not in self._topics.alive() and name != RECREATED
+        ]
         if dead and self._chance.random() < 0.7:
             name = self._chance.choice(dead)
         else:
@@ -162,7 +168,7 @@ class Administrator:
             await self._announce(name, before)
 
     async def _delete(self) -> None:
-        mortal = [name for name in self._topics.alive() if MORTAL in name]
+        mortal = [name for name in self._alive() if MORTAL in name]
         if not mortal:
             return
         await self.delete(self._topics.existing[self._chance.choice(mortal)])

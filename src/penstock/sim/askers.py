@@ -17,8 +17,7 @@ from penstock.protocol.messages.groups import (
     OffsetFetchRequestTopics,
 )
 from penstock.sim.client import Client, Place
-from penstock.sim.operators import RECREATED
-from penstock.sim.topics import Topics, list_offset
+from penstock.sim.topics import RECREATED, Topics, list_offset
 from penstock.sim.truths import Truths
 
 # Clients commit by name. A coordinator that has not heard of a topic yet takes its name for that of the topic

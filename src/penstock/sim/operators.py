@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from penstock.sim.administrator import BROKER, TOPIC, Administrator, set_config
 from penstock.sim.client import Client
-from penstock.sim.topics import MORTAL, Topics
+from penstock.sim.topics import RECREATED, Topics
 
 HOUR_MS = 3_600_000
 # What settings are changed to; None is back to the default. No value lets anything expire in a run.
@@ -22,7 +22,6 @@ VALUES: dict[str, tuple[str | None, ...]] = {
 }
 # Also where a topic says nothing, which is how it is with the offsets of groups.
 BROKER_WIDE = ("min.insync.replicas",)
-RECREATED = f"{MORTAL}-again"
 
 
 class Operator:

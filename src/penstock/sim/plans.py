@@ -130,7 +130,6 @@ class Plan:
         if self.generation > 1:
             # What expires, and should not, must have the time to.
             settings["log.retention.check.interval.ms"] = "5000"
-            settings["offsets.retention.check.interval.ms"] = "5000"
         return settings
 
     @property

@@ -73,6 +73,8 @@ class Lane:
         *,
         identity: Identity,
         interval_ms: float,
+        # The lane to the topic that had this name before: the same producer goes on where it was.
+        predecessor: Lane | None = None,
     ) -> None:
         self._client = client
         self._chance = client.chance
@@ -84,8 +86,8 @@ class Lane:
         self._version = _version(client, place, 8, 11)
         self._in_flight_max = self._chance.choice([1, 1, 3, 5])
         self._numbers = 0
-        self._identity = identity
-        self._sequence = 0
+        self._identity: Identity = identity if predecessor is None else predecessor._identity
+        self._sequence: int = 0 if predecessor is None else predecessor._sequence
         self._pending: list[_Batch] = []
         # Whether more should be sent once this is acknowledged.
         self.is_open = True

@@ -28,7 +28,7 @@ from penstock.sim.plans import Plan, plan_for
 from penstock.sim.producers import Gambler, Identity, Lane
 from penstock.sim.readers import Reader
 from penstock.sim.report import Report
-from penstock.sim.topics import Topics
+from penstock.sim.topics import RECREATED, Topics
 from penstock.sim.truths import Truths
 
 INSPECTION_MS = 250
@@ -77,6 +77,8 @@ class Run:
         self.administrator: Administrator | None = None
         self.operator: Operator | None = None
         self.recreator: Recreator | None = None
+        # The newest to the topic that is made again, by partition and number.
+        self._recreated_lanes: dict[tuple[int, int], Lane] = {}
 
     # The run
 
@@ -289,6 +291,8 @@ class Run:
             for number in range(plan.lanes if place.partition == 0 else 1):
                 name = f"lane-{len(self.lanes)}"
                 client = shared if number == 0 else self._client(name)
+                key = (place.partition, number)
+                is_again = place.topic == RECREATED
                 lane = Lane(
                     client,
                     self.truths,
@@ -297,7 +301,10 @@ class Run:
                     name,
                     identity=identity if number == 0 else Identity(),
                     interval_ms=plan.lane_interval_ms,
+                    predecessor=self._recreated_lanes.get(key) if is_again else None,
                 )
+                if is_again:
+                    self._recreated_lanes[key] = lane
                 lane.is_open = not self._is_closing
                 self.lanes.append(lane)
                 start(client.process, lane.run())

@@ -9,6 +9,8 @@ EARLIEST = -2
 LATEST = -1
 # Topics with this in their name may be deleted, and made again: clients name them by their ids only.
 MORTAL = "mortal"
+# The one that a ``Recreator`` deletes and makes again, and nobody else.
+RECREATED = f"{MORTAL}-again"
 
 
 class Topics:
