@@ -222,6 +222,9 @@ class FakeFiles:
     def capacity(self, path: str) -> int:
         return 1 << 30
 
+    def free_bytes(self, path: str) -> int:
+        return 1 << 30 if self._bytes_left is None else self._bytes_left
+
     def rename(self, source: str, target: str) -> None:
         assert source in self._names, source
 

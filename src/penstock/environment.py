@@ -112,6 +112,10 @@ class Files(Protocol):
         """How large the file system is that a directory lies on, in bytes."""
         ...
 
+    def free_bytes(self, path: str) -> int:
+        """How much of that is free: an upper bound, as there may be a quota."""
+        ...
+
     def rename(self, source: str, target: str) -> None: ...
 
     def remove(self, path: str) -> None:

@@ -293,6 +293,10 @@ class MachineFiles:
         status = os.statvfs(path)
         return status.f_blocks * status.f_frsize
 
+    def free_bytes(self, path: str) -> int:
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
 

@@ -5,8 +5,8 @@ tries again (``keeping``). Records never take from it: a disk without room for t
 the in-sync replicas (``storage.py``) and says so in the metadata, which is what the reserve pays for. When there
 is room again the files are made again, and only then are records written again.
 
-What a newcomer gets wrong: looking at the free space of a file system says nothing about quotas and inodes, so
-``look`` tries to take the room instead of asking how much there is.
+What a newcomer gets wrong: the free space of a file system says nothing about quotas and inodes. So ``look``
+asks first, and then takes the room to see whether it is there.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ class Reserve:
 
     def look(self) -> None:
         """Take back what was given, and see that as much room is left. Raises OSError when there is none."""
+        missing = PARTS - len(self._parts)
+        if self._files.free_bytes(self._directory) < self._part_bytes * (PARTS + missing):
+            # To try would take, for a moment, what somebody may have to write in.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._directory)
         self.fill()
         path = self._path("probe")
         self._files.allocate(path, self._part_bytes * PARTS)

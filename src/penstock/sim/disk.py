@@ -361,6 +361,10 @@ class SimFiles:
         self.alive()
         return CAPACITY_BYTES
 
+    def free_bytes(self, path: str) -> int:
+        self.alive()
+        return self.disk.free_bytes(path)
+
     def rename(self, source: str, target: str) -> None:
         directory, name = self._parent(source)
         assert os.path.dirname(source) == os.path.dirname(target), "renamed into another directory"

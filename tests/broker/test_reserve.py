@@ -1,0 +1,208 @@
+"""The reserve of a data directory, and what a storage does with a disk that is full."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.data_directory import CHECKPOINT, Directory
+from penstock.broker.reserve import NAME, PARTS, Reserve
+from penstock.broker.storage import Storage
+from penstock.sim.disk import CAPACITY_BYTES, Disk, SimFiles
+from penstock.sim.loop import Loop, Process, Streams
+from tests.broker.disks import Node, hosted
+
+ROOM = CAPACITY_BYTES // 64
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk(Streams(1)["disk"])
+
+
+@pytest.fixture
+def files(disk: Disk) -> SimFiles:
+    files = SimFiles(disk, Process(Loop(Streams(1)), "node"))
+    files.make_directory("/data")
+    return files
+
+
+def made(files: SimFiles) -> Reserve:
+    reserve = Reserve(files, "/data")
+    reserve.find()
+    return reserve
+
+
+def write(files: SimFiles, name: str, size: int = 100) -> Callable[[], None]:
+    return lambda: files.replace(f"/data/{name}", bytes(size))
+
+
+def test_what_must_be_written_is_written_from_the_reserve(files: SimFiles, disk: Disk) -> None:
+    reserve = made(files)
+    reserve.fill()
+    disk.fill("/data")
+    with pytest.raises(OSError):
+        write(files, "records")()
+    reserve.keeping(write(files, "vote"))
+    assert files.exists("/data/vote") and not reserve.is_whole
+    # One part lasts for long.
+    for number in range(50):
+        reserve.keeping(write(files, f"vote-{number}"))
+    assert len([name for name in files.list("/data") if name.startswith(NAME)]) == PARTS - 1
+
+
+def test_a_reserve_that_is_used_up_says_so(files: SimFiles, disk: Disk) -> None:
+    reserve = made(files)
+    reserve.fill()
+    disk.fill("/data")
+    with pytest.raises(OSError) as caught:
+        reserve.keeping(write(files, "too-much", ROOM + 1))
+    assert caught.value.errno == errno.ENOSPC
+    assert not reserve.give()
+
+
+def test_another_error_takes_nothing_from_the_reserve(files: SimFiles, disk: Disk) -> None:
+    reserve = made(files)
+    reserve.fill()
+    disk.failing = ("/data/vote",)
+    with pytest.raises(OSError) as caught:
+        reserve.keeping(write(files, "vote"))
+    assert caught.value.errno == errno.EIO
+    assert reserve.is_whole
+
+
+def test_there_is_room_only_when_the_reserve_is_whole_and_as_much_is_left(
+    files: SimFiles, disk: Disk
+) -> None:
+    reserve = made(files)
+    reserve.fill()
+    disk.fill("/data")
+    assert reserve.give()
+    for left, is_room in ((ROOM // 4, False), (ROOM, False), (ROOM * 5 // 4 + 1, True)):
+        disk.fill("/data", left_bytes=left)
+        if is_room:
+            reserve.look()
+            assert reserve.is_whole
+        else:
+            with pytest.raises(OSError):
+                reserve.look()
+    assert sorted(files.list("/data"))[:PARTS] == [f"{NAME}.{part}" for part in range(PARTS)]
+
+
+def test_the_next_process_finds_what_is_left_on_a_full_disk(files: SimFiles, disk: Disk) -> None:
+    first = made(files)
+    first.fill()
+    disk.fill("/data")
+    assert first.give()
+    disk.fill("/data")
+    files.replace("/data/penstock-reserve.probe", b"")
+    second = made(files)
+    assert not second.is_whole and not files.exists("/data/penstock-reserve.probe")
+    assert [second.give() for _ in range(PARTS)] == [True] * (PARTS - 1) + [False]
+
+
+# A storage
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path, "a", "b")
+
+
+def full(node: Node, number: int) -> None:
+    path = f"{node.paths[number]}/"
+    node.files.failures = [(what, path, errno.ENOSPC) for what in ("append", "allocate", "make")]
+
+
+def test_names_of_the_reserve_are_no_partitions(node: Node) -> None:
+    storage = node.start()
+    for directory in storage.directories:
+        assert sum(name.startswith(NAME) for name in os.listdir(directory.path)) == PARTS
+        assert not list(directory.partitions())
+
+
+def failed_append(node: Node, storage: Storage) -> Directory:
+    one = hosted()
+    one.write(storage)
+    home = storage.place(one)  # type: ignore[arg-type]
+    error = OSError(errno.ENOSPC, "No space left on device")
+    for _ in range(1_000):
+        storage.append_failed(one, error)  # type: ignore[arg-type]
+    assert storage.has_no_room(one)  # type: ignore[arg-type]
+    return home
+
+
+def test_a_full_disk_is_told_of_once_and_goes_on_when_there_is_room(node: Node) -> None:
+    changed: list[Directory] = []
+    storage = node.start(on_room_changed=changed.append)
+    home = failed_append(node, storage)
+    assert storage.full_directory_ids == [home.id] and storage.offline_directory_ids == []
+    assert sum("full" in line for line in node.logger.lines) == 1
+    node.spawn.run()
+    assert changed == [home]
+    full(node, storage.directories.index(home))
+    # What was removed from the reserve cannot be made again.
+    assert home.reserve.give()
+    for _ in range(5):
+        storage.look_for_room()
+    assert home.is_full and changed == [home]
+    node.files.failures = []
+    storage.look_for_room()
+    assert not home.is_full and not storage.is_any_full and changed == [home, home]
+    assert len(node.logger.lines) == 2
+
+
+def test_a_new_partition_goes_to_a_disk_with_room(node: Node) -> None:
+    storage = node.start()
+    home = failed_append(node, storage)
+    for index in range(1, 6):
+        one = hosted(index)
+        one.write(storage)
+        assert storage.place(one) is not home  # type: ignore[arg-type]
+
+
+def test_metadata_that_takes_from_the_reserve_keeps_records_from_being_written(node: Node) -> None:
+    storage = node.start()
+    assert storage.directories[0].reserve.give()
+    node.files.failures = [("allocate", node.paths[0], errno.ENOSPC)]
+    storage.look_for_room()
+    assert storage.full_directory_ids == storage.directory_ids[:1]
+
+
+def test_a_node_starts_on_a_full_disk_and_knows_that_it_is_full(node: Node) -> None:
+    storage = node.start()
+    home = failed_append(node, storage)
+    while home.reserve.give():
+        pass
+    storage = node.start(failures=[("allocate", node.paths[0], errno.ENOSPC)])
+    assert [directory.is_full for directory in storage.directories] == [True, False]
+    node.files.failures = []
+    storage.look_for_room()
+    assert not storage.is_any_full
+
+
+def test_a_checkpoint_is_written_on_a_full_disk(node: Node) -> None:
+    storage = node.start()
+    one = hosted()
+    one.write(storage)
+    home = storage.place(one)  # type: ignore[arg-type]
+    path = os.path.join(home.path, CHECKPOINT)
+    attempts = 0
+    replace = node.files.replace
+
+    def full_until_room_was_made(target: str, data: bytes, *, durable: bool = True) -> None:
+        nonlocal attempts
+        if target == path:
+            attempts += 1
+            if home.reserve.is_whole:
+                raise OSError(errno.ENOSPC, "No space left on device", target)
+        replace(target, data, durable=durable)
+
+    node.files.replace = full_until_room_was_made  # type: ignore[method-assign]
+    storage.remember([one])  # type: ignore[list-item]
+    storage.prepare_checkpoint()()
+    assert attempts == 2 and os.path.exists(path)
