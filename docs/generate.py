@@ -111,6 +111,12 @@ connection, except ApiVersions, which answers with the range we have.
   most 500,000 array elements.
 - **Pipelined requests are handled as they come**, in order, and their answers leave in order. Kafka takes the
   next request of a connection only after answering the one before.
+- **A batch of an unknown producer in a log that never held a record is refused once**, with
+  NOT_LEADER_OR_FOLLOWER, unless it is the producer's first. It may have overtaken the first one; or its producer
+  goes on in a topic that was made again, and then it is taken when it comes again. Kafka up to 4.4 takes it at once
+  and may lose the one that was overtaken; 4.5 calls it out of order, which ends a producer of librdkafka for good.
+- **OffsetFetch waits** until the coordinator has heard of all metadata that were committed when it was asked, so
+  that nobody gets an offset of a topic that was deleted; a second at most.
 - **Transactional ids are refused** with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes for
   final, by InitProducerId; FindCoordinator names the broker that was asked. `cleanup.policy=compact` is refused
   with INVALID_CONFIG. Every ConsumerGroupHeartbeat is answered with UNSUPPORTED_VERSION: groups have the classic
