@@ -270,8 +270,8 @@ class World:
             assert self.clock.now_ms() < deadline_ms, f"not within {within_ms} ms of virtual time"
             self.run_for(1)
 
-    def restarted(self, *, clean: bool) -> World:
+    def restarted(self, *, clean: bool, settings: dict[str, str] | None = None) -> World:
         """The same disk under a new process: after a clean stop, or as a killed one left it."""
         if clean:
             self.node.close()
-        return World(files=self.files)
+        return World(settings, files=self.files)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from penstock.protocol.records import encode_batch
 from tests.broker.test_virtual_time import create
 from tests.virtual import Client, World
 
-HOUR = 3_600_000
+MINUTE = 60_000
+HOUR = 60 * MINUTE
 DAY = 24 * HOUR
+SOON = {"log.retention.check.interval.ms": "1000", "log.flush.offset.checkpoint.interval.ms": "1000"}
 
 
 def produced(client: Client, topic: str, timestamp: int, *, sequence: int | None = None) -> tuple[int, int]:
@@ -24,13 +28,88 @@ def produced(client: Client, topic: str, timestamp: int, *, sequence: int | None
     return result.error_code, result.base_offset
 
 
-def test_a_retry_after_the_clock_was_set_is_not_stored_again() -> None:
+@pytest.mark.parametrize("step_ms", [2 * DAY, -2 * DAY])
+def test_a_retry_after_the_clock_was_set_is_not_stored_again(step_ms: int) -> None:
     world = World()
     client = world.client()
     create(client, "events")
     sent_ms = world.clock.wall_ms()
     assert produced(client, "events", sent_ms, sequence=0) == (ErrorCode.NONE, 0)
-    world.clock.wall += 2 * DAY
+    world.clock.wall += step_ms
     world.run_for(700_000)  # producers are swept meanwhile
     client = world.client()
     assert produced(client, "events", sent_ms, sequence=0) == (ErrorCode.NONE, 0)
+
+
+def start_of(world: World, topic: str = "events") -> int:
+    hosted = world.broker.partitions.get(topic, 0)
+    assert hosted is not None
+    return hosted.log.log_start_offset
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_clock_that_is_ahead_for_a_while_deletes_nothing(restarts: bool) -> None:
+    world = World(SOON)
+    client = world.client()
+    create(client, "events", retention_ms=str(20 * MINUTE))
+    assert produced(client, "events", world.clock.wall_ms()) == (ErrorCode.NONE, 0)
+    world.run_for(10_000)
+    world.clock.wall += 10 * DAY
+    if restarts:
+        world = world.restarted(clean=False, settings=SOON)
+    world.run_for(4 * MINUTE)
+    assert start_of(world) == 0
+    if restarts:
+        # The doubt outlives a process.
+        world = world.restarted(clean=True, settings=SOON)
+        world.run_for(4 * MINUTE)
+        assert start_of(world) == 0
+    world.clock.wall -= 10 * DAY
+    world.run_for(10 * MINUTE)
+    assert start_of(world) == 0
+    world.run_for(10 * MINUTE)
+    assert start_of(world) == 1, "and then its time is over"
+
+
+def test_what_is_too_much_goes_also_while_the_time_is_in_doubt() -> None:
+    world = World(SOON)
+    client = world.client()
+    create(client, "events", retention_bytes="0")
+    world.run_for(10_000)
+    produced(client, "events", world.clock.wall_ms())
+    world.clock.wall += 10 * DAY
+    world.run_for(10_000)
+    assert start_of(world) == 1
+
+
+@pytest.mark.parametrize("created", [True, False])
+def test_a_clock_that_is_set_back_refuses_no_record(created: bool) -> None:
+    """Neither as too far in the future, nor by giving it a time at which its days are over."""
+    world = World(SOON)
+    client = world.client()
+    create(client, "events", message_timestamp_type="CreateTime" if created else "LogAppendTime")
+    world.run_for(10_000)
+    true_ms = world.clock.wall_ms()
+    world.clock.wall -= 30 * DAY
+    assert produced(client, "events", true_ms) == (ErrorCode.NONE, 0)
+    hosted = world.broker.partitions.get("events", 0)
+    assert hosted is not None
+    newest = hosted.log.latest_timestamp()
+    assert newest is not None and newest.timestamp >= true_ms
+
+
+def test_a_record_that_no_clock_explains_is_refused() -> None:
+    world = World()
+    client = world.client()
+    create(client, "events")
+    error, _ = produced(client, "events", world.clock.wall_ms() + 2 * HOUR)
+    assert error == ErrorCode.INVALID_TIMESTAMP
+
+
+def test_committed_time_is_told_to_the_next_process_once_it_is_believed() -> None:
+    world = World(SOON)
+    world.run_for(10_000)
+    before = world.files.read("/data/penstock-clock")
+    world.clock.wall += 10 * DAY
+    world.run_for(10_000)
+    assert world.files.read("/data/penstock-clock") == before

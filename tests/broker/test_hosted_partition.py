@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.broker.clock_watch import ClockWatch
 from penstock.broker.config import BrokerConfig
 from penstock.broker.hosting import Partitions
 from penstock.broker.housekeeping import Housekeeping
@@ -163,15 +164,30 @@ def test_a_replica_cut_below_its_remembered_high_watermark_says_so(node: Node) -
     assert [line for line in node.logger.lines if "committed" in line and "'start': 30, 'end': 40" in line]
 
 
-def test_a_follower_whose_old_segments_go_is_to_say_where_it_begins_now(node: Node) -> None:
-    """Its leader may delete later, or have done so before, and then has nothing more to tell it."""
+def test_a_follower_frees_the_space_of_all_that_its_leader_has_deleted(node: Node) -> None:
+    """Also of its last segment, to which nothing may be added for long."""
     storage = node.start()
-    around = Around()
-    one = hosted(storage, partition(), around, log=LogConfig(segment_bytes=BATCH_BYTES, retention_bytes=0))
+    one = hosted(storage, partition())
     one.append_fetched(fetched(0, 3), 3, 0)
-    around.told.clear()
-    assert one.expire(0) == 3
-    assert around.told == ["expired"]
+    assert one.append_fetched(b"", 3, 3) == ErrorCode.NONE
+    assert (one.log.log_start_offset, one.log.log_end_offset, one.log.size_bytes) == (3, 3, 0)
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_only_the_leader_deletes_what_is_too_much(node: Node, leads: bool) -> None:
+    storage = node.start()
+    storage.quarantine_strays(Image())
+    one = hosted(storage, partition(), log=LogConfig(segment_bytes=BATCH_BYTES, retention_bytes=0))
+    one.append_fetched(fetched(0, 3), 3, 0)
+    if leads:
+        one.assign(partition(leader=ME, epoch=2))
+    config, _ = BrokerConfig.load({})
+    logger = cast(Logger, node.logger)
+    clocks = ClockWatch(storage.environment, storage.path, NODE, logger)
+    topics = cast(Partitions, [one])
+    Housekeeping(storage.environment, config, storage, topics, clocks, logger, may_delete=lambda: True)
+    node.spawn.run()
+    assert one.log.log_start_offset == (3 if leads else 0)
 
 
 # Leading
@@ -297,7 +313,9 @@ def test_upkeep_by_metadata_of_before_leaves_alone_what_lies_there_now(node: Nod
     write_partition_metadata(storage.environment.files, f"{node.paths[0]}/t-0", TopicId(bytes(15) + b"x"))
     config, _ = BrokerConfig.load({})
     topics = cast(Partitions, [hosted(storage, partition())])
-    Housekeeping(storage.environment, config, storage, topics, cast(Logger, node.logger))
+    logger = cast(Logger, node.logger)
+    clocks = ClockWatch(storage.environment, storage.path, NODE, logger)
+    Housekeeping(storage.environment, config, storage, topics, clocks, logger, may_delete=lambda: True)
     node.spawn.run()
     assert node.where("t-0") == node.paths
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.cli.brokers import _clock_text
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import UnregisterBrokerRequest, UnregisterBrokerResponse
 from penstock.protocol.messages.cluster import (
@@ -38,8 +39,8 @@ from tests.cli.fake_broker import FakeBroker
 CLUSTER = DescribeClusterResponse(
     brokers=[
         DescribeClusterBroker(broker_id=3, host="c.example", port=9092, rack="r2", is_fenced=True),
-        DescribeClusterBroker(broker_id=1, host="::1", port=9092, rack="r1"),
-        DescribeClusterBroker(broker_id=2, host="b.example", port=9092),
+        DescribeClusterBroker(broker_id=1, host="::1", port=9092, rack="r1", clock_ahead_ms=-4),
+        DescribeClusterBroker(broker_id=2, host="b.example", port=9092, clock_ahead_ms=864_003_000),
     ]
 )
 # leader, replicas, in sync
@@ -112,20 +113,30 @@ def test_brokers_are_listed_with_their_state_and_what_they_carry(
 ) -> None:
     document = penstock("brokers", "--json", "--bootstrap", cluster.bootstrap).json
     keys = ("broker", "address", "rack", "state", "leaders", "replicas", "out_of_sync", "moving")
+    keys += ("clock_ahead_ms",)
     assert [tuple(row[key] for key in keys) for row in document] == [
-        (1, "[::1]:9092", "r1", "active", 1, 1, 0, 1),
-        (2, "b.example:9092", None, "active", 1, 2, 0, 1),
-        (3, "c.example:9092", "r2", "fenced", 0, 2, 2, 0),
+        (1, "[::1]:9092", "r1", "active", 1, 1, 0, 1, -4),
+        (2, "b.example:9092", None, "active", 1, 2, 0, 1, 864_003_000),
+        (3, "c.example:9092", "r2", "fenced", 0, 2, 2, 0, None),
     ]
-    assert cluster.asked[0].include_fenced_brokers is True
+    assert cluster.asked[0].include_fenced_brokers is True and cluster.asked[0].include_clocks is True
 
 
 def test_brokers_are_drawn_as_a_table(penstock: Penstock, cluster: FakeBroker) -> None:
     outcome = penstock("brokers", "--bootstrap", cluster.bootstrap)
     assert outcome.out.startswith(
-        "BROKER  ADDRESS         RACK  STATE   LEADERS  REPLICAS  OUT OF SYNC  MOVING\n"
+        "BROKER  ADDRESS         RACK  STATE   LEADERS  REPLICAS  OUT OF SYNC  MOVING  CLOCK\n"
     )
-    assert outcome.rows[2] == ["2", "b.example:9092", "-", "active", "1", "2", "0", "1"]
+    assert outcome.rows[2] == ["2", "b.example:9092", "-", "active", "1", "2", "0", "1", "+10d"]
+    assert [row[-1] for row in outcome.rows[1:]] == ["+0s", "+10d", "-"]
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "text"),
+    [(0, "+0s"), (-35_000, "-35s"), (180_000, "+3min"), (-7_200_000, "-2h"), (864_000_000, "+10d")],
+)
+def test_a_clock_is_told_in_the_unit_that_fits(ahead_ms: int, text: str) -> None:
+    assert _clock_text(ahead_ms) == text
 
 
 def test_moves_show_where_from_and_where_to(penstock: Penstock, cluster: FakeBroker) -> None:

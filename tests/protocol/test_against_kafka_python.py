@@ -106,9 +106,10 @@ def compare(message: Message, version: int, theirs: Any) -> None:
     for field in message.FIELDS:
         if not field.exists(version) or is_permissions(field):
             continue
-        ours, other = getattr(message, field.name), getattr(theirs, field.name)
+        ours = getattr(message, field.name)
         if field.tag is not None and is_default(field, ours):
             continue  # Absent: kafka-python fills in defaults of its own making.
+        other = getattr(theirs, field.name)
         if isinstance(ours, Message):
             compare(ours, version, other)
         elif isinstance(ours, list) and isinstance(field.element, type):

@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.broker.broker_connections import BrokerConnections
 from penstock.broker.catalogue import Catalogue
+from penstock.broker.clock_watch import ClockWatch
 from penstock.broker.config import BrokerConfig, TopicConfig
 from penstock.broker.connection import WAITING, Call, Encoded
 from penstock.broker.consensus import Consensus, ConsensusSettings
@@ -107,6 +108,7 @@ class Broker:
             is_alone=not options.controllers,
         )
         self.registration = Registration(self.storage, logger)
+        self.clocks = ClockWatch(environment, self.storage.path, options.node_id, logger)
         self.peers = Peers(environment)
         for node, (host, port) in options.controllers.items():
             self.peers.set_address(node, host, port)
@@ -186,7 +188,15 @@ class Broker:
         self._has_recovered = False
         self.coordinators = Coordinators(self)
         self.freshness = Freshness(self)
-        self.housekeeping = Housekeeping(environment, config, self.storage, self.partitions, logger)
+        self.housekeeping = Housekeeping(
+            environment,
+            config,
+            self.storage,
+            self.partitions,
+            self.clocks,
+            logger,
+            may_delete=self.membership.is_serving,
+        )
 
     # Life
 
@@ -441,6 +451,12 @@ class Broker:
 
     # For the hosted partitions: their surroundings
 
+    def time_range_ms(self) -> tuple[int, int]:
+        return self.clocks.range_ms()
+
+    def stamp_ms(self) -> int:
+        return self.clocks.stamp_ms()
+
     def live(self, broker: int) -> int | None:
         known = self.image.brokers.get(BrokerId(broker))
         return known.epoch if known is not None and known.is_active else None
@@ -492,10 +508,6 @@ class Broker:
 
     def start_raised(self, hosted: HostedPartition, then: Callable[[], None]) -> None:
         self.housekeeping.checkpoint(then)
-
-    def expired(self, hosted: HostedPartition) -> None:
-        # A leader has to know where its followers begin.
-        self._follow(hosted)
 
     def _follow(self, hosted: HostedPartition) -> None:
         """Fetch from the partition's leader, if another broker is it."""

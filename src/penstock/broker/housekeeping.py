@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
+from penstock.broker.clock_watch import ClockWatch
 from penstock.broker.config import BrokerConfig
 from penstock.broker.hosting import Partitions
 from penstock.broker.logs import Logger
@@ -31,8 +32,14 @@ class Housekeeping:
         config: BrokerConfig,
         storage: Storage,
         partitions: Partitions,
+        clocks: ClockWatch,
         logger: Logger,
+        *,
+        may_delete: Callable[[], bool],
     ) -> None:
+        """``may_delete`` says whether what this broker leads is certainly led by nobody else."""
+        self._clocks = clocks
+        self._may_delete = may_delete
         self._environment = environment
         self._storage = storage
         self._partitions = partitions
@@ -59,6 +66,7 @@ class Housekeeping:
         self._is_checkpointing = True
         self._checkpoint_is_due = False
         waiters, self._checkpoint_waiters = self._checkpoint_waiters, []
+        self._clocks.remember()
 
         def done(_: None, error: Exception | None) -> None:
             self._is_checkpointing = False
@@ -120,7 +128,11 @@ class Housekeeping:
         next_slice()
 
     def _expire(self, hosted: HostedPartition) -> None:
-        count = hosted.expire(self._environment.clock.wall_ms())
+        # A follower begins where its leader does. It needs no clock for that.
+        if not (hosted.is_serving and self._may_delete()):
+            return
+        # Asked for each: the clock may be set at any moment.
+        count = hosted.expire(self._clocks.expiry_ms())
         if count:
             self._logger.info("expired segments", partition=f"{hosted.topic}-{hosted.index}", count=count)
 

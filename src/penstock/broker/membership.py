@@ -19,6 +19,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from penstock.broker.timekeeper import Reading
 from penstock.environment import Timer
 from penstock.metadata.image import Endpoint
 from penstock.model import TopicId
@@ -235,7 +236,8 @@ class Membership:
         if self.state is State.REGISTERING:
             self._register()
             return
-        sent_ms = self._environment.clock.now_ms()
+        sent = self._broker.clocks.read()
+        sent_ms = sent.now_ms
         leader = self._broker.consensus.leader_id
         if (
             self.state is State.ACTIVE
@@ -257,22 +259,24 @@ class Membership:
             want_shut_down=self.state is State.STOPPING,
             offline_log_dirs=self._broker.storage.offline_directory_ids,
             full_log_dirs=self._broker.storage.full_directory_ids or None,
+            time_ms=sent.wall_ms,
         )
         self._broker.ask_controller(
             request,
             HEARTBEAT_VERSION,
-            lambda response: self._answered(response, sent_ms),
+            lambda response: self._answered(response, sent),
             lane=LANE,
             timeout_ms=CALL_TIMEOUT_MS,
         )
 
-    def _answered(self, response: BrokerHeartbeatResponse | None, sent_ms: int) -> None:
+    def _answered(self, response: BrokerHeartbeatResponse | None, sent: Reading) -> None:
         self._is_asking = False
         if self.state is State.STOPPED:
             return
         if response is not None and not response.error_code:
-            self._last_heard_ms = sent_ms
-            self._heard(response, sent_ms)
+            self._last_heard_ms = sent.now_ms
+            self._broker.clocks.heard(sent, response)
+            self._heard(response, sent.now_ms)
         elif response is not None and response.error_code in (
             ErrorCode.STALE_BROKER_EPOCH,
             ErrorCode.BROKER_ID_NOT_REGISTERED,

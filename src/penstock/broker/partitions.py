@@ -447,10 +447,12 @@ class HostedPartition:
         wall_ms = self._storage.environment.clock.wall_ms()
         stamped = NO_TIMESTAMP
         if config.is_log_append_time:
-            stamped = wall_ms
-        elif (
-            header.max_timestamp > wall_ms + config.timestamp_after_max_ms
-            or header.base_timestamp < wall_ms - config.timestamp_before_max_ms
+            stamped = self._surroundings.stamp_ms()
+        elif not _is_near(header, (wall_ms, wall_ms), config) and not _is_near(
+            # The one whose clock is wrong may be us.
+            header,
+            self._surroundings.time_range_ms(),
+            config,
         ):
             return Appended(ErrorCode.INVALID_TIMESTAMP)
         try:
@@ -662,13 +664,12 @@ class HostedPartition:
         else:
             self.audience.wait_for_deletion(offset, callback)
 
-    def expire(self, wall_ms: int) -> int:
-        """Apply retention; how many segments went."""
+    def expire(self, wall_ms: int | None) -> int:
+        """Apply retention, by size only when there is no time to go by; how many segments went."""
         count = self.log.expire(wall_ms, self.high_watermark)
         if count:
             self._storage.doom(self, self.log)
             self.audience.moved()
-            self._surroundings.expired(self)
         return count
 
     def take_offline(self) -> None:
@@ -703,3 +704,12 @@ class HostedPartition:
         self.flushing.stop_counting()
         self.audience.changed()
         self._disappoint(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def _is_near(header: BatchHeader, range_ms: tuple[int, int], config: TopicConfig) -> bool:
+    """Whether the timestamps are as near to the time, which is somewhere in the range, as the topic asks for."""
+    earliest_ms, latest_ms = range_ms
+    return (
+        header.max_timestamp <= latest_ms + config.timestamp_after_max_ms
+        and header.base_timestamp >= earliest_ms - config.timestamp_before_max_ms
+    )

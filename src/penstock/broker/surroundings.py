@@ -30,6 +30,14 @@ class Surroundings(Protocol):
         """Whether a broker has fetched nothing from this one, since then at the latest, for too long."""
         ...
 
+    def time_range_ms(self) -> tuple[int, int]:
+        """The earliest and the latest that it may be: clocks can be wrong."""
+        ...
+
+    def stamp_ms(self) -> int:
+        """The wall time to write on a record."""
+        ...
+
     def wants_proposal(self, hosted: HostedPartition) -> None:
         """The replicas in sync may have to change."""
         ...
@@ -48,10 +56,6 @@ class Surroundings(Protocol):
 
     def start_raised(self, hosted: HostedPartition, then: Callable[[], None]) -> None:
         """It begins later, inside a segment; ``then`` when that is written down."""
-        ...
-
-    def expired(self, hosted: HostedPartition) -> None:
-        """It begins later, by its own retention."""
         ...
 
     def placed(self, hosted: HostedPartition) -> None:

@@ -3,7 +3,7 @@ forgetting one for good.
 
 A broker that is fenced is registered but not heard from, or not caught up yet: it leads nothing until it is.
 OUT OF SYNC counts the replicas on a broker that their leaders do not count on; anything but 0, on a cluster at
-rest, wants looking into.
+rest, wants looking into. CLOCK says how far a broker's clock is ahead of the median of all.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from penstock.cli.output import confirm, count_text, show_json, show_table
 from penstock.cli.raw import RawClient, reason, refuse
 from penstock.cli.verbs import verbs
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages import TIME_UNKNOWN
 from penstock.protocol.messages.brokers import UnregisterBrokerRequest
 from penstock.protocol.messages.cluster import DescribeClusterBroker, DescribeClusterRequest
 from penstock.protocol.messages.placement import (
@@ -61,6 +62,7 @@ def list_brokers(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> Non
             "state": "fenced" if each.is_fenced else "active",
             **_carried(metadata, each.broker_id),
             "moving": sum(each.broker_id in move["adding"] + move["removing"] for move in moves),
+            "clock_ahead_ms": _clock_ahead_ms(each),
         }
         for each in brokers
     ]
@@ -69,8 +71,11 @@ def list_brokers(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> Non
         return
     columns = ("broker", "address", "rack", "state", "leaders", "replicas", "out_of_sync", "moving")
     show_table(
-        [name.upper().replace("_", " ") for name in columns],
-        [[row[name] for name in columns] for row in rows],
+        [*(name.upper().replace("_", " ") for name in columns), "CLOCK"],
+        [
+            [*(row[name] for name in columns), _clock_text(_clock_ahead_ms(each))]
+            for row, each in zip(rows, brokers)
+        ],
     )
 
 
@@ -219,9 +224,24 @@ def unregister(
 
 
 def _brokers(client: RawClient) -> list[DescribeClusterBroker]:
-    described = client.ask(DescribeClusterRequest(include_fenced_brokers=True))
+    described = client.ask(DescribeClusterRequest(include_fenced_brokers=True, include_clocks=True))
     refuse(described.error_code, described.error_message, "the cluster could not be described")
     return sorted(described.brokers, key=lambda broker: broker.broker_id)
+
+
+def _clock_ahead_ms(broker: DescribeClusterBroker) -> int | None:
+    return None if broker.clock_ahead_ms == TIME_UNKNOWN else broker.clock_ahead_ms
+
+
+def _clock_text(ahead_ms: int | None) -> str | None:
+    """Such as +0s, -35s or +10d: a clock that is right, one that is behind, one that is ahead."""
+    if ahead_ms is None:
+        return None
+    ahead_s = round(ahead_ms / 1000)
+    for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if abs(ahead_s) >= 2 * seconds:
+            return f"{round(ahead_s / seconds):+d}{unit}"
+    return f"{ahead_s:+d}s"
 
 
 def _carried(metadata: MetadataResponse, broker: int) -> dict[str, int]:

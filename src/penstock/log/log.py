@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 
 from penstock.environment import Buffer, Clock, Environment, FileRange, Files
-from penstock.log.config import LogConfig
+from penstock.log.config import KEEP, LogConfig
 from penstock.log.durability import Durability, sync_once
 from penstock.log.epochs import NO_EPOCH, LeaderEpochs
 from penstock.log.fetched import first_holding, good_from
@@ -556,13 +557,17 @@ class Log:
         if offset > self.log_end_offset:
             raise OffsetOutOfRange(offset)
         if offset > self.log_start_offset:
+            items = self._segments.items
+            if offset == self.log_end_offset and items and items[-1].measure():
+                # Or its last segment would keep its space until there is another.
+                self._roll_to_empty()
             self.log_start_offset = offset
             self._drop_oldest(max(0, self._segments.place_of(offset)))
 
-    def expire(self, wall_ms: int, ceiling: int) -> int:
+    def expire(self, wall_ms: int | None, ceiling: int) -> int:
         """Remove segments past ``retention.ms`` or ``retention.bytes``, none reaching beyond ``ceiling``.
 
-        Returns how many. Producers that have not written for long are forgotten too.
+        Without a time, by size only. Returns how many. Producers that have not written for long are forgotten too.
         """
         if self._producers is not None:
             self._producers.expire(self.steady_ms())
@@ -570,9 +575,11 @@ class Log:
 
         def age_ms(segment: Segment) -> int:
             newest_ms = segments.newest_timestamp(segment)
+            assert wall_ms is not None
             return wall_ms - (newest_ms if newest_ms >= 0 else self._files.modified_ms(segment.path))
 
-        count = count_expired(segments.items, self.log_end_offset, ceiling, self._config, age_ms)
+        config = self._config if wall_ms is not None else replace(self._config, retention_ms=KEEP)
+        count = count_expired(segments.items, self.log_end_offset, ceiling, config, age_ms)
         if count and count == len(segments.items) and not self._roll_to_empty():
             count -= 1
         if count == 0:

@@ -40,11 +40,13 @@ from penstock.metadata.values import (
 )
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages import TIME_UNKNOWN
 from penstock.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
     BrokerRegistrationRequest,
     BrokerRegistrationResponse,
+    NodeClock,
     UnregisterBrokerRequest,
     UnregisterBrokerResponse,
 )
@@ -66,10 +68,12 @@ OVERLAP_MS = 1_000
 
 
 class Session:
-    __slots__ = ("deadline_ms", "is_heard")
+    __slots__ = ("clock_ahead_ms", "deadline_ms", "is_heard")
 
-    def __init__(self, deadline_ms: int, is_heard: bool) -> None:
+    def __init__(self, deadline_ms: int, is_heard: bool, clock_ahead_ms: int = TIME_UNKNOWN) -> None:
         self.deadline_ms = deadline_ms
+        # How far its wall clock is ahead of the controller's, by its last heartbeat.
+        self.clock_ahead_ms = clock_ahead_ms
         # Whether this controller has heard of the broker, or only takes it to be there.
         self.is_heard = is_heard
 
@@ -341,7 +345,9 @@ class Brokers:
         if self.to_evict:
             self._evict_all(PORTION)
 
-    def heartbeat(self, request: BrokerHeartbeatRequest, now_ms: int) -> BrokerHeartbeatResponse:
+    def heartbeat(
+        self, request: BrokerHeartbeatRequest, now_ms: int, wall_ms: int = TIME_UNKNOWN
+    ) -> BrokerHeartbeatResponse:
         try:
             known = self.check_epoch(request.broker_id, request.broker_epoch)
         except Refusal as refusal:
@@ -352,6 +358,8 @@ class Brokers:
             self._directories_failed(known, request.offline_log_dirs)
         self._filled(known, request.full_log_dirs or ())
         self._heard(id, now_ms)
+        if TIME_UNKNOWN not in (request.time_ms, wall_ms):
+            self.sessions[id].clock_ahead_ms = request.time_ms - wall_ms
         may_stop = False
         has_caught_up = request.current_metadata_offset >= known.epoch
         if known.fenced:
@@ -371,10 +379,21 @@ class Brokers:
             is_caught_up=has_caught_up,
             is_fenced=self._decided.image.brokers[id].fenced,
             should_shut_down=may_stop,
+            controller_time_ms=wall_ms,
+            clocks=self._clocks(),
         )
 
+    def _clocks(self) -> list[NodeClock]:
+        """What is known of all clocks. The brokers judge: this controller's own may be the one that is wrong."""
+        ahead = {id: session.clock_ahead_ms for id, session in self.sessions.items()}
+        ahead[self._decided.broker] = 0
+        return [NodeClock(node_id=id, ahead_ms=ahead_ms) for id, ahead_ms in ahead.items()]
+
     def _heard(self, id: BrokerId, now_ms: int) -> None:
-        self.sessions[id] = Session(now_ms + self._session_ms, is_heard=True)
+        before = self.sessions.get(id)
+        self.sessions[id] = Session(
+            now_ms + self._session_ms, True, TIME_UNKNOWN if before is None else before.clock_ahead_ms
+        )
 
     def _unfence(self, known: BrokerImage, now_ms: int) -> None:
         self._evict_all(PORTION)

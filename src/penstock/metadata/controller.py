@@ -153,7 +153,7 @@ class Controller:
         decided = self._decided
         match request:
             case BrokerHeartbeatRequest():
-                return self._complete(self._brokers.heartbeat(request, now_ms))
+                return self._complete(self._brokers.heartbeat(request, now_ms, wall_ms))
             case AlterPartitionRequest():
                 return self._complete(self._alter_partition(request, version))
             case CreateTopicsRequest():

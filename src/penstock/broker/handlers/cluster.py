@@ -16,7 +16,7 @@ from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
 from penstock.metadata.image import Image
 from penstock.protocol.apis import advertised
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages import OPERATIONS_OMITTED
+from penstock.protocol.messages import OPERATIONS_OMITTED, TIME_UNKNOWN
 from penstock.protocol.messages.cluster import (
     ApiVersion,
     ApiVersionsRequest,
@@ -109,6 +109,7 @@ def describe_cluster(broker: Broker, request: DescribeClusterRequest, call: Call
             error_message="this listener serves brokers only; ask for endpoint type 1",
             endpoint_type=request.endpoint_type,
         )
+    clocks = broker.clocks.ahead_ms() if request.include_clocks else {}
     return DescribeClusterResponse(
         cluster_id=broker.cluster_id or "",
         controller_id=broker.controller_id,
@@ -119,6 +120,7 @@ def describe_cluster(broker: Broker, request: DescribeClusterRequest, call: Call
                 port=member.port,
                 rack=member.rack,
                 is_fenced=member.fenced,
+                clock_ahead_ms=_told(clocks.get(member.id)),
             )
             for member in broker.image.brokers.values()
             if request.include_fenced_brokers or not member.fenced
@@ -127,3 +129,7 @@ def describe_cluster(broker: Broker, request: DescribeClusterRequest, call: Call
             access.ON_CLUSTER if request.include_cluster_authorized_operations else OPERATIONS_OMITTED
         ),
     )
+
+
+def _told(ahead_ms: int | None) -> int:
+    return TIME_UNKNOWN if ahead_ms is None else ahead_ms

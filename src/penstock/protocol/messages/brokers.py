@@ -9,6 +9,7 @@ in the metadata log, and it tells one life of a broker from the next (KIP-903).
 
 from __future__ import annotations
 
+from penstock.protocol.messages import TIME_UNKNOWN
 from penstock.protocol.schema import (
     OWN_TAGS,
     Message,
@@ -127,6 +128,14 @@ class BrokerHeartbeatRequest(Message, key=63, versions="0-2", flexible="0+"):
     cordoned_log_dirs: list[bytes] | None = array(uuid, "2+", nullable=True, default=None, tag=1)
     # Ours: those without room to write. A controller that does not know it passes over it.
     full_log_dirs: list[bytes] | None = array(uuid, nullable=True, default=None, tag=OWN_TAGS + 10)
+    # Ours: the broker's wall time.
+    time_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS + 20)
+
+
+class NodeClock(Message):
+    node_id: int = int32()
+    # Of the controller's clock.
+    ahead_ms: int = int64(default=TIME_UNKNOWN)
 
 
 class BrokerHeartbeatResponse(Message, key=63, versions="0-2", flexible="0+"):
@@ -135,6 +144,10 @@ class BrokerHeartbeatResponse(Message, key=63, versions="0-2", flexible="0+"):
     is_caught_up: bool = boolean()
     is_fenced: bool = boolean(default=True)
     should_shut_down: bool = boolean()
+    # Ours: the controller's wall time.
+    controller_time_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS + 20)
+    # Ours: of every broker that is heard of, and of the controller.
+    clocks: list[NodeClock] = array(NodeClock, tag=OWN_TAGS + 21)
 
 
 class UnregisterBrokerRequest(Message, key=64, versions="0", flexible="0+"):

@@ -6,8 +6,8 @@ so that the client can try again (KIP-511).
 
 from __future__ import annotations
 
-from penstock.protocol.messages import OPERATIONS_OMITTED
-from penstock.protocol.schema import Message, array, boolean, int8, int16, int32, int64, string
+from penstock.protocol.messages import OPERATIONS_OMITTED, TIME_UNKNOWN
+from penstock.protocol.schema import OWN_TAGS, Message, array, boolean, int8, int16, int32, int64, string
 
 
 class ApiVersionsRequest(Message, key=18, versions="0-4", flexible="3+"):
@@ -47,6 +47,8 @@ class DescribeClusterRequest(Message, key=60, versions="0-2", flexible="0+"):
     include_cluster_authorized_operations: bool = boolean()
     endpoint_type: int = int8("1+", default=1)
     include_fenced_brokers: bool = boolean("2+")
+    # Ours: whether to tell how far the clocks are apart.
+    include_clocks: bool = boolean(tag=OWN_TAGS)
 
 
 class DescribeClusterBroker(Message):
@@ -55,6 +57,8 @@ class DescribeClusterBroker(Message):
     port: int = int32()
     rack: str | None = string(nullable=True, default=None)
     is_fenced: bool = boolean("2+")
+    # Ours: of the median of all brokers' clocks. Only for who asks.
+    clock_ahead_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS)
 
 
 class DescribeClusterResponse(Message, key=60, versions="0-2", flexible="0+"):
