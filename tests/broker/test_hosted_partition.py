@@ -13,6 +13,7 @@ import pytest
 
 from penstock.broker.clock_watch import ClockWatch
 from penstock.broker.config import BrokerConfig
+from penstock.broker.handlers.offsets import _find
 from penstock.broker.hosting import Partitions
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.logs import Logger
@@ -25,6 +26,8 @@ from penstock.log.names import write_partition_metadata
 from penstock.metadata.image import Image, PartitionImage, TopicImage
 from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.offsets import ListOffsetsPartition, ListOffsetsPartitionResponse
+from penstock.protocol.records import batches
 from tests.broker.disks import NODE, Node
 from tests.broker.phrases import batch
 from tests.log.test_replicated import BATCH_BYTES, fetched
@@ -191,6 +194,38 @@ def test_only_the_leader_deletes_what_is_too_much(node: Node, leads: bool) -> No
 
 
 # Leading
+
+
+@pytest.mark.parametrize(
+    ("version", "error"), [(4, ErrorCode.LEADER_NOT_AVAILABLE), (5, ErrorCode.OFFSET_NOT_AVAILABLE)]
+)
+def test_a_leader_that_does_not_know_what_is_committed_does_not_say_there_is_no_such_record(
+    node: Node, version: int, error: ErrorCode
+) -> None:
+    """KIP-207. A client that hears of none goes on at the end."""
+    one = hosted(node.start(), partition())
+    # Ten records, of which the leader before us has told us only that five are committed.
+    records = fetched(0, 10)
+    assert one.append_fetched(records, 5, 0) == ErrorCode.NONE
+    times = [header.max_timestamp for _, header in batches(records)]
+    assert times == sorted(set(times))
+
+    def ask(timestamp: int) -> tuple[int, int]:
+        result = ListOffsetsPartitionResponse(partition_index=0)
+        wanted = ListOffsetsPartition(partition_index=0, timestamp=timestamp)
+        _find(one, wanted, version, result)
+        return result.error_code, result.offset
+
+    one.assign(partition(ME, 2))
+    assert not one.replication.has_established
+    assert ask(times[0]) == (ErrorCode.NONE, 0)
+    assert ask(times[7]) == (error, -1)
+    assert ask(times[9] + 1) == (error, -1)
+    assert ask(-1) == (error, -1)
+    one.fetched_by(OTHER, 100 + OTHER, 10, 0)
+    assert one.replication.has_established
+    assert ask(times[7]) == (ErrorCode.NONE, 7)
+    assert ask(times[9] + 1) == (ErrorCode.NONE, -1)
 
 
 def test_followers_hear_of_deleted_records_though_nothing_is_written(node: Node) -> None:

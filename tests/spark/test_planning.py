@@ -121,6 +121,28 @@ def test_times_become_offsets(plan: Plan, topics: Topics, unique: Callable[[str]
     assert ranges(**late) == []
 
 
+def test_a_record_that_comes_while_a_late_time_is_looked_up_is_not_skipped(
+    plan: Plan, topics: Topics, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    topics.send(topic, [b"v"] * 2, timestamp_ms=1_700_000_000_000)
+    planner = plan(
+        subscribe=topic,
+        startingTimestamp="1700000000001",
+        startingOffsetsByTimestampStrategy="latest",
+    )
+    list_offsets = Client.list_offsets
+
+    def and_then_one_comes(self: Client, wanted: Any, **options: Any) -> dict[TopicPartition, OffsetAt]:
+        found = list_offsets(self, wanted, **options)
+        if min(wanted.values()) >= 0:
+            topics.send(topic, [b"v"], timestamp_ms=1_700_000_000_002)
+        return found
+
+    monkeypatch.setattr(Client, "list_offsets", and_then_one_comes)
+    assert planner.batch_ranges() == [OffsetRange(topic, 0, 2, 3)]
+
+
 def test_given_offsets_must_name_all_partitions_and_lie_in_the_log(
     plan: Plan, topics: Topics, unique: Callable[[str], str]
 ) -> None:

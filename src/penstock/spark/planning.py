@@ -188,6 +188,8 @@ class Planner:
         return {each: found[each].offset for each in times}
 
     def _at_times(self, place: Place, times: Mapping[TopicPartition, int]) -> Offsets:
+        # Asked before the times: what comes in between would lie before an end that is asked later, and be skipped.
+        ends = self.latest(times) if place.is_late_latest else {}
         offsets = self._list(times)
         late = sorted(each for each, offset in offsets.items() if offset < 0)
         if late and not place.is_late_latest:
@@ -195,7 +197,7 @@ class Planner:
                 f"{late[0]} has no record at or after {place.option} {times[late[0]]}; give an earlier time, or "
                 "set startingOffsetsByTimestampStrategy to latest"
             )
-        return offsets | self.latest(late)
+        return offsets | {each: ends[each] for each in late}
 
     def _at_offsets(self, place: Place) -> Offsets:
         given = place.values

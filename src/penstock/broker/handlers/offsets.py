@@ -85,11 +85,7 @@ def _find(
             result.error_code = ErrorCode.UNSUPPORTED_VERSION
         case -1 if not hosted.replication.has_established:
             # What is committed is not known yet: any answer could be taken back (KIP-207).
-            result.error_code = (
-                ErrorCode.OFFSET_NOT_AVAILABLE
-                if version >= NOT_AVAILABLE_SINCE_VERSION
-                else ErrorCode.LEADER_NOT_AVAILABLE
-            )
+            result.error_code = _not_available(version)
         case -1:  # latest
             result.offset = hosted.high_watermark
             result.leader_epoch = hosted.leader_epoch
@@ -110,6 +106,17 @@ def _find(
                 found = log.offset_for_timestamp(timestamp)
             if found is not None and found[0] < hosted.high_watermark:
                 result.offset, result.timestamp, result.leader_epoch = found
+            elif not hosted.replication.has_established:
+                # Nor is it known that there is none (KIP-207): a client would go on at the end, and skip it.
+                result.error_code = _not_available(version)
+
+
+def _not_available(version: int) -> ErrorCode:
+    return (
+        ErrorCode.OFFSET_NOT_AVAILABLE
+        if version >= NOT_AVAILABLE_SINCE_VERSION
+        else ErrorCode.LEADER_NOT_AVAILABLE
+    )
 
 
 def offset_for_leader_epoch(
