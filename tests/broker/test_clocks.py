@@ -5,6 +5,14 @@ from __future__ import annotations
 import pytest
 
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.groups import (
+    FindCoordinatorRequest,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestTopic,
+)
 from penstock.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from penstock.protocol.records import encode_batch
 from tests.broker.test_virtual_time import create
@@ -113,3 +121,27 @@ def test_committed_time_is_told_to_the_next_process_once_it_is_believed() -> Non
     world.clock.wall += 10 * DAY
     world.run_for(10_000)
     assert world.files.read("/data/penstock-clock") == before
+
+
+@pytest.mark.parametrize("step_ms", [30 * DAY, -30 * DAY])
+def test_no_committed_offset_is_forgotten_by_a_clock_that_is_wrong_for_a_while(step_ms: int) -> None:
+    world = World({**SOON, "offsets.retention.check.interval.ms": "1000"})
+    client = world.client()
+    create(client, "events")
+    produced(client, "events", world.clock.wall_ms())
+    client.call(FindCoordinatorRequest(key="readers"), 3)
+    world.run_for(10_000)
+    if step_ms < 0:
+        world.clock.wall += step_ms
+    committed = OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+    commit = OffsetCommitRequest(
+        group_id="readers", topics=[OffsetCommitRequestTopic(name="events", partitions=[committed])]
+    )
+    answer = client.call(commit, 8)
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+    world.clock.wall += abs(step_ms)
+    world.run_for(20_000)
+    fetch = OffsetFetchRequest(
+        group_id="readers", topics=[OffsetFetchRequestTopic(name="events", partition_indexes=[0])]
+    )
+    assert client.call(fetch, 7).topics[0].partitions[0].committed_offset == 1

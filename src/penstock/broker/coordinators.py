@@ -90,8 +90,7 @@ class GroupPartition:
             if self._replayed < self._replay_end:
                 return False
             self._replayed = self._image = None
-            clock = self._environment.clock
-            self.coordinator.loaded(clock.now_ms(), clock.wall_ms())
+            self.coordinator.loaded(self._environment.clock.now_ms(), self._broker.clocks.stamp_ms())
             self._arm()
             self.topics_deleted()
         return True
@@ -106,9 +105,11 @@ class GroupPartition:
     def _reconcile(self) -> None:
         if self._has_resigned or not self._unreconciled:
             return
-        clock = self._environment.clock
         decision = self.coordinator.reconcile(
-            self._unreconciled, CHANGES_PER_SLICE, now_ms=clock.now_ms(), wall_ms=clock.wall_ms()
+            self._unreconciled,
+            CHANGES_PER_SLICE,
+            now_ms=self._environment.clock.now_ms(),
+            wall_ms=self._broker.clocks.stamp_ms(),
         )
         if decision.changes and not self.execute(decision):
             self._unreconciled = self.coordinator.group_ids()
@@ -226,7 +227,7 @@ class GroupPartition:
         return self._hosted.append_internal(batch)
 
     def _encoded(self, changes: Iterable[Change]) -> Iterator[RecordFields]:
-        wall_ms = self._environment.clock.wall_ms()
+        wall_ms = self._broker.clocks.stamp_ms()
         for change in changes:
             key, value = group_changes.encode(change)
             yield wall_ms, key, value, ()
@@ -244,8 +245,7 @@ class GroupPartition:
         self, decision: Decision[Change], answer: Callable[[Any], None] | None, unavailable: Any
     ) -> None:
         """The disk refused: undo, and tell everyone who was about to hear of it."""
-        clock = self._environment.clock
-        self.coordinator.failed(decision, clock.now_ms(), clock.wall_ms())
+        self.coordinator.failed(decision, self._environment.clock.now_ms(), self._broker.clocks.stamp_ms())
         _refuse_replies(decision, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._arm()
         if answer is not None and decision.response is not None:
@@ -266,8 +266,9 @@ class GroupPartition:
     def _tick(self) -> None:
         self._timer = None
         if not self._hosted.is_deleted and not self._has_resigned:
-            clock = self._environment.clock
-            self.execute(self.coordinator.tick(clock.now_ms(), clock.wall_ms()))
+            now_ms, expiry_ms = self._environment.clock.now_ms(), self._broker.clocks.expiry_ms()
+            wall_ms = self._broker.clocks.stamp_ms() if expiry_ms is None else expiry_ms
+            self.execute(self.coordinator.tick(now_ms, wall_ms, may_expire=expiry_ms is not None))
 
     def _replay_some(self) -> None:
         log = self._hosted.log

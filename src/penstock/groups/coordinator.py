@@ -210,7 +210,8 @@ class Coordinator:
         """When to call ``tick`` next; look again after every call."""
         return self._timers.next_deadline_ms
 
-    def tick(self, now_ms: int, wall_ms: int) -> Decision[Change]:
+    def tick(self, now_ms: int, wall_ms: int, *, may_expire: bool = True) -> Decision[Change]:
+        """``may_expire`` says whether the wall time is good enough to remove an offset by it."""
         turn = Turn(now_ms, wall_ms)
         for timer in self._timers.due(now_ms):
             match timer.kind:
@@ -223,7 +224,10 @@ class Coordinator:
                 case TimerKind.SYNC:
                     self._rebalance.sync_time_is_up(self._groups[timer.group_id], turn)
                 case TimerKind.OFFSETS:
-                    self._expire_offsets(turn)
+                    if may_expire:
+                        self._expire_offsets(turn)
+                    interval_ms = self._settings.offsets_retention_check_interval_ms
+                    self._timers.start(self._expiry, now_ms + interval_ms)
                 case _:
                     assert_never(timer.kind)
         return turn.decision
@@ -351,8 +355,6 @@ class Coordinator:
                 self._bury(group, turn)
             else:
                 self._commits.remove(group, expired, turn)
-        interval_ms = self._settings.offsets_retention_check_interval_ms
-        self._timers.start(self._expiry, turn.now_ms + interval_ms)
 
     def _bury(self, group: Group, turn: Turn) -> None:
         """Remove an empty group. It stays, Dead, until that is committed, and cannot be joined meanwhile."""

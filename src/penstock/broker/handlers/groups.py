@@ -341,7 +341,9 @@ def delete_groups(broker: Broker, request: DeleteGroupsRequest, call: Call) -> A
         if isinstance(partition, ErrorCode):
             settled(DeletableGroupResult(group_id=name, error_code=partition))
             continue
-        decision = partition.coordinator.delete_group(name, now_ms=clock.now_ms(), wall_ms=clock.wall_ms())
+        decision = partition.coordinator.delete_group(
+            name, now_ms=clock.now_ms(), wall_ms=broker.clocks.stamp_ms()
+        )
         unavailable = DeletableGroupResult(group_id=name, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
         partition.execute(decision, settled, unavailable)
     return WAITING
@@ -355,8 +357,7 @@ def _decide(broker: Broker, call: Call, request: Any, decide: Decide) -> Any:
     if isinstance(partition, ErrorCode):
         # Whoever asks without FindCoordinator is sent there; that creates the offsets topic.
         return refusal(request, call.version, partition)
-    clock = broker.environment.clock
-    decision = decide(partition, clock.now_ms(), clock.wall_ms())
+    decision = decide(partition, broker.environment.clock.now_ms(), broker.clocks.stamp_ms())
     unavailable = refusal(request, call.version, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     partition.execute(decision, call.answer, unavailable)
     return WAITING
