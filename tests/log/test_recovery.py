@@ -254,6 +254,9 @@ def test_damage_before_the_recovery_point_is_told_and_nothing_is_cut(
     for name in [*names(files, ".snapshot"), "leader-epoch-checkpoint"]:
         files.remove(f"{DIRECTORY}/{name}")
     files.damage(path(0), BATCH_BYTES + position, 0x80)
+    with pytest.raises(CorruptLog) as found:
+        opened(files, CONFIG, clean=False, recovery_point=9, may_cut=False)
+    assert found.value.offset == 1
     again = opened(files, CONFIG, clean=False, recovery_point=9)
     assert again.recovery is not None
     assert again.recovery.damaged_at == 1

@@ -93,7 +93,11 @@ def recover(
     epoch_entries, damage = _epochs_before(segments, epochs, start)
     producers, more_damage = producers_at(segments, snapshots, scanned_from, wall_ms)
     recovery = Recovery(scanned_from)
-    recovery.damaged_at = min((found.offset for found in (damage, more_damage) if found), default=None)
+    for found in (damage, more_damage):
+        if found is not None and before_cut is None:
+            raise found
+        if found is not None and (recovery.damaged_at is None or found.offset < recovery.damaged_at):
+            recovery.damaged_at = found.offset
     last_epoch = NO_EPOCH
 
     def give_up_from(segment: Segment, offset: int) -> None:
