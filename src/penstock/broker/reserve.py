@@ -61,7 +61,7 @@ class Reserve:
         missing = PARTS - len(self._parts)
         if self._files.free_bytes(self._directory) < self._part_bytes * (PARTS + missing):
             # To try would take, for a moment, what somebody may have to write in.
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._directory)
+            raise OSError(errno.ENOSPC, "there is not enough room yet", self._directory)
         self.fill()
         path = self._path("probe")
         self._files.allocate(path, self._part_bytes * PARTS)
