@@ -145,6 +145,7 @@ class Ensemble:
             broker_id=id,
             broker_epoch=epoch if epoch is not None else -1 if known is None else known.epoch,
             current_metadata_offset=fields.pop("offset", self.on.image.offset),
+            takes_session=fields.pop("takes_session", True),
             **fields,
         )
         response: BrokerHeartbeatResponse = self.handle(request, 1)

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.metadata.broker_settings import REBUILD_DELAY_MS
 from penstock.metadata.brokers import OVERLAP_MS
+from penstock.metadata.image import Image
 from penstock.metadata.values import LOST_DIRECTORY, RECOVERED, RECOVERING
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
@@ -806,3 +807,70 @@ def test_a_damaged_replica_is_in_sync_again_only_when_its_leader_says_so() -> No
     assert on.state("a") == (2, (2,), ())
     assert on.propose("a", [2, 3]).error_code == ErrorCode.NONE
     assert on.partition("a").leader_recovery_state == RECOVERED
+
+
+# Sessions that differ between nodes, as during a rolling restart
+
+
+def session(ms: int) -> dict[str, str]:
+    return {**STILL, "broker.session.timeout.ms": str(ms)}
+
+
+def test_an_answer_names_the_session_that_the_controller_fences_by() -> None:
+    on = Ensemble(brokers=1, static=session(3_000))
+    assert on.beat(1).session_timeout_ms == 3_000
+    on.advance(2_999)
+    assert on.is_active(1)
+    on.advance(1)
+    assert not on.is_active(1)
+
+
+def test_a_broker_whose_lease_goes_by_a_setting_of_its_own_keeps_the_default_session() -> None:
+    """One of an older release does not listen to what the controller names."""
+    on = Ensemble(brokers=1, static=session(3_000))
+    on.beat(1, takes_session=False)
+    on.advance(SESSION_MS - 1)
+    assert on.is_active(1)
+    on.advance(1)
+    assert not on.is_active(1)
+
+
+def test_a_new_controller_with_a_shorter_session_waits_for_the_leases_of_the_longer_one() -> None:
+    on = Ensemble(static=session(30_000))
+    on.create("t", (1, 2, 3))
+    on.beat(1)
+    granted_ms = on.now_ms
+    on.static = session(3_000)
+    on.fail_over()
+    on.advance(5_000, alive=(2, 3))
+    # Another one, before the leases of the first have ended.
+    on.fail_over()
+    while on.partition("t").leader == 1:
+        on.advance(1_000, alive=(2, 3))
+    assert on.now_ms >= granted_ms + 20_000
+    # From now on nobody holds a lease of the long session.
+    on.advance(30_000, alive=(1, 2, 3))
+    on.fail_over()
+    failed_over_ms, leader = on.now_ms, on.partition("t").leader
+    others = [id for id in (1, 2, 3) if id != leader]
+    while on.partition("t").leader == leader:
+        on.advance(1_000, alive=others)
+    assert on.now_ms <= failed_over_ms + 3_000
+
+
+def test_a_longer_session_is_written_down_before_anybody_is_given_it() -> None:
+    on = Ensemble(static=session(30_000))
+    assert on.replayed.session_ms == 30_000
+    assert Image().apply(on.replayed.snapshot())[0] == on.replayed
+    on.static = STILL
+    on.fail_over()
+    on.advance(5_000, alive=(1, 2, 3))
+    assert on.replayed.session_ms == 30_000, "some may still hold what the other one gave"
+    on.advance(30_000, alive=(1, 2, 3))
+    assert on.replayed.session_ms == SESSION_MS
+
+
+def test_the_default_session_is_not_written_down() -> None:
+    on = Ensemble()
+    on.advance(30_000, alive=(1, 2, 3))
+    assert on.replayed.session_ms == 0

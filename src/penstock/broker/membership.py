@@ -5,9 +5,10 @@
                                               STOPPED <--may stop, or time is up-- STOPPING <--+
 
 A broker serves clients only while it holds the lease: a heartbeat that the controller has answered is worth
-two thirds of a session, counted from when it was *sent*. So a broker that is cut off, or was asleep, stops
-serving before the controller gives its partitions to others, and no stale leader answers anybody. Not a whole
-session, so that a new controller, which cannot know what the one before has promised, need not wait for one.
+two thirds of a session, counted from when it was *sent*. The session is the one that the answer names: this broker
+may have been started with another, and the controller fences by its own. So a broker that is cut off, or slept,
+stops serving before the controller gives its partitions to others, and no stale leader answers anybody. Not a whole
+session, so that a new controller, which does not know who was promised what, need not wait for one.
 
 What a newcomer gets wrong: the lease is asked for at every request (``is_serving``) and compared with the
 clock. A timer that takes it away would fire too late in a process that was just woken up.
@@ -74,8 +75,8 @@ class Membership:
         self.epoch = -1
         # Of this attempt to register, as often as it has to be made.
         self._incarnation_id: bytes | None = None
-        self._lease_ms = broker.config.broker_session_timeout_ms * 2 // 3
-        self._interval_ms = broker.config.broker_heartbeat_interval_ms
+        # As this broker was started, until a controller tells.
+        self._take_session(broker.config.broker_session_timeout_ms)
         # Exclusive, monotonic.
         self._lease_ends_ms = 0
         self._timer: Timer | None = None
@@ -90,6 +91,11 @@ class Membership:
         self._leaving_since_ms = 0
         self._last_heard_ms = 0
         self._on_left: Callable[[], None] | None = None
+
+    def _take_session(self, session_ms: int) -> None:
+        self._lease_ms = session_ms * 2 // 3
+        # Twice in a lease, or the lease would end between two of them.
+        self._interval_ms = min(self._broker.config.broker_heartbeat_interval_ms, max(1, self._lease_ms // 2))
 
     def is_serving(self) -> bool:
         """Whether this broker may answer clients about its partitions."""
@@ -260,6 +266,7 @@ class Membership:
             offline_log_dirs=self._broker.storage.offline_directory_ids,
             full_log_dirs=self._broker.storage.full_directory_ids or None,
             time_ms=sent.wall_ms,
+            takes_session=True,
         )
         self._broker.ask_controller(
             request,
@@ -305,6 +312,8 @@ class Membership:
             )
 
     def _heard(self, response: BrokerHeartbeatResponse, sent_ms: int) -> None:
+        if response.session_timeout_ms > 0:
+            self._take_session(response.session_timeout_ms)
         if response.should_shut_down and self.state is State.STOPPING:
             self._left()
             return

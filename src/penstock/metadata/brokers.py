@@ -29,6 +29,7 @@ from penstock.metadata.topic_settings import MIN_ISR
 from penstock.metadata.values import (
     BROKER_RESOURCE,
     NO_LEADER,
+    SESSION,
     BrokerImage,
     ConfigResource,
     Endpoint,
@@ -63,15 +64,20 @@ ENDPOINTS_MAX = 16
 DIRECTORIES_MAX = 1000
 TEXT_MAX = 1000
 
+# What brokers of older releases go by, unless they were started with another, which they do not say; and what a
+# controller was started with that has left no word of it.
+SESSION_DEFAULT_MS = 9_000
+
 # A controller that is cut off may believe in itself for so long after another was elected.
 OVERLAP_MS = 1_000
 
 
 class Session:
-    __slots__ = ("clock_ahead_ms", "deadline_ms", "is_heard")
+    __slots__ = ("clock_ahead_ms", "deadline_ms", "is_heard", "ms")
 
-    def __init__(self, deadline_ms: int, is_heard: bool, clock_ahead_ms: int = TIME_UNKNOWN) -> None:
-        self.deadline_ms = deadline_ms
+    def __init__(self, now_ms: int, ms: int, is_heard: bool, clock_ahead_ms: int = TIME_UNKNOWN) -> None:
+        self.ms = ms
+        self.deadline_ms = now_ms + ms
         # How far its wall clock is ahead of the controller's, by its last heartbeat.
         self.clock_ahead_ms = clock_ahead_ms
         # Whether this controller has heard of the broker, or only takes it to be there.
@@ -83,6 +89,8 @@ class Brokers:
         self._decided = decided
         self._session_ms: int = decided.setting("broker.session.timeout.ms")
         self.sessions: dict[BrokerId, Session] = {}
+        # From when on nobody holds a lease that another controller has given.
+        self._leases_end_ms = 0
         # When this controller learned that a broker is fenced; only of those that are.
         self.fenced_since_ms: dict[BrokerId, int] = {}
         # When the last broker became active or was registered.
@@ -109,13 +117,15 @@ class Brokers:
         self.to_hand_over.clear()
         self._decided.full.clear()
         self.joined_ms = now_ms
+        first_ms = self._first_session_ms
+        self._leases_end_ms = now_ms + first_ms
         for broker in self._decided.image.brokers.values():
             if broker.fenced:
                 self.fenced_since_ms[broker.id] = now_ms
                 # What another controller may have begun.
                 self.to_evict[broker.id] = True
             else:
-                self.sessions[broker.id] = Session(now_ms + self._first_session_ms, is_heard=False)
+                self.sessions[broker.id] = Session(now_ms, first_ms, is_heard=False)
         self.has_to_elect = True
         # The controller before may have been started with other settings.
         self.has_to_review = True
@@ -124,23 +134,43 @@ class Brokers:
     def _first_session_ms(self) -> int:
         """How long a new controller waits for a broker that it has not heard of.
 
-        As long as what the controller before has promised may last: the lease of two thirds of a session, and
-        the moment in which both of them believed to be the one. Brokers that live come at once.
+        As long as what the controller before has promised may last: the lease of two thirds of a session, of its
+        session and not of ours, and the moment in which both of them believed to be the one. Brokers that live come
+        at once.
         """
-        return min(self._session_ms, self._session_ms * 2 // 3 + OVERLAP_MS)
+        longest_ms = max(self._session_ms, self._recorded_ms)
+        return min(longest_ms, longest_ms * 2 // 3 + OVERLAP_MS)
+
+    @property
+    def _recorded_ms(self) -> int:
+        """The longest session that brokers may hold a lease of, as the next controller will read it."""
+        return self._decided.image.session_ms or SESSION_DEFAULT_MS
+
+    def _record_session(self, now_ms: int) -> None:
+        """Write down our session: a longer one before anybody is given it, a shorter one once no other counts."""
+        if self._session_ms > self._recorded_ms or (
+            self._session_ms < self._recorded_ms and now_ms >= self._leases_end_ms
+        ):
+            self._decided.take(
+                [config_record(ConfigResource(BROKER_RESOURCE, ""), SESSION, str(self._session_ms))]
+            )
 
     def renew(self, now_ms: int) -> None:
         """Give everybody a whole session again, because the controller itself was asleep."""
         for session in self.sessions.values():
-            session.deadline_ms = now_ms + self._session_ms
+            session.deadline_ms = now_ms + session.ms
 
     def next_deadline_ms(self, now_ms: int) -> int | None:
         if self.to_evict or self.to_hand_over or self.has_to_elect or self.has_to_review:
             return now_ms
-        return min([session.deadline_ms for session in self.sessions.values()], default=None)
+        deadlines = [session.deadline_ms for session in self.sessions.values()]
+        if self._session_ms != self._recorded_ms:
+            deadlines.append(self._leases_end_ms)
+        return min(deadlines, default=None)
 
     def tick(self, now_ms: int) -> None:
         """Fence whose session is over, and go on with what fencing has begun."""
+        self._record_session(now_ms)
         for id, session in list(self.sessions.items()):
             if now_ms >= session.deadline_ms:
                 self.fence(id, now_ms)
@@ -208,7 +238,7 @@ class Brokers:
         if known is not None:
             if known.incarnation_id == request.incarnation_id:
                 # Its answer was lost, most likely.
-                self._heard(id, now_ms)
+                self._heard(id, now_ms, self._session_ms)
                 return known.epoch
             self._check_is_successor(known, request, now_ms)
         # Kafka's rule: whoever knows the epoch of its last registration has lost nothing since.
@@ -255,7 +285,7 @@ class Brokers:
             known is None or (len(known.directories) == 1 and known.directories != broker.directories)
         ):
             self._move_in(broker)
-        self._heard(id, now_ms)
+        self._heard(id, now_ms, self._session_ms)
         self.fenced_since_ms[id] = self.joined_ms = now_ms
         self.to_evict[id] = True
         self._evict_all(PORTION)
@@ -357,7 +387,11 @@ class Brokers:
         if request.offline_log_dirs:
             self._directories_failed(known, request.offline_log_dirs)
         self._filled(known, request.full_log_dirs or ())
-        self._heard(id, now_ms)
+        self._record_session(now_ms)
+        session_ms = self._session_ms
+        if not request.takes_session:
+            session_ms = max(session_ms, SESSION_DEFAULT_MS)
+        self._heard(id, now_ms, session_ms)
         if TIME_UNKNOWN not in (request.time_ms, wall_ms):
             self.sessions[id].clock_ahead_ms = request.time_ms - wall_ms
         may_stop = False
@@ -381,6 +415,7 @@ class Brokers:
             should_shut_down=may_stop,
             controller_time_ms=wall_ms,
             clocks=self._clocks(),
+            session_timeout_ms=self._session_ms,
         )
 
     def _clocks(self) -> list[NodeClock]:
@@ -389,10 +424,10 @@ class Brokers:
         ahead[self._decided.broker] = 0
         return [NodeClock(node_id=id, ahead_ms=ahead_ms) for id, ahead_ms in ahead.items()]
 
-    def _heard(self, id: BrokerId, now_ms: int) -> None:
+    def _heard(self, id: BrokerId, now_ms: int, session_ms: int) -> None:
         before = self.sessions.get(id)
         self.sessions[id] = Session(
-            now_ms + self._session_ms, True, TIME_UNKNOWN if before is None else before.clock_ahead_ms
+            now_ms, session_ms, True, TIME_UNKNOWN if before is None else before.clock_ahead_ms
         )
 
     def _unfence(self, known: BrokerImage, now_ms: int) -> None:

@@ -23,6 +23,7 @@ from penstock.metadata.values import (
     NEWCOMER,
     NO_LEADER,
     NO_LEADER_CHANGE,
+    SESSION,
     TOPIC_RESOURCE,
     BrokerImage,
     ConfigResource,
@@ -96,6 +97,8 @@ class Image:
     cluster_id: str = ""
     # Brokers that have not had their share of the replicas yet, in order.
     newcomers: tuple[BrokerId, ...] = ()
+    # The longest session that brokers may have been given; 0 for the default.
+    session_ms: int = 0
 
     def topic_config(self, name: str) -> Mapping[str, str]:
         """What a topic itself sets."""
@@ -133,6 +136,8 @@ class Image:
             changes.append(config_record(_EVERYONE, CLUSTER_ID, self.cluster_id))
         changes += [registration_record(broker) for _, broker in sorted(self.brokers.items())]
         changes += [newcomer_record(broker, True) for broker in self.newcomers]
+        if self.session_ms:
+            changes.append(config_record(_EVERYONE, SESSION, str(self.session_ms)))
         for topic in self.topics.values():
             changes.append(TopicRecord(name=topic.name, topic_id=topic.id))
             changes += [partition_record(topic.id, partition) for partition in topic.partitions]
@@ -185,6 +190,7 @@ class _Draft:
         self._partition_count = base.partition_count
         self._cluster_id = base.cluster_id
         self._newcomers = base.newcomers
+        self._session_ms = base.session_ms
         # The topics' dictionaries; copied with the first change of any topic.
         self._topics: dict[str, TopicImage] | None = None
         self._topics_by_id: dict[TopicId, TopicImage] = {}
@@ -249,6 +255,7 @@ class _Draft:
             partition_count=self._partition_count,
             cluster_id=self._cluster_id,
             newcomers=self._newcomers,
+            session_ms=self._session_ms,
         )
         return image, Delta(
             created=tuple(self._created),
@@ -398,7 +405,7 @@ class _Draft:
             topic, partitions = self._opened(self._writable_topics()[resource.name].id)
             self._open[topic.id] = (topic._replace(created_ms=int(change.value or -1)), partitions)
             return
-        if resource.type == BROKER_RESOURCE and change.name in (CLUSTER_ID, NEWCOMER):
+        if resource.type == BROKER_RESOURCE and change.name in (CLUSTER_ID, NEWCOMER, SESSION):
             self._hidden(resource, change)
             return
         configs = self._writable_configs()
@@ -421,6 +428,9 @@ class _Draft:
     def _hidden(self, resource: ConfigResource, change: ConfigRecord) -> None:
         if change.name == CLUSTER_ID:
             self._cluster_id = change.value or ""
+            return
+        if change.name == SESSION:
+            self._session_ms = int(change.value or 0)
             return
         broker = BrokerId(int(resource.name))
         others = [newcomer for newcomer in self._newcomers if newcomer != broker]

@@ -35,6 +35,9 @@ BROKER_RESOURCE = 4
 CLUSTER_ID = "penstock.cluster.id"
 # On a broker that has not had its share of the replicas yet.
 NEWCOMER = "penstock.newcomer"
+# The longest session that a controller may have given to brokers that its successor has not heard of, where that is
+# not the default. Kept like the others, for the same reason.
+SESSION = "penstock.session.ms"
 
 # The name of the endpoint at which other nodes reach a broker.
 INTERNAL = "INTERNAL"

@@ -130,6 +130,8 @@ class BrokerHeartbeatRequest(Message, key=63, versions="0-2", flexible="0+"):
     full_log_dirs: list[bytes] | None = array(uuid, nullable=True, default=None, tag=OWN_TAGS + 10)
     # Ours: the broker's wall time.
     time_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS + 20)
+    # Ours: its lease goes by the session that the answer names. Older brokers go by a setting of their own.
+    takes_session: bool = boolean(tag=OWN_TAGS + 30)
 
 
 class NodeClock(Message):
@@ -148,6 +150,8 @@ class BrokerHeartbeatResponse(Message, key=63, versions="0-2", flexible="0+"):
     controller_time_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS + 20)
     # Ours: of every broker that is heard of, and of the controller.
     clocks: list[NodeClock] = array(NodeClock, tag=OWN_TAGS + 21)
+    # Ours: the silence after which this controller fences the broker; 0 from one that does not say.
+    session_timeout_ms: int = int32(tag=OWN_TAGS + 30)
 
 
 class UnregisterBrokerRequest(Message, key=64, versions="0", flexible="0+"):

@@ -22,6 +22,7 @@ from penstock.metadata.image import Image, PartitionImage
 from penstock.metadata.topic_settings import MIN_ISR
 from penstock.metadata.values import (
     BROKER_RESOURCE,
+    SESSION,
     BrokerImage,
     ConfigResource,
     Endpoint,
@@ -210,6 +211,7 @@ class RealController(ModelController):
                 broker_epoch=epoch,
                 current_metadata_offset=CAUGHT_UP,
                 want_shut_down=want_shut_down,
+                takes_session=True,
             ),
             now_ms,
         )
@@ -415,6 +417,7 @@ def _beginning(replicas: list[tuple[int, ...]], min_isr: int) -> list[Message]:
         for id in range(1, BROKERS_MAX + 1)
     ]
     changes.append(config_record(ConfigResource(4, ""), MIN_ISR, str(min_isr)))
+    changes.append(config_record(ConfigResource(4, ""), SESSION, str(SESSION_MS)))
     for index, members in enumerate(replicas):
         brokers = tuple(map(BrokerId, members))
         changes.append(TopicRecord(name=_name(index), topic_id=_topic_id(index)))
