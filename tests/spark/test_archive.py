@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.spark.errors import DataLossError, SparkOptionError
-from penstock.spark.jobs import archive
+from penstock.spark.jobs import archive, archive_files
 from penstock.spark.jobs.archive import ArchiveFailed, ArchiveResult, _Archive
 from penstock.spark.jobs.tables import FORMATS, format_at, open_table
 from penstock.spark.jobs.tables.manifest import ManifestTable
@@ -116,6 +117,24 @@ def test_each_run_archives_what_came_since_the_last(
     assert key[0] == topic
     assert list(zero.values()) == numbered(0, 150)
     assert list(one.values()) == numbered(0, 30)
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_the_files_of_an_archive_hold_each_record_once_whatever_else_lies_there(
+    archive_it: Archiving, topics: Topics, topic: str, location: Path, format: str
+) -> None:
+    with pytest.raises(SparkOptionError, match="there is no archive at"):
+        archive_files(location)
+    for start in (0, 10):
+        topics.send(topic, numbered(start, start + 10), partition=0)
+        archive_it(format=format)
+    files = archive_files(location)
+    assert files and archive_files(location, topic) == files and archive_files(location, "other") == []
+    # One that no commit has made part of the table.
+    shutil.copy(files[0], f"{files[0].removesuffix('.parquet')}-copy.parquet")
+    assert archive_files(location) == files
+    values = [value for file in files for value in pq.ParquetFile(file).read(["value"])["value"].to_pylist()]
+    assert sorted(values) == sorted(numbered(0, 20))
 
 
 def test_an_empty_topic_makes_an_empty_table_and_a_grown_one_is_followed(

@@ -206,6 +206,28 @@ def table(
 
 
 @app.command()
+def files(
+    archived: Annotated[str, typer.Argument(metavar="DIR", help="Where the archive is.")],
+    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only of this one.")] = None,
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> None:
+    """List the Parquet files of an archive, for readers that are not Spark. The directory holds others too."""
+    from penstock.spark.errors import SparkOptionError  # noqa: PLC0415
+    from penstock.spark.jobs.files import archive_files  # noqa: PLC0415
+
+    try:
+        found = archive_files(archived, topic, catalog=catalog)
+    except SparkOptionError as error:
+        raise WrongUsage(str(error)) from None
+    if as_json:
+        show_json({"job": "files", "files": found})
+        return
+    for each in found:
+        print(each)
+
+
+@app.command()
 def snapshot(
     topic: Topic,
     *,

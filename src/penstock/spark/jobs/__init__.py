@@ -7,6 +7,7 @@ imported; names inside a module are had by ``from penstock.spark.jobs.archive im
 from __future__ import annotations
 
 from penstock.spark.jobs.archive import ArchiveResult, archive
+from penstock.spark.jobs.files import archive_files
 from penstock.spark.jobs.profile import ProfileResult, profile
 from penstock.spark.jobs.replay import ReplayResult, replay
 from penstock.spark.jobs.snapshot import SnapshotResult, read_snapshot, snapshot
@@ -18,6 +19,7 @@ __all__ = [
     "ReplayResult",
     "SnapshotResult",
     "archive",
+    "archive_files",
     "profile",
     "read_snapshot",
     "replay",
