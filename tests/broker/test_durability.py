@@ -199,6 +199,19 @@ def test_deleted_records_are_told_of_once_that_is_written_down_however_long_it_t
     assert (result.error_code, result.low_watermark) == (0, 1)
 
 
+def test_deleted_records_whose_deletion_could_not_be_written_down_are_not_told_of(
+    stage: Stage, peer: Peer
+) -> None:
+    """The next start would find them again."""
+    create_topic(stage, peer, "t", {})
+    peer.call(produce_request("t", batch(b"a", b"b")), 9)
+    wanted = DeleteRecordsTopic(name="t", partitions=[DeleteRecordsPartition(partition_index=0, offset=1)])
+    peer.send(DeleteRecordsRequest(topics=[wanted], timeout_ms=1000), 2)
+    stage.spawn.release(OSError(5, "Input/output error"))
+    result = only(only(only(peer.answers()).topics).partitions)
+    assert (result.error_code, result.low_watermark) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+
+
 def test_a_long_poll_sees_what_was_flushed(stage: Stage, peer: Peer) -> None:
     create_topic(stage, peer, "t", FLUSHED)
     reader = Peer(stage)

@@ -507,7 +507,7 @@ class Broker:
         self._follow(hosted)
 
     def start_raised(self, hosted: HostedPartition, then: Callable[[], None]) -> None:
-        self.housekeeping.checkpoint(then)
+        self.housekeeping.checkpoint(lambda _: then())
 
     def _follow(self, hosted: HostedPartition) -> None:
         """Fetch from the partition's leader, if another broker is it."""

@@ -47,14 +47,14 @@ class Housekeeping:
         self._is_checkpointing = False
         # Somebody asked while a write was under way.
         self._checkpoint_is_due = False
-        self._checkpoint_waiters: list[Callable[[], None]] = []
+        self._checkpoint_waiters: list[Callable[[bool], None]] = []
         self._every(DISK_CHECK_INTERVAL_MS, self._look_after_disks)
         self._every(config.log_flush_offset_checkpoint_interval_ms, self.checkpoint)
         self._every(config.log_retention_check_interval_ms, lambda: self._visit(self._expire))
         self._every(PRODUCER_EXPIRY_INTERVAL_MS, lambda: self._visit(self._forget_producers))
 
-    def checkpoint(self, then: Callable[[], None] | None = None) -> None:
-        """Write down where every log begins and how far it is durable; ``then`` when that has been done.
+    def checkpoint(self, then: Callable[[bool], None] | None = None) -> None:
+        """Write down where every log begins and how far it is durable; ``then`` hears whether it could be.
 
         One write at a time: those who ask meanwhile share the next one.
         """
@@ -74,7 +74,7 @@ class Housekeeping:
                 # A full disk must not stop the broker, nor keep records from being deleted: that makes room.
                 self._logger.error("cannot write the checkpoint", error=str(error))
             for waiter in waiters:
-                waiter()
+                waiter(error is None)
             if self._checkpoint_is_due:
                 self.checkpoint()
 

@@ -207,12 +207,21 @@ class _PendingDeletion:
         self._unfinished: dict[int, DeleteRecordsPartitionResult | None] = {0: None}
         self._unfinished.update((id(result), result) for _, result in deleted)
         self._timer = broker.environment.spawn.later(max(0, timeout_ms), self._timed_out)
-        broker.housekeeping.checkpoint(lambda: self._done(0))
+        broker.housekeeping.checkpoint(self._checkpointed)
         for hosted, result in deleted:
             hosted.when_deleted_before(
                 result.low_watermark,
                 lambda error, result=result: self._done(id(result), error),  # type: ignore[misc]
             )
+
+    def _checkpointed(self, is_written: bool) -> None:
+        if not is_written:
+            # They are gone now, and may be back after the next start: the client should ask again.
+            for topic in self._response.topics:
+                for result in topic.partitions:
+                    if not result.error_code:
+                        _fail(result, ErrorCode.KAFKA_STORAGE_ERROR)
+        self._done(0)
 
     def _done(self, key: int, error: ErrorCode = ErrorCode.NONE) -> None:
         if key not in self._unfinished:
