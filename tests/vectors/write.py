@@ -43,6 +43,7 @@ APIS = {
     "DescribeAcls": None,
     "CreateAcls": None,
     "DeleteAcls": None,
+    "AlterReplicaLogDirs": None,
     "DescribeLogDirs": None,
     "SaslAuthenticate": None,
     "ElectLeaders": None,
