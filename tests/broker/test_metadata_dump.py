@@ -32,8 +32,9 @@ def dump(*files: Path) -> str:
     return done.stdout
 
 
-def staged(directory_id: bytes = bytes((1,)) * 16) -> Stage:
-    stage = Stage((1,), snapshot_records=20)
+def staged(directory_id: bytes = bytes((1,)) * 16, snapshot_records: int = 1_000) -> Stage:
+    """A node whose log has 15 topics, or a snapshot of them in place of its beginning."""
+    stage = Stage((1,), snapshot_records=snapshot_records)
     stage.nodes[1].directory_id = directory_id
     stage.nodes[1].start()
     stage.commit(stage.leader(), 15)
@@ -63,7 +64,7 @@ def test_kafkas_tool_reads_the_metadata_log_whatever_the_id_of_the_directory(tmp
 
 
 def test_kafkas_tool_reads_a_snapshot(tmp_path: Path) -> None:
-    text = dump(copied(staged(), "1.checkpoint", tmp_path))
+    text = dump(copied(staged(snapshot_records=20), "1.checkpoint", tmp_path))
     assert "SnapshotHeader" in text and "SnapshotFooter" in text and "KRaftVoters" in text
     assert text.count('"type":"PARTITION_RECORD"') == 15
 
