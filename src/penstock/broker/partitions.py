@@ -647,7 +647,7 @@ class HostedPartition:
 
     def delete_before(self, offset: int) -> int:
         """Raise the log's start, at the most to the high watermark; where it starts now."""
-        self.log.delete_before(offset)
+        self.log.delete_before(offset, frees_last=True)
         self._storage.doom(self, self.log)
         self.audience.moved()
         return self.log.log_start_offset

@@ -548,8 +548,8 @@ class Log:
         if self.before_cut is not None:
             self.before_cut(offset)
 
-    def delete_before(self, offset: int) -> None:
-        """Raise the start of the log (DeleteRecords); segments wholly before it go.
+    def delete_before(self, offset: int, *, frees_last: bool = False) -> None:
+        """Raise the start of the log (DeleteRecords); segments wholly before it go, the last one if asked for.
 
         Raises:
             OffsetOutOfRange: the offset is behind the end of the log.
@@ -558,7 +558,7 @@ class Log:
             raise OffsetOutOfRange(offset)
         if offset > self.log_start_offset:
             items = self._segments.items
-            if offset == self.log_end_offset and items and items[-1].measure():
+            if frees_last and offset == self.log_end_offset and items and items[-1].measure():
                 # Or its last segment would keep its space until there is another.
                 self._roll_to_empty()
             self.log_start_offset = offset
