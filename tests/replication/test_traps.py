@@ -381,3 +381,11 @@ def test_an_assignment_is_ordered_by_leader_epoch_first() -> None:
     partition = following(leader=2, leader_epoch=3)
     assert partition.assign(Assignment(3, 4, 0, (1, 2, 3), (3,)), end_offset=0, now_ms=0)
     assert partition.partition_epoch == 0
+
+
+def test_a_deletion_waits_for_those_who_are_eligible_to_lead() -> None:
+    leading = Leading(end_offset=10, high_watermark=10)
+    leading.assign(isr=(1,), elr=(2,), partition_epoch=2)
+    assert not leading.partition.have_deleted_before(5), "the eligible one would bring it back"
+    leading.assign(isr=(1,), elr=(), partition_epoch=3)
+    assert leading.partition.have_deleted_before(5)

@@ -232,8 +232,12 @@ class Partition:
         return follower is not None and 0 <= follower.log_start_offset <= offset <= follower.end_offset
 
     def have_deleted_before(self, offset: int) -> bool:
-        """Whether a leader knows that none of the others in sync has anything left before an offset."""
-        return all(follower.log_start_offset >= offset for follower in self._counting)
+        """Whether a leader knows that nobody who may lead next has anything left before an offset."""
+        eligible = [self._followers.get(broker) for broker in self.elr]
+        return all(
+            follower is not None and follower.log_start_offset >= offset
+            for follower in (*self._counting, *eligible)
+        )
 
     def broker_epoch_of(self, broker: int) -> int:
         """Which life of a replica a leader's knowledge of it is from; -1 when there is none."""
