@@ -33,6 +33,7 @@ LATER_FAULTS = {
     "wipe": (0.3, 20_000.0),
     "refusal": (0.3, 12_000.0),
     "split": (0.3, 20_000.0),
+    "far clock": (0.3, 15_000.0),
     "filled disk": (0.3, 15_000.0),
 }
 # These need others: copies of what they destroy, brokers that know better.
@@ -43,6 +44,7 @@ CHANGED_SETTINGS = (
     "min.insync.replicas",
     "retention.ms",
     "retention.bytes",
+    "flush.messages",
     "flush.ms",
     "unclean.leader.election.enable",
 )
