@@ -100,6 +100,18 @@ def on_second_disk(node: Node, storage: Storage, **settings: Any) -> HostedParti
     return one
 
 
+def test_metadata_older_than_the_log_is_no_leave_to_append(node: Node) -> None:
+    """A node that starts applies what it knew before; a coordinator must not write in an epoch that is over."""
+    one = hosted(node.start(), partition(ME, 5))
+    assert one.append_internal(bytearray(batch(b"k"))).base_offset == 0
+    again = hosted(node.start(), partition(ME, 3))
+    with pytest.raises(OSError) as caught:
+        again.append_internal(bytearray(batch(b"k")))
+    assert caught.value.errno == errno.EAGAIN
+    again.assign(partition(ME, 6))
+    assert again.append_internal(bytearray(batch(b"k"))).base_offset == 1
+
+
 # Following
 
 

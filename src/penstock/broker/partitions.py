@@ -504,6 +504,9 @@ class HostedPartition:
     def append_internal(self, batch: bytearray) -> Appended:
         """Append a batch of the broker's own. Raises OSError."""
         log = self.log
+        if self.leader_epoch < log.epochs.latest:
+            # A node that starts applies what it knew before: another may lead by now.
+            raise OSError(errno.EAGAIN, "the metadata is older than the log", repr(self))
         if self._storage.has_no_room(self):
             raise OSError(errno.ENOSPC, "the disk is full", repr(self))
         try:
