@@ -126,9 +126,8 @@ connection, except ApiVersions, which answers with the range we have.
 - **Only topics and brokers have settings.** Groups, clients' metrics and brokers' loggers are refused with
   INVALID_REQUEST and the reason, and ListConfigResources lists none of them.
 - **Features** are `metadata.version` and `kraft.version`, each at one level; UpdateFeatures is not served.
-- **Replicas are not moved between the disks of one broker**: AlterReplicaLogDirs answers NONE for a replica that
-  lies where it is asked for, LOG_DIR_NOT_FOUND for a directory that the broker does not have, and
-  UNSUPPORTED_VERSION for a move. A reassignment moves a replica to another broker.
+- **Replicas are not moved between the disks of one broker**: AlterReplicaLogDirs is not served. A reassignment
+  moves a replica to another broker.
 - **`default.replication.factor` and `offsets.topic.replication.factor` are described as they apply**: unless they
   are set, as many as there are brokers, up to three.
 - **Replica fetches are refused** on the listener for clients: a client cannot pass for a broker. What nodes say

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +18,7 @@ from penstock.protocol.messages.configs import (
     ListConfigResourcesRequest,
 )
 from penstock.protocol.messages.groups import FindCoordinatorRequest
-from penstock.protocol.messages.placement import (
-    AlterReplicaLogDir,
-    AlterReplicaLogDirsRequest,
-    AlterReplicaLogDirTopic,
-    DescribeLogDirsRequest,
-)
+from penstock.protocol.messages.placement import DescribeLogDirsRequest
 from penstock.protocol.messages.produce import InitProducerIdRequest
 from penstock.protocol.messages.security import (
     AclCreation,
@@ -35,9 +29,8 @@ from penstock.protocol.messages.security import (
     SaslAuthenticateRequest,
     SaslHandshakeRequest,
 )
-from tests.broker.phrases import batch, create_topic, handshake, only, produce, put
+from tests.broker.phrases import create_topic, handshake
 from tests.broker.wire import Wire
-from tests.support import BrokerProcess, wait_until
 
 Unique = Callable[[str], str]
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
@@ -151,49 +144,6 @@ def test_topics_and_brokers_are_listed_as_resources_with_settings(wire: Wire, un
     assert wire.call(ListConfigResourcesRequest(), 0).config_resources == []
     unknown = wire.call(ListConfigResourcesRequest(resource_types=[99]), 1)
     assert unknown.error_code == ErrorCode.UNSUPPORTED_VERSION
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_replica_stays_where_it_is_and_a_move_says_why_not(
-    wire: Wire, unique: Unique, version: int
-) -> None:
-    topic = unique("t")
-    create_topic(wire, topic)
-    put(wire, topic, b"x")
-    (here,) = wire.call(DescribeLogDirsRequest(topics=None), 5).results
-
-    def moved(path: str, index: int) -> int:
-        asked = AlterReplicaLogDir(
-            path=path, topics=[AlterReplicaLogDirTopic(name=topic, partitions=[index])]
-        )
-        (result,) = wire.call(AlterReplicaLogDirsRequest(dirs=[asked]), version).results
-        assert result.topic_name == topic
-        return int(only(result.partitions).error_code)
-
-    assert moved(here.log_dir, 0) == ErrorCode.NONE
-    assert moved(here.log_dir, 7) == ErrorCode.REPLICA_NOT_AVAILABLE
-    assert moved("/nowhere", 0) == ErrorCode.LOG_DIR_NOT_FOUND
-
-
-def test_a_replica_is_not_moved_to_another_directory(tmp_path: Path) -> None:
-    directories = [tmp_path / "a", tmp_path / "b"]
-    arguments = ["--data-dir", str(directories[1])]
-    with (
-        BrokerProcess(data_dir=directories[0], arguments=arguments) as process,
-        Wire((process.host, process.port)) as wire,
-    ):
-        create_topic(wire, "t")
-        # A replica is served once the controller knows on which of several disks it lies.
-        wait_until(lambda: produce(wire, "t", batch(b"x")).error_code == 0, 20, "the replica has its place")
-        asked = [
-            AlterReplicaLogDir(
-                path=str(directory), topics=[AlterReplicaLogDirTopic(name="t", partitions=[0])]
-            )
-            for directory in directories
-        ]
-        (result,) = wire.call(AlterReplicaLogDirsRequest(dirs=asked), 2).results
-        errors = {partition.error_code for partition in result.partitions}
-        assert errors == {ErrorCode.NONE, ErrorCode.UNSUPPORTED_VERSION}
 
 
 def test_no_directory_is_cordoned(wire: Wire) -> None:

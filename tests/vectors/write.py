@@ -43,7 +43,6 @@ APIS = {
     "DescribeAcls": None,
     "CreateAcls": None,
     "DeleteAcls": None,
-    "AlterReplicaLogDirs": None,
     "DescribeLogDirs": None,
     "SaslAuthenticate": None,
     "ElectLeaders": None,

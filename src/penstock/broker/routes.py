@@ -35,7 +35,6 @@ HANDLERS = {
     31: ("security", "delete_acls"),
     32: ("configs", "describe_configs"),
     33: ("configs", "alter_configs"),
-    34: ("placement", "alter_replica_log_dirs"),
     36: ("security", "sasl_authenticate"),
     37: ("topics", "create_partitions"),
     42: ("groups", "delete_groups"),

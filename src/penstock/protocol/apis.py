@@ -132,7 +132,6 @@ APIS: dict[int, Api] = {
         Api(31, "DeleteAcls", "security", 1, 3, flexible_from=2),
         Api(32, "DescribeConfigs", "configs", 1, 4, flexible_from=4),
         Api(33, "AlterConfigs", "configs", 0, 2, flexible_from=2),
-        Api(34, "AlterReplicaLogDirs", "placement", 1, 2, flexible_from=2),
         Api(35, "DescribeLogDirs", "placement", 1, 5, flexible_from=2),
         Api(36, "SaslAuthenticate", "security", 0, 2, flexible_from=2),
         Api(37, "CreatePartitions", "topics", 0, 3, flexible_from=2),

@@ -1,10 +1,8 @@
 """Where replicas are and who leads them: ElectLeaders (0-2), AlterPartitionReassignments (0-1),
-ListPartitionReassignments (0), AlterReplicaLogDirs (1-2) and DescribeLogDirs (1-5).
+ListPartitionReassignments (0) and DescribeLogDirs (1-5).
 
-All but the last two are for the controller and passed on to it. Those are asked of each broker about itself.
-
-Departure from Kafka: AlterReplicaLogDirs moves nothing. A replica that lies in the directory asked for is where it
-should be, and any other move is refused with UNSUPPORTED_VERSION.
+All but the last are for the controller and passed on to it. DescribeLogDirs is asked of each broker about
+itself.
 """
 
 from __future__ import annotations
@@ -16,10 +14,6 @@ from penstock.broker.partitions import HostedPartition
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.placement import (
     AlterPartitionReassignmentsRequest,
-    AlterReplicaLogDirPartitionResult,
-    AlterReplicaLogDirsRequest,
-    AlterReplicaLogDirsResponse,
-    AlterReplicaLogDirTopicResult,
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
@@ -47,41 +41,6 @@ def list_partition_reassignments(
     broker: Broker, request: ListPartitionReassignmentsRequest, call: Call
 ) -> Any:
     return broker.decide(request, call)
-
-
-def alter_replica_log_dirs(
-    broker: Broker, request: AlterReplicaLogDirsRequest, call: Call
-) -> AlterReplicaLogDirsResponse:
-    results: dict[str, AlterReplicaLogDirTopicResult] = {}
-    for asked in request.dirs:
-        for topic in asked.topics:
-            result = results.setdefault(
-                topic.name, AlterReplicaLogDirTopicResult(topic_name=topic.name, partitions=[])
-            )
-            result.partitions += [
-                AlterReplicaLogDirPartitionResult(
-                    partition_index=index, error_code=_move_error(broker, topic.name, index, asked.path)
-                )
-                for index in topic.partitions
-            ]
-    return AlterReplicaLogDirsResponse(results=list(results.values()))
-
-
-def _move_error(broker: Broker, topic: str, index: int, path: str) -> ErrorCode:
-    """Of moving a replica of this broker to one of its directories; the errors in Kafka's order."""
-    target = next((each for each in broker.storage.directories if each.path == path), None)
-    if target is None:
-        return ErrorCode.LOG_DIR_NOT_FOUND
-    if not target.is_online:
-        return ErrorCode.KAFKA_STORAGE_ERROR
-    hosted = broker.partitions.get(topic, index)
-    if hosted is None:
-        return ErrorCode.REPLICA_NOT_AVAILABLE
-    directory = broker.storage.directory_of(hosted)
-    # One without records has no place yet; where there is one directory, that is where it will be.
-    if directory is target or (directory is None and len(broker.storage.directories) == 1):
-        return ErrorCode.NONE
-    return ErrorCode.UNSUPPORTED_VERSION
 
 
 def describe_log_dirs(broker: Broker, request: DescribeLogDirsRequest, call: Call) -> DescribeLogDirsResponse:
