@@ -10,6 +10,7 @@ import pytest
 from penstock.broker import quorum_committed, quorum_snapshots
 from penstock.broker.consensus import ConsensusSettings
 from penstock.broker.options import ServeError
+from penstock.broker.quorum_log import refuse_damage
 from penstock.metadata import changes as metadata_changes
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.quorum import (
@@ -23,7 +24,7 @@ from penstock.protocol.messages.quorum import (
     VoteRequestPartition,
     VoteRequestTopic,
 )
-from penstock.protocol.records import HEADER_SIZE, batches, decode_header, encode_batch
+from penstock.protocol.records import batches, decode_header, encode_batch
 from penstock.raft.storage import SnapshotId
 from tests.broker.quorum_stage import DIRECTORY, Silent, Stage, StagedNode, topic
 
@@ -211,17 +212,43 @@ def test_a_log_of_the_release_before_is_opened_and_gets_its_voters() -> None:
     assert node.topics == ["old"] and node.consensus.epoch == 3
 
 
-def test_a_damaged_log_is_refused() -> None:
+def test_a_damaged_log_is_refused_wherever_a_batch_with_others_behind_it_is_damaged() -> None:
     stage = Stage((1,))
     node = stage.nodes[1]
     node.start()
     stage.leader()
     stage.commit(node, 3)
     node.stop()
-    # Among the records of a batch in the middle: a length that is too large looks like a batch that is cut short.
-    node.files.damage(LOG, node.files.size(LOG) // 2 + HEADER_SIZE, 1)
-    with pytest.raises(ServeError, match="damaged"):
-        node.start()
+    file = node.files.open(LOG)
+    whole = file.read_at(0, file.size)
+    # Also in its length: one that is too large looks like a last batch that is cut short.
+    *_, (first, _), (second, _) = batches(whole)
+    # (Nothing tells a wrong leader epoch, at 12 to 15.)
+    for position in [*range(first, first + 12), *range(first + 16, second)]:
+        node.files.damage(LOG, position, 1)
+        with pytest.raises(ServeError, match="damaged"):
+            node.start()
+        file.truncate(0)
+        file.append([whole])
+    node.start()
+    stage.leader()
+    assert len(node.topics) == 3
+
+
+def test_a_last_batch_that_is_cut_short_is_not_damage() -> None:
+    stage = Stage((1,))
+    node = stage.nodes[1]
+    node.start()
+    stage.leader()
+    stage.commit(node, 3)
+    node.stop()
+    file = node.files.open(LOG)
+    whole = file.read_at(0, file.size)
+    (*_, (last, _)) = batches(whole)
+    for end in range(last, len(whole)):
+        file.truncate(0)
+        file.append([whole[:end]])
+        refuse_damage(node.files, DIRECTORY)
 
 
 def test_a_log_whose_votes_are_lost_is_refused() -> None:

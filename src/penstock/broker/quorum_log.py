@@ -44,6 +44,7 @@ from penstock.protocol.records import (
     CorruptBatch,
     RecordFields,
     batches,
+    crc_matches,
     decode_header,
     decode_records,
     encode_batch,
@@ -391,15 +392,28 @@ def refuse_damage(files: Files, directory: str) -> None:
         end = 0
         for position, header in good_batches(file, size, offset_of(name, LOG) or 0, 0):
             end = position + header.size
-        rest = file.read_at(end, HEADER_SIZE)
+        rest = file.read_at(end, size - end)
         file.close()
-        if rest and not (name == names[-1] and _is_cut_short(rest, size - end)):
+        if rest and not (name == names[-1] and _is_cut_short(rest)):
             raise ServeError(f"the metadata log is damaged: {path} at byte {end}; restore it from a copy")
 
 
-def _is_cut_short(rest: bytes, size: int) -> bool:
-    """Whether the last bytes of a file are the beginning of a batch and no more."""
+def _is_cut_short(rest: bytes) -> bool:
+    """Whether the last bytes of a file are the beginning of a batch and no more.
+
+    A length that was damaged may say so too; then there are whole batches behind it.
+    """
     try:
-        return len(rest) < HEADER_SIZE or decode_header(rest).size > size
+        if len(rest) >= HEADER_SIZE and decode_header(rest).size <= len(rest):
+            return False
     except CorruptBatch:
         return False
+    return not any(_is_whole(rest, position) for position in range(1, len(rest) - HEADER_SIZE + 1))
+
+
+def _is_whole(buffer: bytes, position: int) -> bool:
+    try:
+        header = decode_header(buffer, position)
+    except CorruptBatch:
+        return False
+    return position + header.size <= len(buffer) and crc_matches(buffer, position, header)
