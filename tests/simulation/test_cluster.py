@@ -62,6 +62,7 @@ PINNED_SECOND = (
     (43000021, 60, 3),  # records refused by a slow clock, and those behind them called out of order
     (5, 20, 3),  # a producer that waits for ever when its topic is switched to flushed
     (23, 20, 3),  # deleted records that come back with an eligible leader
+    (61000089, 60, 5),  # a minimum of 1, and a flipped bit in the only copy that counts: the plan's own fault
 )
 
 

@@ -28,13 +28,21 @@ class Operator:
     """Changes the settings of topics, one at a time."""
 
     def __init__(
-        self, client: Client, topics: Topics, settings: tuple[str, ...], *, copies: int, interval_ms: float
+        self,
+        client: Client,
+        topics: Topics,
+        settings: tuple[str, ...],
+        *,
+        in_sync_min: int,
+        copies: int,
+        interval_ms: float,
     ) -> None:
         self._client = client
         self._chance = client.chance
         self._topics = topics
         self._settings = settings
-        # More than there are copies is never reached.
+        # How low the minimum in sync may be set; and more than there are copies is never reached.
+        self._in_sync_min = in_sync_min
         self._copies = copies
         self._interval_ms = interval_ms
         self.is_open = True
@@ -49,7 +57,7 @@ class Operator:
             setting = self._chance.choice(self._settings)
             value = self._chance.choice(VALUES[setting])
             if setting == "min.insync.replicas" and value is not None:
-                value = str(min(int(value), self._copies))
+                value = str(min(max(int(value), self._in_sync_min), self._copies))
             resource, name = TOPIC, self._chance.choice(alive)
             if setting in BROKER_WIDE and self._chance.random() < 0.2:
                 resource, name = BROKER, ""

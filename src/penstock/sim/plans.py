@@ -107,6 +107,15 @@ class Plan:
         return "min.insync.replicas" in self.changed_settings
 
     @property
+    def in_sync_min(self) -> int:
+        """How low the minimum in sync may be set under way.
+
+        A flipped bit is found when the copy is read, perhaps when it has become the only one that counts:
+        the others were stopped in good order, and with a minimum of 1 nobody is eligible beside it.
+        """
+        return 2 if "flip" in self.faults else 1
+
+    @property
     def is_always_flushed(self) -> bool:
         """Whether everything that is acknowledged is on disks, so that power may fail anywhere at any time."""
         return self.is_flushed and not self.flushed_nodes and "flush.messages" not in self.changed_settings

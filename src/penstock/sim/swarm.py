@@ -253,6 +253,7 @@ class Run:
                 client,
                 self.topics,
                 plan.changed_settings,
+                in_sync_min=plan.in_sync_min,
                 copies=plan.replication_factor,
                 interval_ms=3_000,
             )
