@@ -72,6 +72,9 @@ class Node:
         # Words to put before the command, and variables to add: how a test runs it somewhere special.
         self.before = list(before)
         self.environment = dict(environment or {})
+        # What the interpreter is told to run, and settings that only this node is started with.
+        self.entry = ["-m", "penstock"]
+        self.settings: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
         self.is_paused = False
         # How much of the output belongs to earlier starts.
@@ -99,12 +102,14 @@ class Node:
         """Begin to start."""
         assert not self.is_running, f"node {self.id} is running already"
         self._output_seen = self.output_path.stat().st_size if self.output_path.exists() else 0
-        command = [*self.before, sys.executable, "-m", "penstock", "serve", "--node-id", str(self.id)]
+        command = [*self.before, sys.executable, *self.entry, "serve", "--node-id", str(self.id)]
         command += ["--listen", f"{self.host}:{self.port}", "--internal", f"{self.host}:{self.internal_port}"]
         for directory in self.data_dirs:
             command += ["--data-dir", str(directory)]
         if self.rack is not None:
             command += ["--rack", self.rack]
+        for key, value in self.settings.items():
+            command += ["--set", f"{key}={value}"]
         with self.log_path.open("ab") as log, self.output_path.open("ab") as output:
             self.process = subprocess.Popen(
                 [*command, *arguments, "--stop-with-stdin"],
