@@ -14,7 +14,8 @@ from hashlib import sha256
 import pytest
 
 from penstock.metadata.values import LOST_DIRECTORY
-from penstock.sim import swarm
+from penstock.sim import operators, swarm
+from penstock.sim.client import Client
 from penstock.sim.disk import Directory
 from penstock.sim.plans import CHANGED_SETTINGS, LATER_FAULTS, NEWEST
 from penstock.sim.report import Report
@@ -63,6 +64,7 @@ PINNED_SECOND = (
     (5, 20, 3),  # a producer that waits for ever when its topic is switched to flushed
     (23, 20, 3),  # deleted records that come back with an eligible leader
     (61000089, 60, 5),  # a minimum of 1, and a flipped bit in the only copy that counts: the plan's own fault
+    (60000043, 60, 3),  # a wiped disk where one copy was allowed to be enough: the simulator's own fault
 )
 
 
@@ -200,6 +202,38 @@ def test_every_kind_of_trouble_is_in_some_plan() -> None:
     assert any(len(set(plan.flushed_nodes)) == 2 for plan in plans)
     assert {plan.static_members for plan in plans} == {0, 1, 2}
     assert {plan.asks_by_time for plan in plans} == {plan.recreates for plan in plans} == {False, True}
+
+
+def test_one_copy_is_never_enough_where_copies_are_destroyed() -> None:
+    plan = swarm.plan_for(60000043, seconds=60, nodes=3, generation=2)
+    assert "wipe" in dict(plan.later_faults) and plan.in_sync_min == 2
+    spared = replace(plan, later_faults=())
+    assert spared.in_sync_min == 1
+    assert replace(spared, faults=("flip",)).in_sync_min == 2
+    # A power loss costs nothing where everything is on disks.
+    flushed = replace(spared, faults=("power",), is_flushed=True, changed_settings=("min.insync.replicas",))
+    assert flushed.in_sync_min == 1
+    assert replace(flushed, flushed_nodes=(True, True, False)).in_sync_min == 2
+
+
+@pytest.mark.parametrize(("faults", "expected"), [(("flip",), {"2", "3"}), (("crash",), {"1", "2", "3"})])
+def test_an_operator_lowers_the_minimum_no_further_than_the_plan_allows(
+    monkeypatch: pytest.MonkeyPatch, faults: tuple[str, ...], expected: set[str]
+) -> None:
+    asked: set[str | None] = set()
+
+    async def set_config(client: Client, resource: int, name: str, setting: str, value: str | None) -> bool:
+        asked.add(value)
+        return True
+
+    monkeypatch.setattr(operators, "set_config", set_config)
+    plan = swarm.plan_for(60000043, seconds=20, nodes=3, generation=2)
+    plan = replace(plan, faults=faults, later_faults=(), changed_settings=("min.insync.replicas",))
+    run = swarm.Run(plan)
+    run._begin()
+    run._start_later_clients()
+    run.loop.run_for(60_000)
+    assert asked == expected
 
 
 def test_other_seeds_do_other_things() -> None:

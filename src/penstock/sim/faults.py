@@ -5,9 +5,9 @@ while. ``heal`` undoes all of them at once and for good.
 
 Some faults a cluster survives only one at a time: when a machine has lost power (in ``replicated`` mode, where
 records count before they are on a disk), or its disk was damaged or wiped, the other copies must be whole. So
-these strike a second machine only when ``is_whole`` says that every partition has all its copies again, and where
-one copy may be enough at times (``is_frail``), they never strike otherwise. What a newcomer gets wrong: this is
-the one place where mercy is allowed. The checkers excuse nothing.
+these strike a second machine only when ``is_whole`` says that every partition has all its copies again. Where they
+strike, nobody lowers ``min.insync.replicas`` to 1 (``Plan.in_sync_min``). What a newcomer gets wrong: these are
+the only places where mercy is allowed. The checkers excuse nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import suppress
 from penstock.protocol.records import HEADER_SIZE, CorruptBatch, batches
 from penstock.sim.cluster import CLIENT_PORT, INTERNAL_PORT, Cluster, Machine
 from penstock.sim.loop import Event, Process
+from penstock.sim.plans import HARMFUL
 
 # In the header of a batch.
 LENGTH_AT = 8
@@ -27,9 +28,7 @@ EPOCH_BYTES = 4
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
-# These cost a machine some of what it has; the others do not.
-HARMFUL = ("power", "flip", "sync fails", "wipe")
-# Of these, what nobody may notice before it is read: the copies may look whole and be not.
+# Of the harmful ones, what nobody may notice before it is read: the copies may look whole and be not.
 SILENT = ("flip", "sync fails")
 ALL_FAULTS = (
     "crash",
@@ -70,8 +69,6 @@ class Nemesis:
         clients: Mapping[str, Process],
         # Each has a clock and a random stream of its own: (name, mean distance in time).
         later_faults: Sequence[tuple[str, float]] = (),
-        # Whether one copy of a record may be enough for its acknowledgement.
-        is_frail: bool = False,
         # Whether power may fail anywhere at any time: what counts is on the disks.
         is_flushed: bool,
         is_whole: Callable[[], bool],
@@ -84,7 +81,6 @@ class Nemesis:
         self._interval_ms = interval_ms
         # By host; there may be more of them later.
         self._clients = clients
-        self._is_frail = is_frail
         self._is_flushed = is_flushed
         self._is_whole = is_whole
         # The machine that harm was last done to.
@@ -133,10 +129,10 @@ class Nemesis:
                 self._cluster.note("nemesis", fault, {"machine": machine.host})
 
     def _may_harm(self, fault: str, machine: Machine) -> bool:
-        is_allowed = not self._is_frail and (self._victim is None or self._victim is machine)
         if fault == "power" and self._is_flushed and not self._is_silently_harmed:
             return True
-        if is_allowed or (not self._is_silently_harmed and self._is_whole()):
+        is_first = self._victim is None or self._victim is machine
+        if is_first or (not self._is_silently_harmed and self._is_whole()):
             self._victim = machine
             self._is_silently_harmed = self._is_silently_harmed or fault in SILENT
             return True

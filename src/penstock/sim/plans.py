@@ -28,6 +28,9 @@ PROCESS_FAULTS = (
 )
 DISK_FAULTS = ("slow disk", "full disk", "disk fails")
 
+# These cost a machine some of what it has; the others do not.
+HARMFUL = ("power", "flip", "sync fails", "wipe")
+
 # Faults of the second generation: how often a plan has them, and their mean distance in time.
 LATER_FAULTS = {
     "wipe": (0.3, 20_000.0),
@@ -102,18 +105,17 @@ class Plan:
     recreates: bool = False
 
     @property
-    def is_frail(self) -> bool:
-        """Whether one copy may be enough at times: then harm needs all copies to be whole first."""
-        return "min.insync.replicas" in self.changed_settings
-
-    @property
     def in_sync_min(self) -> int:
         """How low the minimum in sync may be set under way.
 
-        A flipped bit is found when the copy is read, perhaps when it has become the only one that counts:
-        the others were stopped in good order, and with a minimum of 1 nobody is eligible beside it.
+        With 1, a replica that has lost what it held may have become the only one that counts before anybody knows
+        of the loss: the others were stopped or restarted, and nobody is eligible beside it. That is an allowed
+        loss, so never 1 where machines lose what they hold.
         """
-        return 2 if "flip" in self.faults else 1
+        harm = {fault for fault in (*self.faults, *dict(self.later_faults)) if fault in HARMFUL}
+        if self.is_always_flushed:
+            harm.discard("power")
+        return min(2, self.replication_factor) if harm else 1
 
     @property
     def is_always_flushed(self) -> bool:

@@ -154,7 +154,6 @@ class Run:
             interval_ms=plan.fault_interval_ms,
             clients=self._clients,
             later_faults=plan.later_faults,
-            is_frail=plan.is_frail,
             is_flushed=plan.is_always_flushed,
             # The first generation wiped nobody, and asked for less.
             is_whole=self.inspector.is_whole if plan.generation == 1 else self.inspector.is_sound,
