@@ -9,7 +9,7 @@ import pytest
 from penstock.metadata.broker_settings import REBUILD_DELAY_MS
 from penstock.metadata.brokers import OVERLAP_MS
 from penstock.metadata.image import Image
-from penstock.metadata.values import LOST_DIRECTORY, RECOVERED, RECOVERING
+from penstock.metadata.values import LOST_DIRECTORY, RECOVERED, RECOVERING, UNASSIGNED_DIRECTORY
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import (
@@ -273,6 +273,24 @@ def test_trap_7_what_was_flushed_in_a_directory_that_is_gone_is_lost() -> None:
     on.beat(2)
     on.settle()
     assert on.state("t") == (-1, (), (1,))
+
+
+@pytest.mark.parametrize("is_disk_gone", [False, True])
+def test_trap_7_a_flushed_replica_that_has_no_directory_yet_has_lost_nothing(is_disk_gone: bool) -> None:
+    """Where it lies is told before its first record. If a disk is gone, it is not taken at its word."""
+    on = Ensemble()
+    both = [directory(2, 0), directory(2, 1)]
+    on.register(2, previous=on.broker(2).epoch, directories=both)
+    on.beat(2)
+    on.create("t", (1, 2, 3))
+    assert on.partition("t").directory(BrokerId(2)) == UNASSIGNED_DIRECTORY
+    for id in (3, 2, 1):
+        on.lost(id)
+    found = [both[0], directory(2, 2)] if is_disk_gone else both
+    on.register(2, previous=-1, flushed=[("t", 0)], directories=found)
+    on.beat(2)
+    on.settle()
+    assert on.state("t") == ((-1, (), (1,)) if is_disk_gone else (2, (2,), (1,)))
 
 
 def test_trap_7_who_dies_before_it_wrote_its_new_epoch_down_has_lost_nothing() -> None:

@@ -30,6 +30,7 @@ from penstock.metadata.values import (
     BROKER_RESOURCE,
     NO_LEADER,
     SESSION,
+    UNASSIGNED_DIRECTORY,
     BrokerImage,
     ConfigResource,
     Endpoint,
@@ -575,8 +576,15 @@ class Brokers:
         What was lost are writes that were not on its disk. Of what it says is flushed, nothing that it confirmed
         is among them, as long as it still has the directory. Settings do not tell: the broker may have had others,
         and a topic may have been switched after its records were acknowledged.
+
+        A replica that is in no directory yet has no records: where it lies is told before its first one. It too is
+        kept if it is flushed and no directory of the broker is gone.
         """
         decided = self._decided
+        known = decided.image.brokers.get(id)
+        before = () if known is None else known.directories
+        if before and all([directory in directories for directory in before]):
+            directories = (*directories, UNASSIGNED_DIRECTORY)
         changes: list[PartitionChangeRecord] = []
         single: list[PartitionChangeRecord] = []
         for (topic_id, index), partition in self._resting_on(id):
