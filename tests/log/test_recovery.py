@@ -149,6 +149,20 @@ def test_what_was_set_aside_before_is_not_overwritten(files: FakeFiles, log: Log
     assert names(files, ".log.corrupt.corrupt") == [f"{8:020d}.log.corrupt.corrupt"]
 
 
+def test_on_a_full_disk_nothing_is_cut_and_no_half_copies_pile_up(files: FakeFiles, log: Log) -> None:
+    files.damage(path(4), 100, 0x80)
+    before = files.read(path(4))
+    for _ in range(3):
+        files.fail_after(0)
+        with pytest.raises(OSError, match="No space"):
+            recovered(files)
+    assert files.read(path(4)) == before
+    assert names(files, ".corrupt") == []
+    files.fail_after(None)
+    assert recovered(files).log_end_offset == 5
+    assert names(files, ".corrupt") != []
+
+
 @pytest.mark.parametrize("tail", [b"", bytes(5000), "torn"])
 def test_what_every_crash_leaves_behind_is_not_set_aside(
     files: FakeFiles, log: Log, tail: bytes | str

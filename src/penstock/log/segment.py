@@ -509,9 +509,15 @@ class Segment:
         """Copy the log file from a position on to a file of its own; the path of that."""
         target = self._free_path(self.path, suffix)
         copy = self._files.open(target)
-        for at in range(position, self.size, _COPY_BYTES):
-            copy.append((self.file.read_at(at, _COPY_BYTES),))
-        copy.prepare_sync()()
+        try:
+            for at in range(position, self.size, _COPY_BYTES):
+                copy.append((self.file.read_at(at, _COPY_BYTES),))
+            copy.prepare_sync()()
+        except OSError:
+            # Of a part of it there would be another with every attempt, on a disk that is full.
+            copy.close()
+            self._files.remove(target)
+            raise
         copy.close()
         return target
 
