@@ -26,6 +26,7 @@ from penstock.protocol.messages.quorum import (
 )
 from penstock.protocol.records import batches, decode_header, encode_batch
 from penstock.raft.storage import SnapshotId
+from tests.broker.disks import Lines
 from tests.broker.quorum_stage import DIRECTORY, Silent, Stage, StagedNode, topic
 
 LOG = f"{DIRECTORY}/{0:020d}.log"
@@ -682,6 +683,27 @@ def test_a_follower_that_was_away_too_long_loads_a_snapshot() -> None:
     away.start()
     stage.agree()
     assert len(away.topics) == 62
+
+
+def test_a_follower_that_has_no_room_for_a_snapshot_says_so_once_and_waits() -> None:
+    stage = born(snapshot_records=20)
+    leader = stage.leader()
+    stage.commit(leader, 2)
+    stage.agree()
+    away = stage.others(leader)[0]
+    away.stop()
+    for _ in range(10):
+        stage.commit(stage.leader(), 6)
+        stage.run_for(500)
+    lines = Lines()
+    away.start(logger=lines)
+    away.files.fail_after(0)
+    stage.run_for(20_000)
+    assert away.consensus.is_stuck and not away.failures
+    assert sum("full" in line or "snapshot" in line for line in lines.lines) == 1, lines.lines
+    away.files.fail_after(None)
+    stage.agree()
+    assert len(away.topics) == 62 and not away.consensus.is_stuck
 
 
 def test_a_node_that_dies_before_a_fetched_snapshot_has_replaced_its_log_goes_on_from_the_snapshot(

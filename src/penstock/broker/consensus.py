@@ -132,16 +132,17 @@ class Consensus:
         )
         ids = self._snapshots.ids
         # Not "clean" on purpose: this log is small, and everything else rests on it.
-        log = Log.open(
-            environment,
-            directory,
-            METADATA_LOG_CONFIG,
-            clean=False,
-            log_start_offset=ids[0].end_offset if ids else None,
+        log = self._reserve.keeping(
+            lambda: Log.open(
+                environment,
+                directory,
+                METADATA_LOG_CONFIG,
+                clean=False,
+                log_start_offset=ids[0].end_offset if ids else None,
+            )
         )
         if not self._files.exists(directory):
-            self._files.make_directory(directory)
-            write_partition_metadata(self._files, directory, CLUSTER_METADATA_ID)
+            self._reserve.keeping(self._make_directory)
         self._log = MetadataLog(environment, log, me)
         self._log.begin_at(ids, () if loaded is None else loaded.voters)
         if loaded is not None:
@@ -423,6 +424,11 @@ class Consensus:
 
     # The disk
 
+    def _make_directory(self) -> None:
+        directory = os.path.dirname(self._state_path)
+        self._files.make_directory(directory)
+        write_partition_metadata(self._files, directory, CLUSTER_METADATA_ID)
+
     def _store(self, state: StoredState) -> None:
         """Store a promise; everything else waits."""
         data = encode_state(state)
@@ -492,11 +498,16 @@ class Consensus:
                 return
             loaded = self.committed.load(effect.snapshot_id)
         except OSError as error:
-            self._fail(f"cannot write a snapshot of the metadata: {error}")
-            return
+            if error.errno not in NO_ROOM:
+                self._fail(f"cannot write a snapshot of the metadata: {error}")
+                return
+            self.is_stuck = True
+            self._found_no_room("a snapshot of the metadata cannot be fetched")
+            loaded = None
         if loaded is None:
             self._effects.extend(self._raft.snapshot_failed(self._environment.clock.now_ms()))
         else:
+            self._found_room()
             self._is_log_changed = True
             self.committed.adopt(loaded)
 

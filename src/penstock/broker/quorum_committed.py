@@ -20,7 +20,6 @@ from penstock.broker.logs import Logger
 from penstock.broker.quorum_addresses import AddressBook
 from penstock.broker.quorum_log import MetadataLog
 from penstock.broker.quorum_snapshots import Loaded, Snapshots, difference
-from penstock.broker.reserve import NO_ROOM
 from penstock.metadata.image import Delta, Image
 from penstock.protocol.errors import DecodeError
 from penstock.protocol.records import CorruptBatch
@@ -152,24 +151,19 @@ class Committed:
     # Snapshots
 
     def write_piece(self, effect: WriteSnapshot) -> None:
-        """Raises OSError when the disk fails. On a full one the download comes to nothing."""
-        try:
-            self._snapshots.write_piece(effect.snapshot_id, effect.position, effect.data)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            self._logger.error("the disk is full: a snapshot of the metadata cannot be fetched")
+        """Raises OSError; then the download comes to nothing."""
+        self._snapshots.write_piece(effect.snapshot_id, effect.position, effect.data)
 
     def load(self, snapshot_id: SnapshotId) -> Loaded | None:
         """Let the log continue a snapshot of the leader's, whose log begins behind ours; None when it is of no
-        use. Raises OSError when the disk fails.
+        use. Raises OSError.
         """
         try:
             loaded = self._snapshots.finish_download(snapshot_id)
+            if loaded is None:
+                return None
             self._log.start_over(snapshot_id, loaded.voters)
-        except (CorruptBatch, DecodeError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in NO_ROOM:
-                raise
+        except (CorruptBatch, DecodeError) as error:
             self._logger.error("a snapshot of the metadata could not be used", error=str(error))
             return None
         self._log.remove_doomed()

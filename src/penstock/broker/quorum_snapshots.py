@@ -137,17 +137,25 @@ class Snapshots:
         if self._download is None or self._download[0] != snapshot_id:
             return
         file = self._download[1]
-        assert file.size == position, "pieces come in order"
+
+        def append() -> None:
+            # This makes the file, if there is none yet.
+            assert file.size == position, "pieces come in order"
+            file.append([data])
+
         try:
-            self._keeping(lambda: file.append([data]))
+            self._keeping(append)
         except OSError:
             self.drop_download()
             raise
 
-    def finish_download(self, snapshot_id: SnapshotId) -> Loaded:
-        """Make what was fetched a snapshot, durably. Raises CorruptBatch, DecodeError and OSError."""
+    def finish_download(self, snapshot_id: SnapshotId) -> Loaded | None:
+        """Make what was fetched a snapshot, durably; None when the download was lost.
+
+        Raises CorruptBatch, DecodeError and OSError.
+        """
         if self._download is None or self._download[0] != snapshot_id:
-            raise CorruptBatch("pieces of it are missing")
+            return None
         file = self._download[1]
         path = self.path_of(snapshot_id)
         loaded = read_snapshot(file.read_at(0, file.size), snapshot_id)
