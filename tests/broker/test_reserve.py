@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.data_directory import CHECKPOINT, Directory
+from penstock.broker.data_directory import CHECKPOINT, META_PROPERTIES, Directory
+from penstock.broker.quorum_snapshots import PART, Snapshots
 from penstock.broker.reserve import NAME, PARTS, Reserve
 from penstock.broker.storage import Storage
+from penstock.environment import Environment
+from penstock.raft.storage import SnapshotId
 from penstock.sim.disk import CAPACITY_BYTES, Disk, SimFiles
 from penstock.sim.loop import Loop, Process, Streams
 from tests.broker.disks import Node, hosted
@@ -103,6 +106,37 @@ def test_the_next_process_finds_what_is_left_on_a_full_disk(files: SimFiles, dis
     second = made(files)
     assert not second.is_whole and not files.exists("/data/penstock-reserve.probe")
     assert [second.give() for _ in range(PARTS)] == [True] * (PARTS - 1) + [False]
+
+
+# A snapshot that is fetched
+
+
+def environment_of(files: SimFiles) -> Environment:
+    return Environment(clock=None, files=files, network=None, random=None, spawn=None)  # type: ignore[arg-type]
+
+
+def test_what_comes_of_a_download_that_could_not_be_begun_is_not_written(disk: Disk, files: SimFiles) -> None:
+    snapshots = Snapshots(environment_of(files), "/data")
+    snapshot_id = SnapshotId(10, 1)
+    disk.fill("/data")
+    with pytest.raises(OSError, match="full"):
+        snapshots.write_piece(snapshot_id, 0, b"one")
+    disk.free("/data")
+    snapshots.write_piece(snapshot_id, 3, b"two")
+    assert snapshots.finish_download(snapshot_id) is None
+    assert files.list("/data") == []
+
+
+def test_a_download_is_begun_from_the_reserve(disk: Disk, files: SimFiles) -> None:
+    reserve = Reserve(files, "/data")
+    reserve.find()
+    reserve.fill()
+    disk.fill("/data")
+    snapshots = Snapshots(environment_of(files), "/data", reserve.keeping)
+    snapshots.write_piece(SnapshotId(10, 1), 0, b"one")
+    snapshots.write_piece(SnapshotId(10, 1), 3, b"two")
+    path = snapshots.path_of(SnapshotId(10, 1)) + PART
+    assert files.read(path) == b"onetwo" and not reserve.is_whole
 
 
 # A storage
@@ -206,3 +240,54 @@ def test_a_checkpoint_is_written_on_a_full_disk(node: Node) -> None:
     storage.remember([one])  # type: ignore[list-item]
     storage.prepare_checkpoint()()
     assert attempts == 2 and os.path.exists(path)
+
+
+def written_cluster_ids(node: Node) -> list[bool]:
+    """Whether each directory says which cluster it belongs to."""
+    return ["cluster.id=abc" in Path(path, META_PROPERTIES).read_text() for path in node.paths]
+
+
+def test_a_node_that_joins_on_a_full_disk_writes_its_cluster_down_when_there_is_room(node: Node) -> None:
+    no_room = [("allocate", node.paths[0], errno.ENOSPC), ("replace", node.paths[0], errno.ENOSPC)]
+    node.start(is_alone=False)
+    storage = node.start(is_alone=False)
+    while storage.directories[0].reserve.give():
+        pass
+    node.files.failures = no_room
+    storage.adopt_cluster_id("abc")
+    assert storage.cluster_id == "abc" and not node.failures and not node.failed
+    assert written_cluster_ids(node) == [False, True]
+    # The same disk at the next start.
+    storage = node.start(is_alone=False, failures=no_room)
+    assert storage.cluster_id == "abc"
+    storage.look_for_room()
+    assert written_cluster_ids(node) == [False, True]
+    node.files.failures = []
+    storage.look_for_room()
+    storage.look_for_room()
+    assert written_cluster_ids(node) == [True, True] and not storage.is_any_full
+
+
+def test_the_cluster_is_written_down_from_the_reserve(node: Node) -> None:
+    storage = node.start(is_alone=False)
+    replace = node.files.replace
+    reserve = storage.directories[0].reserve
+
+    def full_until_room_was_made(target: str, data: bytes, *, durable: bool = True) -> None:
+        if target.startswith(node.paths[0]) and reserve.is_whole:
+            raise OSError(errno.ENOSPC, "No space left on device", target)
+        replace(target, data, durable=durable)
+
+    node.files.replace = full_until_room_was_made  # type: ignore[method-assign]
+    storage.adopt_cluster_id("abc")
+    assert written_cluster_ids(node) == [True, True] and not reserve.is_whole
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_disk_that_fails_while_the_cluster_is_written_down_goes_offline(node: Node, number: int) -> None:
+    storage = node.start(is_alone=False)
+    node.files.failures = [("replace", node.paths[number], errno.EIO)]
+    storage.adopt_cluster_id("abc")
+    assert not storage.directories[number].is_online
+    # Without the first one the node cannot go on.
+    assert [bool(node.failures), bool(node.failed)] == [number == 0, number == 1]

@@ -66,6 +66,7 @@ PINNED_SECOND = (
     (61000089, 60, 5),  # a minimum of 1, and a flipped bit in the only copy that counts: the plan's own fault
     (60000043, 60, 3),  # a wiped disk where one copy was allowed to be enough: the simulator's own fault
     (8820082, 60, 3),  # flushed replicas without a record or a directory, given up after a power loss
+    (60000053, 60, 3),  # a node that joins on a full disk has no room for the id of its cluster
 )
 
 

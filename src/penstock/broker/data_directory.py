@@ -68,6 +68,8 @@ class Directory:
         self.path = os.path.abspath(path)
         # NO_ID when it could not even be read.
         self.id = NO_ID
+        # As it is written down here.
+        self.cluster_id: str | None = None
         # False for good once the disk has failed.
         self.is_online = True
         # It had no ``meta.properties``: it is new, or the disk was replaced.
@@ -130,16 +132,19 @@ class Directory:
             self.id = parse_id(properties["directory.id"])
             if self.id == NO_ID:
                 raise ValueError
-            return Identity(properties.get("cluster.id"), int(properties["node.id"]), self.id)
+            self.cluster_id = properties.get("cluster.id")
+            return Identity(self.cluster_id, int(properties["node.id"]), self.id)
         except (KeyError, ValueError):
             raise ServeError(f"{path} is damaged; restore it or choose another --data-dir") from None
 
     def identify(self, identity: Identity) -> None:
-        """Write down whose directory this is."""
+        """Write down whose directory this is. Raises OSError."""
         self.id = identity.directory_id
         cluster = "" if identity.cluster_id is None else f"cluster.id={identity.cluster_id}\n"
         text = f"version=1\n{cluster}node.id={identity.node_id}\ndirectory.id={format_id(self.id)}\n"
-        self._files.replace(os.path.join(self.path, META_PROPERTIES), text.encode())
+        path = os.path.join(self.path, META_PROPERTIES)
+        self.reserve.keeping(lambda: self._files.replace(path, text.encode()))
+        self.cluster_id = identity.cluster_id
 
     def recall(self) -> None:
         """Read what the last run left, and forget that it ended well."""
@@ -254,6 +259,8 @@ def identify(
 ) -> str | None:
     """Find out whose directories these are, and write it down where nobody has; the cluster's id, if known.
 
+    A directory that says whose it is, but not of which cluster, is left as it is.
+
     ``attempt`` runs a step that may find a disk failing, and takes that disk out. Raises ServeError when they
     do not belong together, or not to this node.
     """
@@ -286,14 +293,15 @@ def identify(
         raise ServeError(
             f"{first.path} is empty and the other data directories are not: the metadata is missing"
         )
-    if cluster_id is None and is_alone:
+    is_made_up = cluster_id is None and is_alone
+    if is_made_up:
         cluster_id = format_id(chance.randbytes(16))
     for directory in directories:
         if not directory.is_online:
             continue
         directory.is_new = directory not in found
         identity = found.get(directory) or Identity(None, node_id, _made_up_id(chance))
-        if directory.is_new or identity.cluster_id != cluster_id:
+        if directory.is_new or is_made_up:
             attempt(directory, partial(directory.identify, identity._replace(cluster_id=cluster_id)))
     return cluster_id
 

@@ -81,6 +81,7 @@ class Storage:
         )
         for directory in self._online():
             self._attempt(directory, partial(self._recall, directory))
+            self._attempt(directory, partial(self._write_cluster_id, directory))
         self.is_any_full = any(directory.is_full for directory in self.directories)
         self.flushed_note = FlushedNote(environment, os.path.join(self.path, FLUSHED_NOTE), logger)
         self._attempt(self.directories[0], self.flushed_note.load)
@@ -117,13 +118,31 @@ class Storage:
         """The others say which cluster this is. Raises ServeError when this node belongs to another."""
         if self.cluster_id is None:
             self.cluster_id = cluster_id
-            for directory in self._online():
-                directory.identify(Identity(cluster_id, self._node_id, directory.id))
+            self._write_cluster_ids(self._online())
         elif self.cluster_id != cluster_id:
             raise ServeError(
                 f"{self.path} belongs to the cluster {self.cluster_id}, and the controllers are of "
                 f"{cluster_id}; choose another --data-dir"
             )
+
+    def _write_cluster_ids(self, directories: list[Directory]) -> None:
+        for directory in directories:
+            try:
+                self._write_cluster_id(directory)
+            except OSError as error:
+                self.check_disk(directory, error)
+
+    def _write_cluster_id(self, directory: Directory) -> None:
+        """Where not even the reserve has room, it is written later; a process that starts before then is told by
+        the others, as the first one was. Raises OSError when it fails otherwise.
+        """
+        if directory.cluster_id == self.cluster_id or not directory.is_online:
+            return
+        try:
+            directory.identify(Identity(self.cluster_id, self._node_id, directory.id))
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
 
     # The directories
 
@@ -437,6 +456,7 @@ class Storage:
 
     def look_for_room(self) -> None:
         """To be called now and then: see whether full disks have room again."""
+        self._write_cluster_ids([directory for directory in self._online() if not directory.is_full])
         for directory in self._online():
             if not directory.reserve.is_whole:
                 self._filled(directory, None)
