@@ -876,6 +876,20 @@ def test_a_new_controller_with_a_shorter_session_waits_for_the_leases_of_the_lon
     assert on.now_ms <= failed_over_ms + 3_000
 
 
+def test_a_heartbeat_whose_answer_is_lost_does_not_shorten_a_lease_of_the_controller_before() -> None:
+    on = Ensemble(static=session(30_000))
+    on.create("t", (1, 2, 3))
+    on.beat(1)
+    granted_ms = on.now_ms
+    on.static = session(3_000)
+    on.fail_over()
+    # The new controller hears it; the answer, which names the shorter session, never arrives.
+    on.beat(1)
+    while on.partition("t").leader == 1:
+        on.advance(500, alive=(2, 3))
+    assert on.now_ms >= granted_ms + 20_000
+
+
 def test_a_longer_session_is_written_down_before_anybody_is_given_it() -> None:
     on = Ensemble(static=session(30_000))
     assert on.replayed.session_ms == 30_000
