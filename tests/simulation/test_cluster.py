@@ -65,6 +65,11 @@ PINNED_SECOND = (
     (23, 20, 3),  # deleted records that come back with an eligible leader
     (61000089, 60, 5),  # a minimum of 1, and a flipped bit in the only copy that counts: the plan's own fault
     (60000043, 60, 3),  # a wiped disk where one copy was allowed to be enough: the simulator's own fault
+    (
+        61000217,
+        60,
+        3,
+    ),  # a reader by name, served by a broker that had not heard of a new topic: the simulator's fault
     (8820082, 60, 3),  # flushed replicas without a record or a directory, given up after a power loss
     (60000053, 60, 3),  # a node that joins on a full disk has no room for the id of its cluster
 )
@@ -236,6 +241,17 @@ def test_an_operator_lowers_the_minimum_no_further_than_the_plan_allows(
     run._start_later_clients()
     run.loop.run_for(60_000)
     assert asked == expected
+
+
+@pytest.mark.parametrize(("recreates", "oldest"), [(False, 11), (True, 13)])
+def test_readers_name_topics_by_id_where_topics_are_made_again(recreates: bool, oldest: int) -> None:
+    versions = set()
+    for seed in range(20):
+        plan = swarm.plan_for(seed, seconds=20, nodes=3, generation=2)
+        run = swarm.Run(replace(plan, recreates=recreates, administers=False))
+        versions.add(run._start_reader("reader").version)
+        run._clients["reader"].end()
+    assert min(versions) == oldest
 
 
 def test_other_seeds_do_other_things() -> None:

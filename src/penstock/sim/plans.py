@@ -118,6 +118,11 @@ class Plan:
         return min(2, self.replication_factor) if harm else 1
 
     @property
+    def reads_by_id(self) -> bool:
+        """Whether readers name topics by their ids: where topics are made again, names do not tell them apart."""
+        return self.generation > 1 and (self.recreates or self.administers)
+
+    @property
     def is_always_flushed(self) -> bool:
         """Whether everything that is acknowledged is on disks, so that power may fail anywhere at any time."""
         return self.is_flushed and not self.flushed_nodes and "flush.messages" not in self.changed_settings

@@ -276,7 +276,7 @@ class Run:
     def _start_reader(self, name: str) -> Reader:
         client = self._client(name)
         rack = rack_of(len(self.readers), self.plan.racks)
-        reader = Reader(client, self.truths, self.topics, name, rack=rack)
+        reader = Reader(client, self.truths, self.topics, name, rack=rack, by_id=self.plan.reads_by_id)
         if name != "last-reader":
             self.readers.append(reader)
         start(client.process, reader.run())
