@@ -70,6 +70,7 @@ PINNED_SECOND = (
         60,
         3,
     ),  # a reader by name, served by a broker that had not heard of a new topic: the simulator's fault
+    (61000313, 60, 3),  # an answer to a commit that came after a newer generation's: the simulator's fault
     (8820082, 60, 3),  # flushed replicas without a record or a directory, given up after a power loss
     (60000053, 60, 3),  # a node that joins on a full disk has no room for the id of its cluster
 )

@@ -223,6 +223,20 @@ def test_a_commit_of_an_older_generation_has_no_effect_after_one_of_a_newer(trut
         commits.fetched("group", HERE, 10, "member")
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_an_answer_that_comes_after_a_commit_of_a_newer_generation_changes_nothing(
+    truths: Truths, is_refused: bool
+) -> None:
+    commits = truths.commits
+    commits.committing("group", HERE, 1, 10)
+    commits.committing("group", HERE, 2, 20)
+    commits.acked("group", HERE, 2, 20)
+    (commits.refused if is_refused else commits.acked)("group", HERE, 1, 10)
+    commits.fetched("group", HERE, 20, "member")
+    with pytest.raises(Violation, match="lost commit"):
+        commits.fetched("group", HERE, 10, "member")
+
+
 def test_a_commit_that_was_refused_has_no_effect(truths: Truths) -> None:
     commits = truths.commits
     commits.committing("group", HERE, 1, 10)

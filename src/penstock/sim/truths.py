@@ -239,6 +239,11 @@ class _Commits:
     # Acknowledged when the topic was being deleted: they may count for the next topic of that name.
     strays: list[int] = field(default_factory=list)
 
+    def answered(self, generation: int, offset: int) -> None:
+        # An answer may come to a client that slept while a newer generation committed.
+        if generation >= self.generation or (generation, offset) in self.open:
+            self.open.remove((generation, offset))
+
 
 class CommitsSurvive:
     """23: what a group committed is what its next member is told."""
@@ -252,14 +257,13 @@ class CommitsSurvive:
         self._commits.setdefault((group, place), _Commits()).open.append((generation, offset))
 
     def refused(self, group: str, place: Place, generation: int, offset: int) -> None:
-        commits = self._commits[(group, place)]
-        commits.open.remove((generation, offset))
+        self._commits[(group, place)].answered(generation, offset)
 
     def acked(
         self, group: str, place: Place, generation: int, offset: int, *, is_doomed: bool = False
     ) -> None:
         commits = self._commits[(group, place)]
-        commits.open.remove((generation, offset))
+        commits.answered(generation, offset)
         if is_doomed:
             commits.strays.append(offset)
             return
