@@ -47,6 +47,18 @@ def test_a_violation_fails_and_ends_with_the_line_that_replays_it(
     assert told[-3:] == ["line", "lost write", "replay: penstock sim --seed 7"]
 
 
+def test_an_error_of_the_simulator_itself_is_reported_like_a_violation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(run: swarm.Run) -> None:
+        raise ValueError("a bad book")
+
+    monkeypatch.setattr(swarm.Run, "_begin", fail)
+    with pytest.raises(Failure, match="2 violations"):
+        sim("--seed", "7", "--seeds", "2")
+    assert "ValueError: a bad book" in capsys.readouterr().out
+
+
 def test_the_replay_line_says_what_was_run() -> None:
     assert (
         swarm.plan_for(9, seconds=12.5, nodes=5).replay_line

@@ -91,8 +91,9 @@ class Run:
             self._end()
         except Violation as found:
             violation = str(found)
-        except AssertionError as found:
-            # One of the broker's own, asked by the inspector.
+        except Exception as found:
+            # An assertion of the broker's own, asked by the inspector; or the simulator's own fault, with which the
+            # other seeds of a long run have nothing to do.
             violation = "".join(traceback.format_exception(found))
         report = self._report(violation)
         # Nobody is left waiting: coroutines are closed, connections forgotten.
