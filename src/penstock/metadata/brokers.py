@@ -427,11 +427,11 @@ class Brokers:
 
     def _heard(self, id: BrokerId, now_ms: int, session_ms: int) -> None:
         before = self.sessions.get(id)
-        self.sessions[id] = session = Session(
-            now_ms, session_ms, True, TIME_UNKNOWN if before is None else before.clock_ahead_ms
-        )
-        # The answer may be lost; until it arrives, what the controller before has promised holds.
-        session.deadline_ms = max(session.deadline_ms, self._leases_end_ms)
+        self.sessions[id] = session = Session(now_ms, session_ms, is_heard=True)
+        if before is not None:
+            session.clock_ahead_ms = before.clock_ahead_ms
+            # The answer may be lost: what the controller before has promised holds until then.
+            session.deadline_ms = max(session.deadline_ms, before.deadline_ms)
 
     def _unfence(self, known: BrokerImage, now_ms: int) -> None:
         self._evict_all(PORTION)
