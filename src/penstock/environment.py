@@ -10,6 +10,7 @@ by ``File.prepare_*``, which are made on the loop and run on a worker thread thr
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Result = TypeVar("Result")
+
+# The errors of a disk that is full: no bytes, no inodes, or no quota left.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Clock(Protocol):

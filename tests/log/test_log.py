@@ -703,16 +703,30 @@ def test_room_can_be_made_on_a_full_disk(files: FakeFiles) -> None:
     log.check()
 
 
-def test_retention_on_a_full_disk_leaves_the_active_segment(files: FakeFiles) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_retention_on_a_full_disk_leaves_the_active_segment(files: FakeFiles, number: int) -> None:
     log = opened(files, LogConfig(segment_bytes=BATCH_BYTES * 3, retention_ms=1))
     for _ in range(7):
         append(log)
-    files.fail_after(0)
+    files.fail_after(0, number)
     assert log.expire(NOW + 1000, 7) == 2
     assert (log.log_start_offset, log.log_end_offset) == (6, 7)
     files.fail_after(None)
     assert log.expire(NOW + 1000, 7) == 1
     assert (log.log_start_offset, log.log_end_offset) == (7, 7)
+    log.check()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_all_records_can_be_deleted_on_a_full_disk(files: FakeFiles, number: int) -> None:
+    log = opened(files, LogConfig(segment_bytes=BATCH_BYTES * 3))
+    for _ in range(7):
+        append(log)
+    files.fail_after(0, number)
+    log.delete_before(7, frees_last=True)
+    assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (7, 7, 1)
+    assert log.doomed
+    files.fail_after(None)
     log.check()
 
 

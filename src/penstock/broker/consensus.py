@@ -39,9 +39,9 @@ from penstock.broker.quorum_log import (
 )
 from penstock.broker.quorum_snapshots import Snapshots
 from penstock.broker.quorum_strangers import Strangers
-from penstock.broker.reserve import NO_ROOM, Reserve
+from penstock.broker.reserve import Reserve
 from penstock.decision import Decision
-from penstock.environment import Environment, Timer
+from penstock.environment import NO_ROOM, Environment, Timer
 from penstock.log.log import Log
 from penstock.log.names import write_partition_metadata
 from penstock.metadata.image import Delta, Image

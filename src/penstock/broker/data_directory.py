@@ -28,8 +28,8 @@ from typing import NamedTuple
 from penstock.broker.checkpoint import Checkpoint
 from penstock.broker.logs import Logger
 from penstock.broker.options import ServeError
-from penstock.broker.reserve import NO_ROOM, Reserve
-from penstock.environment import Environment
+from penstock.broker.reserve import Reserve
+from penstock.environment import NO_ROOM, Environment
 from penstock.log.names import read_partition_metadata
 from penstock.model import TopicId, TopicPartition, format_id, parse_id
 

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.broker.audience import Audience
 from penstock.broker.config import TopicConfig
 from penstock.broker.flushing import Flushing
-from penstock.broker.reserve import NO_ROOM
 from penstock.broker.surroundings import Surroundings
-from penstock.environment import Buffer, FileRange
+from penstock.environment import NO_ROOM, Buffer, FileRange
 from penstock.log.log import CorruptLog, Log
 from penstock.log.producers import TRY_AGAIN, Duplicate
 from penstock.log.refusals import NONE_REFUSED, Refusals

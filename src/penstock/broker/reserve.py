@@ -16,11 +16,10 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.environment import Files
+from penstock.environment import NO_ROOM, Files
 
 Result = TypeVar("Result")
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # Not a name that a partition could have.
 NAME = "penstock-reserve"
 # Several, so that somebody else who fills the disk does not get all of it at once.

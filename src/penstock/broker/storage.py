@@ -25,8 +25,7 @@ from penstock.broker.data_directory import FLUSHED_NOTE, NO_ID, Directory, Ident
 from penstock.broker.flushed_note import FlushedNote
 from penstock.broker.flushing import FlushQueue
 from penstock.broker.options import ServeError
-from penstock.broker.reserve import NO_ROOM
-from penstock.environment import Environment
+from penstock.environment import NO_ROOM, Environment
 from penstock.log.log import CorruptLog, Log
 from penstock.log.names import read_partition_metadata, write_partition_metadata
 from penstock.metadata.image import Image

@@ -11,11 +11,10 @@ below ``recovery_point``, and that moves only through ``prepare_flush`` and ``fl
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from dataclasses import replace
 
-from penstock.environment import Buffer, Clock, Environment, FileRange, Files
+from penstock.environment import NO_ROOM, Buffer, Clock, Environment, FileRange, Files
 from penstock.log.config import KEEP, LogConfig
 from penstock.log.durability import Durability, sync_once
 from penstock.log.epochs import NO_EPOCH, LeaderEpochs
@@ -540,7 +539,7 @@ class Log:
             self._add_segment()
         except OSError as error:
             # On a full disk the next append makes it. Until then a crash leaves an empty log.
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in NO_ROOM:
                 raise
         self.epochs.start_over(offset, NO_EPOCH if epoch is None else epoch)
 
@@ -593,7 +592,7 @@ class Log:
         try:
             self._roll()
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in NO_ROOM:
                 raise
             return False
         # It must not be lost while the removal of the others is not.
