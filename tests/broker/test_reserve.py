@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -291,3 +292,25 @@ def test_a_disk_that_fails_while_the_cluster_is_written_down_goes_offline(node: 
     assert not storage.directories[number].is_online
     # Without the first one the node cannot go on.
     assert [bool(node.failures), bool(node.failed)] == [number == 0, number == 1]
+
+
+@pytest.mark.parametrize("what", ["make", "replace"])
+def test_a_new_disk_that_is_full_at_start_holds_nothing_that_could_come_back(node: Node, what: str) -> None:
+    """What lay in the disk before it is lost, and can be fetched again to another."""
+    before = node.start()
+    placed_in = before.directory_ids[1]
+    shutil.rmtree(node.paths[1])
+    storage = node.start(failures=[(what, node.paths[1], errno.ENOSPC)])
+    assert storage.directory_ids == before.directory_ids[:1]
+    assert storage.has_lost(placed_in)
+    # It was never used, so the next start misses nothing.
+    assert storage.offline_directory_ids == []
+    assert len(node.start().directory_ids) == 2
+
+
+def test_a_disk_that_is_full_at_start_may_hold_what_it_held(node: Node) -> None:
+    before = node.start()
+    placed_in = before.directory_ids[1]
+    for error in (errno.ENOSPC, errno.EIO):
+        storage = node.start(failures=[("make", node.paths[1], error)])
+        assert not storage.directories[1].is_online and not storage.has_lost(placed_in)

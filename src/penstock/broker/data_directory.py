@@ -72,6 +72,8 @@ class Directory:
         self.cluster_id: str | None = None
         # False for good once the disk has failed.
         self.is_online = True
+        # It is offline, and nothing of ours is on it: a new disk, too full to be begun with.
+        self.is_blank = False
         # It had no ``meta.properties``: it is new, or the disk was replaced.
         self.is_new = False
         # Every log in it was closed by the last run.
@@ -110,6 +112,11 @@ class Directory:
     def has_metadata(self) -> bool:
         return self._files.exists(os.path.join(self.path, METADATA_DIRECTORY))
 
+    def holds_nothing(self) -> bool:
+        """Whether nobody has used it, as far as can be seen."""
+        is_named = self._files.exists(os.path.join(self.path, META_PROPERTIES))
+        return not (is_named or self.has_metadata or any(self.partitions()))
+
     def identity(self) -> Identity | None:
         """Whose directory this is; None when nobody has said. Raises ServeError when it cannot be told."""
         path = os.path.join(self.path, META_PROPERTIES)
@@ -139,12 +146,11 @@ class Directory:
 
     def identify(self, identity: Identity) -> None:
         """Write down whose directory this is. Raises OSError."""
-        self.id = identity.directory_id
         cluster = "" if identity.cluster_id is None else f"cluster.id={identity.cluster_id}\n"
-        text = f"version=1\n{cluster}node.id={identity.node_id}\ndirectory.id={format_id(self.id)}\n"
+        text = f"version=1\n{cluster}node.id={identity.node_id}\ndirectory.id={format_id(identity.directory_id)}\n"
         path = os.path.join(self.path, META_PROPERTIES)
         self.reserve.keeping(lambda: self._files.replace(path, text.encode()))
-        self.cluster_id = identity.cluster_id
+        self.id, self.cluster_id = identity.directory_id, identity.cluster_id
 
     def recall(self) -> None:
         """Read what the last run left, and forget that it ended well."""

@@ -106,6 +106,7 @@ class Storage:
                     f"cannot use the data directory {directory.path}: {error.strerror}"
                 ) from error
             directory.is_online = False
+            directory.is_blank = error.errno in NO_ROOM and directory.holds_nothing()
             self._logger.error("started without a directory", path=directory.path, error=str(error))
 
     def _recall(self, directory: Directory) -> None:
@@ -178,7 +179,9 @@ class Storage:
         """
         if is_reserved(directory_id):
             return False
-        return all(directory.id not in (directory_id, NO_ID) for directory in self.directories)
+        return all(
+            directory.is_blank or directory.id not in (directory_id, NO_ID) for directory in self.directories
+        )
 
     def _online(self) -> list[Directory]:
         return [directory for directory in self.directories if directory.is_online]
