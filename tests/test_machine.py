@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import threading
@@ -51,6 +52,44 @@ def test_two_threads_that_replace_a_file_at_the_same_time_do_not_disturb_each_ot
     files.replace(path, b"the last one")
     assert files.read(path) == b"the last one"
     assert os.listdir(tmp_path) == ["checkpoint"]
+
+
+def cannot_allocate(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse, raising=False)
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS])
+def test_room_is_taken_by_writing_where_it_cannot_be_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Not every C library does so by itself on NFS and the like; and a write may be a short one."""
+    cannot_allocate(monkeypatch, number)
+    write = os.pwrite
+    monkeypatch.setattr(
+        os, "pwrite", lambda descriptor, data, offset: write(descriptor, data[:400_000], offset)
+    )
+    path = str(tmp_path / "reserve")
+    MachineFiles().allocate(path, 3_000_000)
+    assert os.stat(path).st_size == 3_000_000
+    with open(path, "rb") as file:
+        assert not file.read().strip(b"\0")
+
+
+@pytest.mark.parametrize("is_allocated", [True, False])
+def test_a_file_for_which_there_is_no_room_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_allocated: bool
+) -> None:
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    cannot_allocate(monkeypatch, errno.ENOSPC if is_allocated else errno.EOPNOTSUPP)
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="space"):
+        MachineFiles().allocate(str(tmp_path / "reserve"), 1_000)
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_a_long_collection_has_left_over_is_spared_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:

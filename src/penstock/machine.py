@@ -35,6 +35,10 @@ WARM_PROBE_BYTES = 128 * 1024
 # A file is sent on its way to the disk in portions of this size.
 WRITEBACK_BYTES = 8 * 1024 * 1024
 SYNC_FILE_RANGE_WRITE = 2
+# How much is written at once where room cannot be allocated.
+ZEROS_BYTES = 1024 * 1024
+# Then glibc writes by itself and musl does not (NFS, FUSE, 9p); and a sandbox may forbid the call.
+_NOT_ALLOCATED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM)
 ACCEPTS_PER_TURN = 64
 # A host that is down does not refuse, it says nothing.
 CONNECT_TIMEOUT_S = 3.0
@@ -194,6 +198,19 @@ class MachineFile:
         self._descriptor = -1
 
 
+def _is_allocated(descriptor: int, size: int) -> bool:
+    """Take room on the disk for a file; false where that is not possible. Raises OSError when there is none."""
+    if not hasattr(os, "posix_fallocate"):  # macOS
+        return False
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in _NOT_ALLOCATED:
+            raise
+        return False
+    return True
+
+
 class MachineFiles:
     """Files with at most so many descriptors open, the least recently used being closed for a new one."""
 
@@ -277,12 +294,10 @@ class MachineFiles:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                if not size:
-                    pass
-                elif hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(descriptor, 0, size)
-                else:  # macOS
-                    os.pwrite(descriptor, bytes(size), 0)
+                if size and not _is_allocated(descriptor, size):
+                    written = 0
+                    while written < size:
+                        written += os.pwrite(descriptor, bytes(min(size - written, ZEROS_BYTES)), written)
             finally:
                 os.close(descriptor)
         except OSError:

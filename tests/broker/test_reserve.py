@@ -220,6 +220,38 @@ def test_a_node_starts_on_a_full_disk_and_knows_that_it_is_full(node: Node) -> N
     assert not storage.is_any_full
 
 
+@pytest.mark.parametrize("number", [errno.EFBIG, errno.EOPNOTSUPP])
+def test_a_node_works_without_a_reserve_where_none_can_be_made(node: Node, number: int) -> None:
+    """A limit for the size of files, say. It says so, and only once."""
+    refused = [("allocate", path, number) for path in node.paths]
+    storage = node.start(failures=refused)
+    assert storage.offline_directory_ids == []
+    assert sum("reserve" in line for line in node.logger.lines) == len(node.paths)
+    storage.look_for_room()
+    assert not storage.is_any_full
+    # A disk that fills up has room again when its free space says so.
+    home = failed_append(node, storage)
+    storage.look_for_room()
+    assert not home.is_full and home.is_online
+    assert sum("reserve" in line for line in node.logger.lines) == len(node.paths)
+
+
+@pytest.mark.parametrize("part", ["", "/penstock-reserve.probe"])
+def test_a_reserve_that_cannot_be_taken_back_does_not_take_the_disk_offline(node: Node, part: str) -> None:
+    storage = node.start()
+    first = storage.directories[0]
+    assert first.reserve.give()
+    node.files.failures = [("allocate", first.path + part, errno.EFBIG)]
+    for _ in range(2):
+        storage.look_for_room()
+    assert first.is_online and not first.is_full
+
+
+def test_a_disk_that_fails_when_the_reserve_is_made_goes_offline(node: Node) -> None:
+    storage = node.start(failures=[("allocate", node.paths[1], errno.EIO)])
+    assert [directory.is_online for directory in storage.directories] == [True, False]
+
+
 def test_a_checkpoint_is_written_on_a_full_disk(node: Node) -> None:
     storage = node.start()
     one = hosted()

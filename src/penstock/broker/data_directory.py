@@ -192,6 +192,10 @@ class Directory:
                 raise
             self.is_full = True
             self._logger.error("the disk is full", path=self.path)
+        if self.reserve.refusal is not None:
+            self._logger.warning(
+                "no reserve can be kept for a full disk", path=self.path, error=str(self.reserve.refusal)
+            )
 
     def note_boot(self) -> None:
         """What is written from now on is lost with this boot, and nothing else.

@@ -27,6 +27,8 @@ PARTS = 4
 # A snapshot of 100,000 partitions, a checkpoint of as many logs, and some hours of metadata; on a small disk less.
 PART_BYTES_MAX = 4 * 1024 * 1024
 SHARE_OF_DISK = 64
+# The disk has not failed and is not full: files like these cannot be made here, as under a limit for their size.
+_REFUSED = (errno.EFBIG, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM)
 
 
 class Reserve:
@@ -36,10 +38,13 @@ class Reserve:
         self._part_bytes = 0
         # Those that can be removed.
         self._parts: list[str] = []
+        # Why there can be none here. Then the free space alone tells whether there is room.
+        self.refusal: OSError | None = None
 
     @property
     def is_whole(self) -> bool:
-        return len(self._parts) == PARTS
+        """Whether it is as large as it can be."""
+        return len(self._parts) == PARTS or self.refusal is not None
 
     def find(self) -> None:
         """See what an earlier process left, which is all there is on a disk that is full at start."""
@@ -49,11 +54,15 @@ class Reserve:
         self._part_bytes = min(PART_BYTES_MAX, capacity // SHARE_OF_DISK // PARTS)
 
     def fill(self) -> None:
-        """Take back what was given. Raises OSError when there is no room for it."""
+        """Take back what was given, where such files can be made. Raises OSError when there is no room."""
         for path in map(self._path, range(PARTS)):
             if path not in self._parts:
-                self._files.allocate(path, self._part_bytes)
+                refusal = self._refused(path, self._part_bytes)
+                if refusal is not None:
+                    self.refusal = refusal
+                    return
                 self._parts.append(path)
+        self.refusal = None
 
     def look(self) -> None:
         """Take back what was given, and see that as much room is left. Raises OSError when there is none."""
@@ -63,8 +72,18 @@ class Reserve:
             raise OSError(errno.ENOSPC, "there is not enough room yet", self._directory)
         self.fill()
         path = self._path("probe")
-        self._files.allocate(path, self._part_bytes * PARTS)
-        self._files.remove(path)
+        if self._refused(path, self._part_bytes * PARTS) is None:
+            self._files.remove(path)
+
+    def _refused(self, path: str, size: int) -> OSError | None:
+        """Make a file of a size; why that is not possible here. Raises OSError when there is no room for it."""
+        try:
+            self._files.allocate(path, size)
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            return error
+        return None
 
     def give(self) -> bool:
         """Make some room; False when nothing is left."""
