@@ -200,7 +200,16 @@ def test_only_the_leader_deletes_what_is_too_much(node: Node, leads: bool) -> No
     logger = cast(Logger, node.logger)
     clocks = ClockWatch(storage.environment, storage.path, NODE, logger)
     topics = cast(Partitions, [one])
-    Housekeeping(storage.environment, config, storage, topics, clocks, logger, may_delete=lambda: True)
+    Housekeeping(
+        storage.environment,
+        config,
+        storage,
+        topics,
+        clocks,
+        logger,
+        may_delete=lambda: True,
+        when_full=lambda: None,
+    )
     node.spawn.run()
     assert one.log.log_start_offset == (3 if leads else 0)
 
@@ -362,7 +371,16 @@ def test_upkeep_by_metadata_of_before_leaves_alone_what_lies_there_now(node: Nod
     topics = cast(Partitions, [hosted(storage, partition())])
     logger = cast(Logger, node.logger)
     clocks = ClockWatch(storage.environment, storage.path, NODE, logger)
-    Housekeeping(storage.environment, config, storage, topics, clocks, logger, may_delete=lambda: True)
+    Housekeeping(
+        storage.environment,
+        config,
+        storage,
+        topics,
+        clocks,
+        logger,
+        may_delete=lambda: True,
+        when_full=lambda: None,
+    )
     node.spawn.run()
     assert node.where("t-0") == node.paths
 

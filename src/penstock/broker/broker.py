@@ -23,6 +23,7 @@ from penstock.broker.coordinators import Coordinators
 from penstock.broker.data_directory import METADATA_DIRECTORY, Directory
 from penstock.broker.directories import DirectoryReports
 from penstock.broker.freshness import Freshness
+from penstock.broker.full_followers import FullFollowers
 from penstock.broker.hosting import Partitions
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.logs import Logger
@@ -188,6 +189,14 @@ class Broker:
         self._has_recovered = False
         self.coordinators = Coordinators(self)
         self.freshness = Freshness(self)
+        self.full_followers = FullFollowers(
+            environment,
+            self.storage,
+            self.partitions,
+            self.peers,
+            logger,
+            are_logs_ready=lambda: self.membership.are_logs_ready,
+        )
         self.housekeeping = Housekeeping(
             environment,
             config,
@@ -196,6 +205,7 @@ class Broker:
             self.clocks,
             logger,
             may_delete=self.membership.is_serving,
+            when_full=self.full_followers.look,
         )
 
     # Life

@@ -36,8 +36,13 @@ class Housekeeping:
         logger: Logger,
         *,
         may_delete: Callable[[], bool],
+        when_full: Callable[[], None],
     ) -> None:
-        """``may_delete`` says whether what this broker leads is certainly led by nobody else."""
+        """``may_delete`` says whether what this broker leads is certainly led by nobody else.
+
+        ``when_full`` is called again and again while a disk is full.
+        """
+        self._when_full = when_full
         self._clocks = clocks
         self._may_delete = may_delete
         self._environment = environment
@@ -100,6 +105,8 @@ class Housekeeping:
     def _look_after_disks(self) -> None:
         self._flush_by_time()
         self._storage.look_for_room()
+        if self._storage.is_any_full:
+            self._when_full()
 
     def _flush_by_time(self) -> None:
         now_ms = self._environment.clock.now_ms()
@@ -128,7 +135,7 @@ class Housekeeping:
         next_slice()
 
     def _expire(self, hosted: HostedPartition) -> None:
-        # A follower begins where its leader does. It needs no clock for that.
+        # A follower begins where its leader does (``full_followers.py`` for those that have no room to fetch).
         if not (hosted.is_serving and self._may_delete()):
             return
         # Asked for each: the clock may be set at any moment.
