@@ -15,6 +15,7 @@ from penstock.broker.quorum_snapshots import PART, Snapshots
 from penstock.broker.reserve import NAME, PARTS, Reserve
 from penstock.broker.storage import Storage
 from penstock.environment import Environment
+from penstock.log.config import LogConfig
 from penstock.raft.storage import SnapshotId
 from penstock.sim.disk import CAPACITY_BYTES, Disk, SimFiles
 from penstock.sim.loop import Loop, Process, Streams
@@ -67,6 +68,14 @@ def test_a_reserve_that_is_used_up_says_so(files: SimFiles, disk: Disk) -> None:
         reserve.keeping(write(files, "too-much", ROOM + 1))
     assert caught.value.errno == errno.ENOSPC
     assert not reserve.give()
+
+
+def test_half_of_the_reserve_is_not_for_deleting(files: SimFiles) -> None:
+    """A thousand logs that expire at once must not take from the metadata what it needs to say so."""
+    reserve = made(files)
+    reserve.fill()
+    assert [reserve.give_spare() for _ in range(PARTS)] == [True, True, False, False]
+    assert reserve.give()
 
 
 def test_another_error_takes_nothing_from_the_reserve(files: SimFiles, disk: Disk) -> None:
@@ -189,6 +198,25 @@ def test_a_full_disk_is_told_of_once_and_goes_on_when_there_is_room(node: Node) 
     storage.look_for_room()
     assert not home.is_full and not storage.is_any_full and changed == [home, home]
     assert len(node.logger.lines) == 2
+
+
+def test_a_log_that_expires_as_a_whole_does_so_on_a_full_disk(node: Node) -> None:
+    storage = node.start()
+    one = hosted()
+    one.config.log = LogConfig(retention_bytes=0)
+    log = one.write(storage)
+    home = storage.place(one)  # type: ignore[arg-type]
+    replace = node.files.replace
+
+    def full_until_room_was_made(target: str, data: bytes, *, durable: bool = True) -> None:
+        if home.reserve.is_whole:
+            raise OSError(errno.ENOSPC, "No space left on device", target)
+        replace(target, data, durable=durable)
+
+    node.files.replace = full_until_room_was_made  # type: ignore[method-assign,assignment]
+    assert log.expire(None, log.log_end_offset) == 1
+    assert log.size_bytes == 0 and not home.reserve.is_whole
+    log.check()
 
 
 def test_a_new_partition_goes_to_a_disk_with_room(node: Node) -> None:

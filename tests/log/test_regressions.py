@@ -116,6 +116,37 @@ def test_retention_on_a_full_disk_makes_room(tmp_path: Path) -> None:
     assert log.doomed, "the segments are to be removed"
 
 
+@pytest.mark.parametrize("is_expired", [False, True])
+def test_the_last_segment_goes_on_a_full_disk_if_a_little_room_can_be_made(
+    tmp_path: Path, is_expired: bool
+) -> None:
+    """An empty one has to take its place, and what producers have written has to be written down."""
+    files = FullDisk()
+    log = Log.open(environment(files), str(tmp_path / "t-0"), LogConfig(retention_bytes=0), clean=False)
+    append(log, 20)
+    files.is_full = True
+
+    def delete() -> None:
+        if is_expired:
+            log.expire(MachineClock().wall_ms(), log.log_end_offset)
+        else:
+            log.delete_before(log.log_end_offset, frees_last=True)
+
+    given = []
+
+    def give_room() -> bool:
+        given.append(len(given))
+        files.is_full = len(given) < 2
+        return True
+
+    log.give_room = give_room
+    delete()
+    assert given == [0, 1]
+    assert log.size_bytes == 0 and log.log_start_offset == log.log_end_offset == 20
+    assert log.doomed
+    log.check()
+
+
 # Damage
 
 

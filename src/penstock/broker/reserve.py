@@ -94,6 +94,10 @@ class Reserve:
         self._files.remove(path)
         return True
 
+    def give_spare(self) -> bool:
+        """Make some room for deleting what takes more; half of the reserve stays for the metadata."""
+        return len(self._parts) > PARTS // 2 and self.give()
+
     def keeping(self, work: Callable[[], Result]) -> Result:
         """Do something that must be written, from the reserve if there is no other room. Raises OSError."""
         while True:

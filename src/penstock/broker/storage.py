@@ -341,6 +341,7 @@ class Storage:
             may_cut=may_cut,
             before_cut=lambda offset: self._lower(home, hosted, offset),
         )
+        log.give_room = home.reserve.give_spare
         if log.recovery is not None and log.recovery.had_more:
             # If the machine was up all the time, whatever was written is there as it was written, or damaged. After
             # a power loss it may be just what no fsync had covered; but how far they had come since the checkpoint

@@ -53,6 +53,7 @@ class Log:
         "directory",
         "doomed",
         "epochs",
+        "give_room",
         "has_rolled",
         "log_end_offset",
         "log_start_offset",
@@ -90,6 +91,8 @@ class Log:
         # Called with the offset before the log is cut there: whoever remembers, elsewhere, that it was longer must
         # first remember less.
         self.before_cut: Callable[[int], None] | None = None
+        # On a full disk, makes some room for what frees more; false when there is none to be made.
+        self.give_room: Callable[[], bool] = lambda: False
         # What the last open found, when it had to look.
         self.recovery: Recovery | None = None
 
@@ -588,13 +591,19 @@ class Log:
         return count
 
     def _roll_to_empty(self) -> bool:
-        """Begin a segment whose name alone remembers where the log ends; false when the disk is full."""
-        try:
-            self._roll()
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            return False
+        """Begin a segment whose name alone remembers where the log ends; false when the disk is full.
+
+        It needs some room, for what producers have written, and makes much more.
+        """
+        while True:
+            try:
+                self._roll()
+                break
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                if not self.give_room():
+                    return False
         # It must not be lost while the removal of the others is not.
         self._files.sync_directory(self.directory)
         return True
