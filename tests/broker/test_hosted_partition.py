@@ -442,6 +442,26 @@ def test_damage_that_a_start_finds_is_cut_off_only_when_nobody_counts_on_it(
     assert again.append_fetched(fetched(7, 3), 10, 0) == ErrorCode.NONE
 
 
+def test_a_damaged_replica_on_a_full_disk_is_offline_until_it_could_be_mended(node: Node) -> None:
+    """What is cut off is kept beside it, which needs room."""
+    one = hosted(node.start(), partition())
+    assert one.append_fetched(fetched(0, 10), 0, 0) == ErrorCode.NONE
+    (segment,) = Path(node.paths[0], "t-0").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[7 * BATCH_BYTES + 70] ^= 1
+    segment.write_bytes(data)
+    again = hosted(node.start(), partition(epoch=2))
+    again.is_offline = True
+    node.files.failures = [(what, f"{node.paths[0]}/t-0/", errno.ENOSPC) for what in ("append", "replace")]
+    for _ in range(2):
+        with pytest.raises(OSError, match="space"):
+            again.mend(7)
+        assert again.is_offline and segment.read_bytes() == data
+    node.files.failures = []
+    again.mend(7)
+    assert not again.is_offline and again.fetch_position() == (7, 0, 0)
+
+
 def test_a_damaged_replica_whose_disk_fails_too_begins_anew_with_a_name_of_its_own(two_disks: Node) -> None:
     storage = two_disks.start()
     one = on_second_disk(two_disks, storage)

@@ -247,6 +247,7 @@ class Broker:
         self.membership.close()
         self.fetchers.close()
         self.proposals.close()
+        self.directories.close()
         self.peers.close()
         self.storage.give_reserves()
         hosted_logs = [hosted for hosted in self.partitions if hosted.is_open]

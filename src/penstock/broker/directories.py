@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.broker.partitions import HostedPartition
+from penstock.environment import Timer
 from penstock.metadata.values import LOST_DIRECTORY
 from penstock.protocol.messages.brokers import (
     AssignReplicasToDirsRequest,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 VERSION = 0
 LANE = "directories"
 RETRY_MS = 500
+# How soon a replica is mended that could not be, on a full disk mostly. An attempt may read the whole log.
+MEND_AGAIN_MS = 30_000
 PARTITIONS_PER_REQUEST_MAX = 2_000
 TIMEOUT_MS = 5_000
 
@@ -42,8 +45,13 @@ class DirectoryReports:
         self._waiting: dict[HostedPartition, None] = {}
         # Damaged replicas and where the damage begins; they are mended once nobody counts on them.
         self._damaged: dict[HostedPartition, int] = {}
+        self._mend_timer: Timer | None = None
         self._is_asking = False
         self._on_reported: list[Callable[[], None]] = []
+
+    def close(self) -> None:
+        if self._mend_timer is not None:
+            self._mend_timer.cancel()
 
     @property
     def has_damaged(self) -> bool:
@@ -91,12 +99,21 @@ class DirectoryReports:
                 hosted.mend(offset)
             except OSError as error:
                 self._broker.logger.error("cannot mend", partition=repr(hosted), error=str(error))
+                # It may have been found damaged once more on the way.
+                self._damaged[hosted] = min(offset, self._damaged.get(hosted, offset))
+                if self._mend_timer is None:
+                    self._mend_timer = self._broker.environment.spawn.later(MEND_AGAIN_MS, self._mend_again)
                 return
             self._broker.logger.warning(
                 "fetching a damaged replica again", partition=repr(hosted), offset=offset
             )
             self._broker.role_changed(hosted)
             self._report(hosted)
+
+    def _mend_again(self) -> None:
+        self._mend_timer = None
+        for hosted in list(self._damaged):
+            self.assigned(hosted)
 
     def has_others(self, hosted: HostedPartition) -> bool:
         """Whether another replica has, or may have, what this one lacks."""

@@ -691,7 +691,12 @@ class HostedPartition:
             self._storage.give_up(self, offset)
             self._has_directory = False
             self.is_offline = False
-            self._open(may_cut=True)
+            try:
+                self._open(may_cut=True)
+            except OSError:
+                # What is cut off is kept, and there may be no room for that.
+                self.is_offline = True
+                raise
             return
         log = self._log
         log.truncate_to(max(offset, log.log_start_offset))
