@@ -12,7 +12,7 @@ from penstock.broker.partitions import Appended, HostedPartition
 from penstock.groups import changes
 from penstock.groups.changes import Change
 from penstock.protocol.messages.groups import FindCoordinatorRequest
-from penstock.protocol.messages.topics import DeleteTopicsRequest
+from penstock.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, DeleteTopicsRequest
 from tests.broker.test_offsets_topic import commit, committed
 from tests.broker.test_virtual_time import create
 from tests.virtual import Client, World
@@ -117,3 +117,48 @@ def test_a_topic_that_is_deleted_while_the_coordinator_cannot_write(
     assert committed(client, "a") == NO_OFFSET
     (partition,) = world.broker.coordinators
     assert partition.coordinator.group_ids() == [], "nothing is left of it"
+
+
+# A start applies its metadata in steps, from a snapshot or a thousand changes at a time.
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_commit_to_a_topic_newer_than_the_snapshot_outlives_a_start(
+    clean: bool, is_made_again: bool
+) -> None:
+    world = World({"offsets.topic.num.partitions": "1"})
+    client = world.client()
+    client.call(FindCoordinatorRequest(key="a"), 2)
+    if is_made_again:
+        create(client, "events")
+    metadata = world.broker.consensus.committed
+    usual, metadata.snapshot_records = metadata.snapshot_records, 1
+    create(client, "other")
+    world.run_for(5_000)
+    metadata.snapshot_records = usual
+    assert world.broker.consensus._snapshots.ids
+    if is_made_again:
+        delete(client, "events")
+    create(client, "events")
+    commit(client, "a", 1000)
+    for _ in range(2):
+        world = world.restarted(clean=clean)
+        client = world.client()
+        assert committed(client, "a") == 1000
+        world.run_for(5_000)
+        assert committed(client, "a") == 1000
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_commit_to_a_topic_a_thousand_changes_later_outlives_a_start(clean: bool) -> None:
+    world = World({"offsets.topic.num.partitions": "1"})
+    client = world.client()
+    client.call(FindCoordinatorRequest(key="a"), 2)
+    for number in range(2):
+        wide = CreatableTopic(name=f"wide-{number}", num_partitions=700, replication_factor=1)
+        assert client.call(CreateTopicsRequest(topics=[wide]), 5).topics[0].error_code == 0
+    create(client, "events")
+    commit(client, "a", 1000)
+    world = world.restarted(clean=clean)
+    assert committed(world.client(), "a") == 1000

@@ -302,7 +302,9 @@ class Coordinators:
 
     def _follow(self, hosted: HostedPartition) -> None:
         known = self._partitions.get(hosted.index)
-        leads = hosted.is_serving and not hosted.is_deleted
+        # Not by the image that a start knew before: it may lack topics that have been committed to since.
+        is_ready = self._broker.membership.are_logs_ready
+        leads = is_ready and hosted.is_serving and not hosted.is_deleted
         if known is not None and not (leads and known.leader_epoch == hosted.leader_epoch):
             del self._partitions[hosted.index]
             known.resign()
