@@ -673,3 +673,31 @@ def test_one_checkpoint_that_cannot_be_written_does_not_hold_up_the_others(node:
         storage.prepare_checkpoint()()
     written = [os.path.exists(f"{path}/penstock-checkpoint") for path in node.paths]
     assert written == [False, True, True]
+
+
+# Whose directory it is
+
+
+@pytest.mark.parametrize("left", [None, b"version: 0\nt"])
+def test_after_a_power_loss_records_of_a_deleted_topic_are_not_taken_for_those_of_its_namesake(
+    node: Node, left: bytes | None
+) -> None:
+    hosted().write(node.start(), 5)
+    (note,) = [Path(path, "t-0", "partition.metadata") for path in node.where("t-0")]
+    note.unlink()
+    if left is not None:
+        note.write_bytes(left)
+    again = Hosted("t", 0, bytes(15) + b"x")
+    storage = node.start(boot_id=b"boot 2")
+    storage.quarantine_strays(image(again))
+    assert again.open(storage).log_end_offset == 0
+    assert list(Path(node.paths[0]).glob("t-0*-stray")), "nothing is thrown away"
+
+
+def test_the_first_flush_of_a_log_covers_the_note_of_whose_it_is(node: Node) -> None:
+    one = hosted()
+    log = one.write(node.start(), 5)
+    node.files.failures = [("sync", f"{node.paths[0]}/t-0/partition.metadata", errno.EIO)]
+    _, work = log.prepare_flush()
+    with pytest.raises(OSError, match="Input/output error"):
+        work()

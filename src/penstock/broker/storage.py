@@ -329,6 +329,11 @@ class Storage:
                 home.quarantine(
                     hosted.topic, hosted.index, f"it belongs to the topic with id {format_id(topic_id)}"
                 )
+            elif topic_id is None and home.lost_page_cache and remembered.recovery_point == 0:
+                # Nothing in it was ever flushed, and it may be of a topic of this name that was deleted meanwhile.
+                home.quarantine(
+                    hosted.topic, hosted.index, "a power loss has taken the note of which topic it belongs to"
+                )
         elif remembered.recovery_point > remembered.log_start_offset:
             raise OSError(errno.ENOENT, "the checkpoint says it held data", path)
         log = Log.open(

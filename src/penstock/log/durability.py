@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from penstock.environment import File, Files
 from penstock.log.epochs import LeaderEpochs
+from penstock.log.names import PARTITION_METADATA
 from penstock.log.segments import Segments
 
 
@@ -99,6 +100,9 @@ class Durability:
                 work.append(sync_once(self._files.open(self._epochs.path)))
             work.append(self._directory_sync(self._directory))
             if not self._is_parent_durable:
+                # Whose directory it is must be as durable as what lies in it.
+                if self._files.exists(metadata := f"{self._directory}/{PARTITION_METADATA}"):
+                    work.append(sync_once(self._files.open(metadata)))
                 work.append(self._directory_sync(self._directory.rpartition("/")[0] or "/"))
         self._flushes.append(_Flush(log_end_offset, log_end_offset, self._changes))
 

@@ -43,7 +43,7 @@ def offset_of(name: str, suffix: str) -> int | None:
 
 def write_partition_metadata(files: Files, directory: str, topic_id: TopicId) -> None:
     text = f"version: 0\ntopic_id: {format_id(topic_id)}"
-    # Not durable: the first flush syncs the directory, and a directory without the file is taken by its name.
+    # Not durable yet: the first flush of the log syncs it, with the directory.
     files.replace(f"{directory}/{PARTITION_METADATA}", text.encode(), durable=False)
 
 
