@@ -59,6 +59,9 @@ class FakeClock:
     def now_ms(self) -> int:
         return self.now
 
+    def boot_id(self) -> str:
+        return ""
+
     def wall_ms(self) -> int:
         return self.wall
 

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,7 +15,26 @@ from pathlib import Path
 import pytest
 
 from penstock.environment import Stream
-from penstock.machine import LONG_COLLECTION_S, SPARED_S, MachineFiles, MachineNetwork, Survivors
+from penstock.machine import (
+    LONG_COLLECTION_S,
+    SPARED_S,
+    MachineClock,
+    MachineFiles,
+    MachineNetwork,
+    Survivors,
+)
+
+
+def test_the_clock_counts_what_the_machine_sleeps_and_is_the_same_in_every_process() -> None:
+    clock = MachineClock()
+    code = "from penstock.machine import MachineClock as C; print(C().now_ms(), C().boot_id())"
+    before_ms = clock.now_ms()
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    now_ms, *boot = other.stdout.split()
+    assert before_ms <= int(now_ms) <= clock.now_ms()
+    assert boot == [clock.boot_id()] if clock.boot_id() else not boot
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        assert clock.now_ms() <= time.clock_gettime(time.CLOCK_BOOTTIME) * 1000 <= clock.now_ms() + 1_000
 
 
 @pytest.mark.parametrize("host", ["kafka..example", "x" * 300, "a\0b", ""])

@@ -25,7 +25,11 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Monotonic: for timeouts, sessions and leases."""
+        """Monotonic: for timeouts, sessions and leases. It goes on while the machine sleeps, if it can."""
+        ...
+
+    def boot_id(self) -> str:
+        """Of this start of the machine, if ``now_ms`` counts from it in every process; otherwise ""."""
         ...
 
     def wall_ms(self) -> int:

@@ -34,6 +34,9 @@ class ManualClock:
     def now_ms(self) -> int:
         return self.ms
 
+    def boot_id(self) -> str:
+        return ""
+
     def wall_ms(self) -> int:
         return self._epoch_ms + self.ms
 

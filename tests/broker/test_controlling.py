@@ -43,6 +43,9 @@ class World:
     def now_ms(self) -> int:
         return self.ms
 
+    def boot_id(self) -> str:
+        return ""
+
     def wall_ms(self) -> int:
         return 1_700_000_000_000 + self.ms
 

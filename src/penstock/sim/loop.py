@@ -254,6 +254,9 @@ class SimClock:
     def now_ms(self) -> int:
         return self._monotonic_start_ms + int(self._loop.now_us * self.rate / 1000)
 
+    def boot_id(self) -> str:
+        return ""  # each start is one after the machine was off
+
     def wall_ms(self) -> int:
         return WALL_START_MS + self.wall_skew_ms + int(self._loop.now_us * self.rate / 1000)
 
