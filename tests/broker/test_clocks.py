@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from penstock.protocol.errors import ErrorCode
@@ -114,13 +116,38 @@ def test_a_record_that_no_clock_explains_is_refused() -> None:
     assert error == ErrorCode.INVALID_TIMESTAMP
 
 
-def test_committed_time_is_told_to_the_next_process_once_it_is_believed() -> None:
+def test_the_next_process_is_told_the_time_that_is_believed_and_the_jump_that_is_not() -> None:
     world = World(SOON)
     world.run_for(10_000)
-    before = world.files.read("/data/penstock-clock")
     world.clock.wall += 10 * DAY
     world.run_for(10_000)
-    assert world.files.read("/data/penstock-clock") == before
+    noted = json.loads(world.files.read("/data/penstock-clock"))
+    assert noted["believedMs"] + 10 * DAY == noted["wallMs"] <= world.clock.wall_ms()
+    ((by_ms, lasted_ms),) = noted["jumps"]
+    assert by_ms == 10 * DAY and 5_000 < lasted_ms <= 10_000
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"believedMs": null}', b'{"believedMs": 1, "boot": ""}'])
+def test_a_note_of_the_time_that_cannot_be_read_stops_nobody(text: bytes) -> None:
+    world = World(SOON)
+    world.run_for(10_000)
+    world = world.restarted(clean=True, settings=SOON)
+    world.files.replace("/data/penstock-clock", text, durable=False)
+    world = world.restarted(clean=True, settings=SOON)
+    world.run_for(10_000)
+    assert json.loads(world.files.read("/data/penstock-clock"))["boot"] == ""
+
+
+def test_a_broker_that_is_off_for_longer_than_it_runs_deletes_by_age() -> None:
+    world = World(SOON)
+    create(world.client(), "events", retention_ms=str(20 * MINUTE))
+    assert produced(world.client(), "events", world.clock.wall_ms()) == (ErrorCode.NONE, 0)
+    for _ in range(6):
+        world.run_for(5 * MINUTE)
+        world = world.restarted(clean=True, settings=SOON)
+        world.clock.wall += 10 * MINUTE
+    world.run_for(MINUTE)
+    assert start_of(world) == 1
 
 
 @pytest.mark.parametrize("step_ms", [30 * DAY, -30 * DAY])

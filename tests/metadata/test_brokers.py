@@ -12,6 +12,7 @@ from penstock.metadata.image import Image
 from penstock.metadata.values import LOST_DIRECTORY, RECOVERED, RECOVERING, UNASSIGNED_DIRECTORY
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages import TIME_UNKNOWN
 from penstock.protocol.messages.brokers import (
     AllocateProducerIdsRequest,
     AssignReplicasToDirsRequest,
@@ -26,7 +27,7 @@ from penstock.protocol.messages.configs import (
     IncrementalAlterConfigsResource,
 )
 from penstock.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
-from tests.metadata.ensemble import CLUSTER, SESSION_MS, STILL, Ensemble, directory
+from tests.metadata.ensemble import CLUSTER, SESSION_MS, STILL, WALL_MS, Ensemble, directory
 
 
 def set_config(on: Ensemble, type: int, resource: str, name: str, value: str | None) -> int:
@@ -111,6 +112,17 @@ def test_heartbeats_are_for_registered_brokers_of_this_epoch() -> None:
 
 
 # Sessions.
+
+
+def test_clocks_are_compared_also_after_the_controllers_own_was_set() -> None:
+    """The others go on meanwhile: by its monotonic clock the controller knows how far."""
+    on = Ensemble(2)
+    on.beat(2, time_ms=WALL_MS + 5, steady_ms=77)
+    on.now_ms += 1_000  # and its wall clock stands still
+    on.beat(1, time_ms=WALL_MS)
+    told = {each.node_id: (each.ahead_ms, each.steady_ms) for each in on.beat(1, time_ms=WALL_MS).clocks}
+    assert told[2] == (1_005, 77)
+    assert told[1] == (0, TIME_UNKNOWN), "one of an older version does not say for how long"
 
 
 def test_silent_broker_is_fenced_when_its_session_is_over_and_not_before() -> None:

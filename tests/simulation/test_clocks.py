@@ -9,7 +9,7 @@ import pytest
 
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.partitions import HostedPartition
-from penstock.broker.timekeeper import Reading, Timekeeper
+from penstock.broker.timekeeper import NodeTime, Reading, Timekeeper
 from penstock.sim import swarm
 from penstock.sim.cluster import Machine
 
@@ -87,6 +87,20 @@ def test_records_are_deleted_when_their_time_is_over() -> None:
     )
 
 
+def test_a_broker_that_was_down_believes_the_others_at_once() -> None:
+    run = begun(14, 3)
+    run.loop.run_for(60_000)
+    machine = run.cluster.machines[2]
+    run.cluster.crash(machine)
+    run.loop.run_for(40_000)
+    run.cluster.start(machine)
+
+    def believes() -> bool:
+        return machine.booted is not None and machine.booted.node.broker.clocks.doubt() is None
+
+    assert run.loop.run_until(believes, 15_000)
+
+
 def by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Timekeeper, "expiry_ms", lambda self, reading: reading.wall_ms)
 
@@ -105,10 +119,10 @@ def by_the_controllers_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_one(
         self: Timekeeper, sent: Reading, received: Reading, controller_ms: int | None, clocks: object
     ) -> None:
-        compared(self, sent, received, controller_ms, {0: 0})
+        compared(self, sent, received, controller_ms, {0: NodeTime(0)})
         # Neither does it wonder about jumps.
-        if self._jump is not None:
-            self._offset_ms, self._jump = self._jump.offset_ms, None
+        self._believed_offset_ms = self._offset_ms
+        self._jumps.clear()
 
     monkeypatch.setattr(Timekeeper, "compared", by_one)
 

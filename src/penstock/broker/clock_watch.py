@@ -1,7 +1,7 @@
 """The timekeeper on its node: reads the clocks, hears the controller's answers, says when the time is in doubt.
 
-One file in the first data directory, ``penstock-clock``, keeps the last time that was believed in, so that the next
-process notices when it starts with another. It is not written while the time is in doubt.
+One file in the first data directory, ``penstock-clock``, keeps the last time that was believed in, and the jumps
+that are not, so that the next process notices when it starts with another time and goes on waiting.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from penstock.broker.data_directory import CHECKPOINT
-from penstock.broker.timekeeper import Doubt, Reading, Timekeeper
+from penstock.broker.timekeeper import Doubt, Memory, NodeTime, Reading, Timekeeper
 from penstock.environment import Environment
 from penstock.protocol.messages import TIME_UNKNOWN
 from penstock.protocol.messages.brokers import BrokerHeartbeatResponse
@@ -39,8 +38,10 @@ class ClockWatch:
         self._files = environment.files
         self._path = os.path.join(path, CLOCK)
         self._logger = logger
-        self._keeper = Timekeeper(node_id, self.read(), self._recall(os.path.join(path, CHECKPOINT)))
-        # Whether the file says when this process lived.
+        self._keeper = Timekeeper(
+            node_id, self.read(), self._recall(os.path.join(path, CHECKPOINT)), environment.clock.boot_id()
+        )
+        # Whether the file says that this process lived.
         self._has_remembered = False
         # The doubt at the last heartbeat, and since when.
         self._doubt: Doubt | None = None
@@ -68,7 +69,10 @@ class ClockWatch:
             received,
             None if controller_ms == TIME_UNKNOWN else controller_ms,
             {
-                each.node_id: None if each.ahead_ms == TIME_UNKNOWN else each.ahead_ms
+                each.node_id: NodeTime(
+                    None if each.ahead_ms == TIME_UNKNOWN else each.ahead_ms,
+                    None if each.steady_ms == TIME_UNKNOWN else each.steady_ms,
+                )
                 for each in response.clocks
             },
         )
@@ -80,6 +84,10 @@ class ClockWatch:
         """The time by which something may be deleted for its age; None while the time is in doubt."""
         return self._keeper.expiry_ms(self.read())
 
+    def doubt(self) -> Doubt | None:
+        """What is wrong with the time."""
+        return self._keeper.doubt(self.read())
+
     def range_ms(self) -> tuple[int, int]:
         """The earliest and the latest that it may be."""
         return self._keeper.range_ms(self.read())
@@ -88,29 +96,51 @@ class ClockWatch:
         """The time to write on what is stored."""
         return self._keeper.stamp_ms(self.read())
 
+    def steady_ms(self, reading: Reading) -> int:
+        """For how long this broker's own clock has not jumped."""
+        return self._keeper.steady_ms(reading)
+
     def ahead_ms(self) -> dict[int, int | None]:
         """How far each clock is ahead of the median of all, as far as it is known."""
         return self._keeper.ahead_ms(self.read())
 
     def remember(self) -> None:
         """Write down the time, for the next process."""
-        believed_ms = self.expiry_ms()
-        if believed_ms is not None:
-            self._has_remembered = True
-            # On a full disk the next start finds an older one, and waits a little longer.
-            with suppress(OSError):
-                text = json.dumps({"version": 0, "believedMs": believed_ms})
-                self._files.replace(self._path, text.encode(), durable=False)
+        self._has_remembered = True
+        memory = self._keeper.memory(self.read())
+        text = json.dumps(
+            {
+                "version": 0,
+                "believedMs": memory.believed_ms,
+                "jumps": memory.jumps,
+                "nowMs": memory.reading.now_ms,
+                "wallMs": memory.reading.wall_ms,
+                "steadyMs": memory.steady_ms,
+                "boot": memory.boot,
+            }
+        )
+        # On a full disk the next start finds an older one, and waits a little longer.
+        with suppress(OSError):
+            self._files.replace(self._path, text.encode(), durable=False)
 
     def check(self) -> None:
         self._keeper.check()
 
-    def _recall(self, checkpoint: str) -> int | None:
-        """What the last process believed in. One of an older version only wrote its checkpoint."""
+    def _recall(self, checkpoint: str) -> Memory | None:
+        """What the last process believed in. One of an older version wrote less, or only its checkpoint."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            return int(json.loads(self._files.read(self._path))["believedMs"])
+            noted = json.loads(self._files.read(self._path))
+            if "boot" not in noted:
+                return Memory(int(noted["believedMs"]))
+            return Memory(
+                int(noted["believedMs"]),
+                tuple((int(by_ms), int(lasted_ms)) for by_ms, lasted_ms in noted["jumps"]),
+                Reading(int(noted["nowMs"]), int(noted["wallMs"])),
+                int(noted["steadyMs"]),
+                str(noted["boot"]),
+            )
         with suppress(OSError):
-            return self._files.modified_ms(checkpoint)
+            return Memory(self._files.modified_ms(checkpoint))
         return None
 
     def _say(self, reading: Reading) -> None:
@@ -120,19 +150,25 @@ class ClockWatch:
             self._doubt, self._doubt_ms = doubt, now_ms
         if doubt is None:
             if self._said is not None:
-                self._logger.info("the time is no longer in doubt: deleting by age again")
+                self._logger.info("the time is no longer in doubt: deleting by age as usual")
             self._said = None
         elif now_ms - self._doubt_ms >= SAY_AFTER_MS.get(doubt, LASTING_MS) and (
             doubt is not self._said or now_ms - self._said_ms >= REPEAT_MS
         ):
             self._said, self._said_ms = doubt, now_ms
-            by_ms = self._keeper.jump_ms() or self._keeper.difference_ms(reading)
-            self._logger.warning(
-                "nothing is deleted by age: check the clock", reason=doubt.value, by=difference_text(by_ms)
-            )
+            if doubt is Doubt.JUMPED:
+                what, by_ms = "less is deleted by age: check the clock", self._keeper.jump_ms()
+            else:
+                what, by_ms = (
+                    "nothing is deleted by age: check the clock",
+                    self._keeper.difference_ms(reading),
+                )
+            self._logger.warning(what, reason=doubt.value, by=difference_text(by_ms))
 
 
 def difference_text(ahead_ms: int) -> str:
     """Such as ``+10 days, 0:00:03`` or ``-0:00:20``; seconds are enough."""
-    text = str(timedelta(seconds=round(abs(ahead_ms) / 1000)))
-    return f"{'-' if ahead_ms < 0 else '+'}{text}"
+    days, seconds = divmod(round(abs(ahead_ms) / 1000), 86_400)
+    text = f"{days} day{'s' if days > 1 else ''}, " if days else ""
+    minutes = seconds // 60
+    return f"{'-' if ahead_ms < 0 else '+'}{text}{minutes // 60}:{minutes % 60:02}:{seconds % 60:02}"

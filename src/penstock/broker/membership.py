@@ -266,6 +266,7 @@ class Membership:
             offline_log_dirs=self._broker.storage.offline_directory_ids,
             full_log_dirs=self._broker.storage.full_directory_ids or None,
             time_ms=sent.wall_ms,
+            steady_ms=self._broker.clocks.steady_ms(sent),
             takes_session=True,
         )
         self._broker.ask_controller(

@@ -74,13 +74,15 @@ OVERLAP_MS = 1_000
 
 
 class Session:
-    __slots__ = ("clock_ahead_ms", "deadline_ms", "is_heard", "ms")
+    __slots__ = ("clock_offset_ms", "deadline_ms", "is_heard", "ms", "steady_ms")
 
-    def __init__(self, now_ms: int, ms: int, is_heard: bool, clock_ahead_ms: int = TIME_UNKNOWN) -> None:
+    def __init__(self, now_ms: int, ms: int, is_heard: bool) -> None:
         self.ms = ms
         self.deadline_ms = now_ms + ms
-        # How far its wall clock is ahead of the controller's, by its last heartbeat.
-        self.clock_ahead_ms = clock_ahead_ms
+        # By its last heartbeat: from the controller's monotonic clock, which nobody sets, to its wall clock; and
+        # for how long that has not jumped.
+        self.clock_offset_ms: int | None = None
+        self.steady_ms = TIME_UNKNOWN
         # Whether this controller has heard of the broker, or only takes it to be there.
         self.is_heard = is_heard
 
@@ -394,7 +396,8 @@ class Brokers:
             session_ms = max(session_ms, SESSION_DEFAULT_MS)
         self._heard(id, now_ms, session_ms)
         if TIME_UNKNOWN not in (request.time_ms, wall_ms):
-            self.sessions[id].clock_ahead_ms = request.time_ms - wall_ms
+            self.sessions[id].clock_offset_ms = request.time_ms - now_ms
+            self.sessions[id].steady_ms = request.steady_ms
         may_stop = False
         has_caught_up = request.current_metadata_offset >= known.epoch
         if known.fenced:
@@ -415,21 +418,30 @@ class Brokers:
             is_fenced=self._decided.image.brokers[id].fenced,
             should_shut_down=may_stop,
             controller_time_ms=wall_ms,
-            clocks=self._clocks(),
+            clocks=self._clocks(wall_ms - now_ms),
             session_timeout_ms=self._session_ms,
         )
 
-    def _clocks(self) -> list[NodeClock]:
+    def _clocks(self, offset_ms: int) -> list[NodeClock]:
         """What is known of all clocks. The brokers judge: this controller's own may be the one that is wrong."""
-        ahead = {id: session.clock_ahead_ms for id, session in self.sessions.items()}
-        ahead[self._decided.broker] = 0
-        return [NodeClock(node_id=id, ahead_ms=ahead_ms) for id, ahead_ms in ahead.items()]
+        clocks = {
+            id: NodeClock(node_id=id)
+            if session.clock_offset_ms is None
+            else NodeClock(
+                node_id=id, ahead_ms=session.clock_offset_ms - offset_ms, steady_ms=session.steady_ms
+            )
+            for id, session in self.sessions.items()
+        }
+        me = self._decided.broker
+        if me not in clocks or clocks[me].ahead_ms == TIME_UNKNOWN:
+            clocks[me] = NodeClock(node_id=me, ahead_ms=0)
+        return list(clocks.values())
 
     def _heard(self, id: BrokerId, now_ms: int, session_ms: int) -> None:
         before = self.sessions.get(id)
         self.sessions[id] = session = Session(now_ms, session_ms, is_heard=True)
         if before is not None:
-            session.clock_ahead_ms = before.clock_ahead_ms
+            session.clock_offset_ms, session.steady_ms = before.clock_offset_ms, before.steady_ms
             # The answer may be lost: what the controller before has promised holds until then.
             session.deadline_ms = max(session.deadline_ms, before.deadline_ms)
 

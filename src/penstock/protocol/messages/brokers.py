@@ -130,6 +130,8 @@ class BrokerHeartbeatRequest(Message, key=63, versions="0-2", flexible="0+"):
     full_log_dirs: list[bytes] | None = array(uuid, nullable=True, default=None, tag=OWN_TAGS + 10)
     # Ours: the broker's wall time.
     time_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS + 20)
+    # Ours: for how long its wall clock has not jumped.
+    steady_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS + 22)
     # Ours: its lease goes by the session that the answer names. Older brokers go by a setting of their own.
     takes_session: bool = boolean(tag=OWN_TAGS + 30)
 
@@ -138,6 +140,8 @@ class NodeClock(Message):
     node_id: int = int32()
     # Of the controller's clock.
     ahead_ms: int = int64(default=TIME_UNKNOWN)
+    # For how long it has not jumped.
+    steady_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS)
 
 
 class BrokerHeartbeatResponse(Message, key=63, versions="0-2", flexible="0+"):
