@@ -767,7 +767,7 @@ def test_a_snapshot_that_is_written_while_a_newer_one_is_fetched_is_not_kept(
     monkeypatch.setattr(quorum_snapshots, "SLICE_PARTITIONS", 1)
     changes = [change for number in range(1000) for change in topic(f"old-{number}", 10_000 + number).changes]
     image, _ = consensus.image.apply(changes)
-    consensus._snapshots.write(older, image, (), {}, ended.append)
+    consensus._snapshots.write(older, image, (), (), {}, ended.append)
     stage.cut(away)
     for _ in range(3):
         stage.commit(leader, 15)

@@ -13,6 +13,7 @@ from hashlib import sha256
 
 import pytest
 
+from penstock.broker.quorum_log import MetadataLog
 from penstock.metadata.values import LOST_DIRECTORY
 from penstock.sim import operators, swarm
 from penstock.sim.client import Client
@@ -71,6 +72,7 @@ PINNED_SECOND = (
         3,
     ),  # a reader by name, served by a broker that had not heard of a new topic: the simulator's fault
     (61000313, 60, 3),  # an answer to a commit that came after a newer generation's: the simulator's fault
+    (62000095, 60, 3),  # a wiped voter that was down when the snapshot came, and never voted again
     (8820082, 60, 3),  # flushed replicas without a record or a directory, given up after a power loss
     (60000053, 60, 3),  # a node that joins on a full disk has no room for the id of its cluster
 )
@@ -135,6 +137,44 @@ def test_a_stop_before_the_logs_were_looked_at_leaves_no_word_that_they_are_in_o
     run.cluster.stop(machine)
     assert run.loop.run_until(lambda: not machine.is_running, 20_000)
     assert ".kafka_cleanshutdown" in disk.entries
+
+
+def test_a_wiped_voter_votes_again_when_its_removal_is_in_snapshots_only() -> None:
+    """Two changes give it its vote back. It dies between them, and every node is started from a snapshot since."""
+    plan = swarm.plan_for(3, seconds=20, nodes=3)
+    run = swarm.Run(replace(plan, data_dirs=1, administers=False, snapshot_records=5))
+    run._begin()
+    assert run.loop.run_until(run.inspector.is_sound, swarm.LIVENESS_MS)
+    wiped, *others = [run.cluster.machines[node_id] for node_id in (3, 1, 2)]
+
+    def logs() -> list[MetadataLog]:
+        booted = [machine.booted for machine in others if machine.booted is not None]
+        return [each.broker.consensus._log for each in booted]
+
+    run.cluster.wipe(wiped)
+    run.cluster.start(wiped)
+    assert run.loop.run_until(lambda: all(len(log.voters[-1][1]) == 2 for log in logs()), swarm.LIVENESS_MS)
+    run.cluster.crash(wiped)
+
+    removed_at = max(log.voters[-1][0] for log in logs())
+
+    def restart_the_others() -> None:
+        for machine in others:
+            run.cluster.crash(machine)
+            run.cluster.start(machine)
+            run.loop.run_for(20_000)
+
+    def has_snapshot(log: MetadataLog) -> bool:
+        return log.snapshot_id is not None and log.snapshot_id.end_offset > removed_at
+
+    for _ in range(10):
+        restart_the_others()
+        if all(has_snapshot(log) for log in logs()):
+            break
+    assert all(has_snapshot(log) for log in logs())
+    restart_the_others()
+    run.cluster.start(wiped)
+    assert run.loop.run_until(run.inspector.is_sound, swarm.LIVENESS_MS), [log.voters for log in logs()]
 
 
 def test_a_damaged_replica_whose_broker_dies_before_it_is_mended_is_fetched_again() -> None:

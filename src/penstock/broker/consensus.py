@@ -144,8 +144,10 @@ class Consensus:
         if not self._files.exists(directory):
             self._reserve.keeping(self._make_directory)
         self._log = MetadataLog(environment, log, me)
-        self._log.begin_at(ids, () if loaded is None else loaded.voters)
-        if loaded is not None:
+        if loaded is None:
+            self._log.begin_at(ids, ())
+        else:
+            self._log.begin_at(ids, loaded.voters, loaded.removed)
             self._log.addresses.update(loaded.addresses)
         self._log.replay()
         self._log.remove_doomed()

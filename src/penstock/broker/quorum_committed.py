@@ -25,6 +25,7 @@ from penstock.protocol.errors import DecodeError
 from penstock.protocol.records import CorruptBatch
 from penstock.protocol.schema import Message
 from penstock.raft.events import WriteSnapshot
+from penstock.raft.quorum import voter_with
 from penstock.raft.storage import SnapshotId
 
 # Of one turn of the loop, unless one batch has more: some 50 ms, with all that follows from them at a broker.
@@ -162,7 +163,7 @@ class Committed:
             loaded = self._snapshots.finish_download(snapshot_id)
             if loaded is None:
                 return None
-            self._log.start_over(snapshot_id, loaded.voters)
+            self._log.start_over(snapshot_id, loaded.voters, loaded.removed)
         except (CorruptBatch, DecodeError) as error:
             self._logger.error("a snapshot of the metadata could not be used", error=str(error))
             return None
@@ -185,12 +186,14 @@ class Committed:
         ):
             return
         end_offset = self.image.offset + 1
-        voters = next((voters for at, voters in reversed(self._log.voters) if at < end_offset), ())
+        former, voters = ((), (), *(voters for at, voters in self._log.voters if at < end_offset))[-2:]
         self._bytes_since_snapshot = self._records_since_snapshot = 0
         self._snapshots.write(
             SnapshotId(end_offset, self._log.epoch_before(end_offset)),
             self.image,
             voters,
+            # If it was wiped, it is still to be admitted again.
+            tuple(voter for voter in former if voter_with(voters, voter.id) is None),
             self._addresses.all(),
             self._snapshot_ended,
         )

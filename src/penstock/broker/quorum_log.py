@@ -35,6 +35,7 @@ from penstock.protocol.messages.quorum import (
     KRaftVersionRecord,
     LeaderChangeMessage,
     LeaderChangeMessageVoter,
+    RemovedVoter,
     VotersRecord,
     VotersRecordVoter,
 )
@@ -135,7 +136,7 @@ class MetadataLog:
 
     # Opening
 
-    def begin_at(self, snapshots: list[SnapshotId], voters: Voters) -> None:
+    def begin_at(self, snapshots: list[SnapshotId], voters: Voters, removed: Voters = ()) -> None:
         """The log continues these snapshots, oldest first, of which the newest was loaded."""
         if not snapshots:
             if self.start_offset:
@@ -152,7 +153,7 @@ class MetadataLog:
         self.start_epoch = oldest.epoch
         self.snapshot_id = newest
         if voters:
-            self.voters = [(newest.end_offset - 1, voters)]
+            self.voters = _history(newest, voters, removed)
 
     def _continues(self, snapshot: SnapshotId) -> bool:
         """Whether the log has what a snapshot says up to its end, or goes on from there."""
@@ -216,12 +217,12 @@ class MetadataLog:
         while self.unapplied and self.unapplied[-1].end_offset > self.end_offset:
             self.unapplied.pop()
 
-    def start_over(self, snapshot_id: SnapshotId, voters: Voters) -> None:
+    def start_over(self, snapshot_id: SnapshotId, voters: Voters, removed: Voters = ()) -> None:
         """Begin and end behind a snapshot that came from the leader."""
         self.log.start_over_at(snapshot_id.end_offset, snapshot_id.epoch)
         self.snapshot_id = snapshot_id
         self.start_epoch = snapshot_id.epoch
-        self.voters = [(snapshot_id.end_offset - 1, voters)]
+        self.voters = _history(snapshot_id, voters, removed)
         self.unapplied.clear()
 
     def snapshot_made(self, snapshots: list[SnapshotId]) -> None:
@@ -296,9 +297,18 @@ def control_message(record: ControlRecord, addresses: dict[int, tuple[str, int]]
             return voters_record(record.voters, addresses)
 
 
-def voters_record(voters: Voters, addresses: dict[int, tuple[str, int]]) -> VotersRecord:
+def _history(snapshot_id: SnapshotId, voters: Voters, removed: Voters) -> list[tuple[int, Voters]]:
+    """The voters as a snapshot has them, and before them those of the set before that one."""
+    history = [(snapshot_id.end_offset - 1, voters)]
+    return [(snapshot_id.end_offset - 2, voters_of((*voters, *removed))), *history] if removed else history
+
+
+def voters_record(
+    voters: Voters, addresses: dict[int, tuple[str, int]], removed: Voters = ()
+) -> VotersRecord:
     return VotersRecord(
         version=0,
+        removed=[RemovedVoter(voter_id=voter.id, voter_directory_id=voter.directory) for voter in removed],
         voters=[
             VotersRecordVoter(
                 voter_id=voter.id,
@@ -317,6 +327,10 @@ def voters_record(voters: Voters, addresses: dict[int, tuple[str, int]]) -> Vote
 
 def voters_in(record: VotersRecord) -> Voters:
     return voters_of(Voter(voter.voter_id, voter.voter_directory_id) for voter in record.voters)
+
+
+def removed_in(record: VotersRecord) -> Voters:
+    return voters_of(Voter(voter.voter_id, voter.voter_directory_id) for voter in record.removed)
 
 
 def addresses_in(record: VotersRecord) -> dict[int, tuple[str, int]]:

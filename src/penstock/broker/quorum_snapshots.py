@@ -24,6 +24,7 @@ from penstock.broker.quorum_log import (
     control_batch,
     decode_changes,
     decode_control,
+    removed_in,
     voters_in,
     voters_record,
 )
@@ -64,6 +65,8 @@ class Loaded(NamedTuple):
     snapshot_id: SnapshotId
     image: Image
     voters: Voters
+    # Who was in the set before that one.
+    removed: Voters
     addresses: dict[int, tuple[str, int]]
 
 
@@ -185,6 +188,7 @@ class Snapshots:
         snapshot_id: SnapshotId,
         image: Image,
         voters: Voters,
+        removed: Voters,
         addresses: dict[int, tuple[str, int]],
         done: Callable[[Exception | None], None],
     ) -> None:
@@ -193,7 +197,12 @@ class Snapshots:
         self.is_writing = True
         spawn = self._environment.spawn
         path = self.path_of(snapshot_id)
-        slices = _slices(image, voters, addresses, snapshot_id.epoch, self._environment.clock.wall_ms())
+        slices = _slices(
+            image,
+            voters_record(voters, addresses, removed),
+            snapshot_id.epoch,
+            self._environment.clock.wall_ms(),
+        )
         file: File | None = None
 
         def write_slice() -> None:
@@ -263,6 +272,7 @@ def id_of(name: str) -> SnapshotId | None:
 def read_snapshot(data: bytes, snapshot_id: SnapshotId) -> Loaded:
     """Raises CorruptBatch and DecodeError."""
     voters: Voters = ()
+    removed: Voters = ()
     addresses: dict[int, tuple[str, int]] = {}
     changes: list[Message] = []
     is_whole = False
@@ -274,22 +284,20 @@ def read_snapshot(data: bytes, snapshot_id: SnapshotId) -> Loaded:
             continue
         for record in decode_control(data, position, header):
             if isinstance(record, VotersRecord):
-                voters, addresses = voters_in(record), addresses_in(record)
+                voters, removed, addresses = voters_in(record), removed_in(record), addresses_in(record)
             is_whole = isinstance(record, SnapshotFooterRecord)
     if not is_whole:
         raise CorruptBatch("it has no end")
     image, _ = Image().apply(changes, offset=snapshot_id.end_offset - 1, epoch=snapshot_id.epoch)
-    return Loaded(snapshot_id, image, voters, addresses)
+    return Loaded(snapshot_id, image, voters, removed, addresses)
 
 
-def _slices(
-    image: Image, voters: Voters, addresses: dict[int, tuple[str, int]], epoch: int, wall_ms: int
-) -> Iterator[bytearray]:
+def _slices(image: Image, voters: VotersRecord, epoch: int, wall_ms: int) -> Iterator[bytearray]:
     """The batches of a snapshot, each made when it is asked for."""
     offset = 0
     beginning: list[list[Message]] = [
         [SnapshotHeaderRecord(version=0, last_contained_log_timestamp=wall_ms)],
-        [KRaftVersionRecord(version=0, kraft_version=KRAFT_VERSION), voters_record(voters, addresses)],
+        [KRaftVersionRecord(version=0, kraft_version=KRAFT_VERSION), voters],
     ]
     for records in beginning:
         yield control_batch(records, wall_ms, epoch, offset)

@@ -7,7 +7,7 @@ one voter have majorities that overlap, and two that differ by more need not.
 A voter whose disk was wiped is another voter to the quorum. It comes back as an observer, and when it has
 caught up the leader removes the one it was and admits the one it is. What a newcomer gets wrong: one that
 an operator removed comes back as an observer too, and must not be admitted for that. It fetches with the
-directory it had.
+directory it had. So the set before the last one is needed for as long as the last one counts; snapshots keep it.
 """
 
 from __future__ import annotations

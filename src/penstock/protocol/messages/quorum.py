@@ -12,6 +12,7 @@ partition, of which there is one, has an error of its own beside it.
 from __future__ import annotations
 
 from penstock.protocol.schema import (
+    OWN_TAGS,
     Message,
     Records,
     array,
@@ -351,11 +352,18 @@ class VotersRecordVoter(Message):
     kraft_version_feature: KRaftVersionFeature = struct(KRaftVersionFeature)
 
 
+class RemovedVoter(Message):
+    voter_id: int = int32()
+    voter_directory_id: bytes = uuid()
+
+
 class VotersRecord(Message, key=6, versions="0", flexible="0+"):
     """The whole set of voters. It counts from when it is in the log, not from when it is committed."""
 
     version: int = int16()
     voters: list[VotersRecordVoter] = array(VotersRecordVoter)
+    # Ours, and in snapshots only: who was a voter in the set before this one.
+    removed: list[RemovedVoter] = array(RemovedVoter, tag=OWN_TAGS)
 
 
 # The type in a control record's key -> what its value is; ``LeaderChangeMessage.KEY`` is the way back.
