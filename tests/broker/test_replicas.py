@@ -848,6 +848,50 @@ def test_a_follower_that_has_stopped_fetching_is_dropped_before_it_lags() -> Non
     assert here.take_asked()[0] == [(0, [1, 2])]
 
 
+def test_a_follower_that_was_silent_before_there_was_something_to_fetch_is_dropped_soon() -> None:
+    here = Proposing()
+    hosted = here.lead(0, (1, 2, 3))
+    hosted.core._is_silent = here.silence.is_silent
+    for replica in (2, 3):
+        here.fetched(hosted, replica)
+        here.silence.heard(replica, here.loop.clock.now)
+    for _ in range(0, 3 * LAG_MAX_MS, 1_000):
+        here.loop.run_for(1_000)
+        here.silence.heard(2, here.loop.clock.now)
+    assert not here.asked
+    hosted.end_offset = 1
+    hosted.replication.appended(1)
+    here.proposals.appended(hosted)
+    here.fetched(hosted, 2, 1)
+    here.loop.run_for(1_000)
+    assert here.take_asked()[0] == [(0, [1, 2])]
+
+
+def test_a_silent_broker_makes_no_work_for_partitions_where_it_is_not_in_sync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one whose last partition here has been moved, and which lives on elsewhere."""
+    looks = 0
+
+    def looked_at(core: Partition, now_ms: int) -> None:
+        nonlocal looks
+        looks += 1
+
+    monkeypatch.setattr(Partition, "proposal", looked_at)
+    here = Proposing()
+    busy = here.lead(0, (1, 2))
+    here.silence.heard(3, here.loop.clock.now)
+    seconds = 10 * LAG_MAX_MS // 1_000
+    for count in range(1, seconds + 1):
+        busy.end_offset = count
+        busy.replication.appended(count)
+        here.proposals.appended(busy)
+        here.loop.run_for(1_000)
+        here.silence.heard(2, here.loop.clock.now)
+    # Those for laggards are twice as often as a replica may lag.
+    assert 0 < looks <= 20
+
+
 def test_partitions_that_are_in_order_are_not_looked_at() -> None:
     here = Proposing()
     everyone = [here.lead(index, (1, 2, 3)) for index in range(50)]

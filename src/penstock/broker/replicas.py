@@ -205,11 +205,16 @@ class IsrProposals:
     def _listen(self) -> None:
         self._silence_timer = self._environment.spawn.later(LOOK_INTERVAL_MS, self._listen)
         silent = self._silence.look(self._environment.clock.now_ms())
-        if any(self._live(broker) is not None for broker in silent):
-            # Whoever the controller does not hear either is out of every ISR already.
-            self._look()
+        # Whoever the controller does not hear either is out of every ISR already.
+        lost = {broker for broker in silent if self._live(broker) is not None}
+        if lost:
+            self._look(lost)
 
-    def _look(self) -> None:
+    def _look(self, silent: set[int] | None = None) -> None:
+        """Look who has fallen behind; only where one of these is in sync, if they are named.
+
+        A broker whose last partition here was moved away stays silent for ever.
+        """
         everyone = list(self._unsettled)
 
         def next_turn(start: int) -> None:
@@ -217,6 +222,8 @@ class IsrProposals:
                 return
             for hosted in everyone[start : start + LOOKS_PER_TURN]:
                 core = core_of(hosted)
+                if core is not None and silent is not None and silent.isdisjoint(core.isr):
+                    continue
                 if core is None or core.is_settled:
                     self._unsettled.pop(hosted, None)
                 elif hosted in self._unsettled:
