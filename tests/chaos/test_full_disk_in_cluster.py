@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from penstock.protocol.errors import ErrorCode
 from tests.chaos.cluster_faults import small_disk
@@ -21,7 +22,7 @@ from tests.chaos.errands import read_everything
 from tests.chaos.ledger import Ledger, Place
 from tests.chaos.test_disk_full import SmallDisk
 from tests.cluster.cluster import Cluster
-from tests.cluster.failover import create, is_created, load, probing
+from tests.cluster.failover import create, is_created, load, probing, write
 from tests.cluster.network import why_not
 from tests.cluster.wire import Address, NoAnswer, Wire, produce, quorum
 from tests.support import wait_until
@@ -48,7 +49,9 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, SmallD
 
 @pytest.fixture(scope="module")
 def cluster(disks: dict[int, SmallDisk]) -> Iterator[Cluster]:
-    with Cluster(3, data_dirs={node: [disk.path / "data"] for node, disk in disks.items()}) as cluster:
+    settings = {"log.retention.check.interval.ms": "1000"}
+    data_dirs = {node: [disk.path / "data"] for node, disk in disks.items()}
+    with Cluster(3, settings, data_dirs=data_dirs) as cluster:
         yield cluster
 
 
@@ -178,6 +181,39 @@ def test_all_disks_full_stop_writes_with_an_error_and_lose_nothing(
         before = ledger.acknowledged_count
         wait_until(lambda: ledger.acknowledged_count > before + 100, 60, "writes go on when there is room")
     ledger.check(read_everything(cluster.bootstrap, [Place(loaded, number) for number in range(PARTITIONS)]))
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_disk_that_our_own_records_have_filled_frees_itself_as_they_expire(
+    cluster: Cluster, disks: dict[int, SmallDisk], unique: Callable[[str], str], is_restarted: bool
+) -> None:
+    """Somebody lowers the retention, and leaves alone what else lies on the disk."""
+    topic = unique("filling")
+    create(cluster, topic, 1, segment_bytes=str(1 << 20), file_delete_delay_ms="1000")
+    victim = follower(cluster, topic)
+    try:
+        disks[victim].fill(8 << 20)
+        write(cluster, topic, 15_000, size=1_000)
+        wait_until(
+            lambda: victim not in cluster.partition(topic, 0).in_sync_replicas, 30, "the full disk is noticed"
+        )
+        if is_restarted:
+            cluster.restart(victim, kill=True)
+            assert victim not in cluster.partition(topic, 0).in_sync_replicas
+        began = time.monotonic()
+        set_retention_bytes(cluster, topic, 2 << 20)
+        cluster.wait_in_sync(topic)
+        print(f"\nin sync {time.monotonic() - began:.1f} s after the retention was lowered")
+    finally:
+        disks[victim].empty()
+    write(cluster, topic, 100)
+
+
+def set_retention_bytes(cluster: Cluster, topic: str, size: int) -> None:
+    entry = ConfigEntry("retention.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(60)
 
 
 def goes_on(probe: Probe) -> bool:
