@@ -55,6 +55,17 @@ class Around:
         return lambda *_: self.told.append(name)
 
 
+class Noting(Around):
+    """Those who wait for a start to be written down are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[Callable[[], None]] = []
+
+    def start_raised(self, hosted: HostedPartition, then: Callable[[], None]) -> None:
+        self.noted.append(then)
+
+
 class Watching:
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -100,6 +111,11 @@ def on_second_disk(node: Node, storage: Storage, **settings: Any) -> HostedParti
     return one
 
 
+def checkpoint(storage: Storage, one: HostedPartition) -> None:
+    storage.remember([one])
+    storage.prepare_checkpoint()()
+
+
 def test_metadata_older_than_the_log_is_no_leave_to_append(node: Node) -> None:
     """A node that starts applies what it knew before; a coordinator must not write in an epoch that is over."""
     one = hosted(node.start(), partition(ME, 5))
@@ -117,26 +133,58 @@ def test_metadata_older_than_the_log_is_no_leave_to_append(node: Node) -> None:
 
 def test_a_follower_says_where_it_begins_only_when_it_will_still_know_after_a_kill(node: Node) -> None:
     """Whoever asked for the deletion is answered when all in sync have said it; one of them may lead next."""
-
-    class Noting(Around):
-        def start_raised(self, hosted: HostedPartition, then: Callable[[], None]) -> None:
-            self.noted = [then]
-
-    storage, around, said = node.start(), Noting(), []
+    storage, around = node.start(), Noting()
     one = hosted(storage, partition(), around)
     assert one.append_fetched(fetched(0, 50), 50, 0) == ErrorCode.NONE
-    storage.remember([one])
-    storage.prepare_checkpoint()()
+    checkpoint(storage, one)
     # DeleteRecords at the leader.
     assert one.append_fetched(b"", 50, 30) == ErrorCode.NONE
-    one.when_flushed(lambda: said.append(one.fetch_position()[2]))
-    assert not said, "said before it is written down"
-    storage.remember([one])
-    storage.prepare_checkpoint()()
+    assert one.fetch_position()[2] == 0, "said before it is written down"
+    checkpoint(storage, one)
     around.noted.pop()()
-    assert said == [30]
+    assert one.fetch_position()[2] == 30
     # Killed, and elected.
     assert hosted(node.start(), partition(ME, 5)).log.log_start_offset == 30
+
+
+def test_a_follower_fetches_on_while_where_it_begins_is_not_written_down(node: Node) -> None:
+    """Its line serves all partitions of the leader, and the disk may be busy for long."""
+    around, heard = Noting(), []
+    one = hosted(node.start(), partition(), around)
+    assert one.append_fetched(fetched(0, 50), 50, 30) == ErrorCode.NONE
+    one.when_flushed(lambda: heard.append("on"))
+    assert heard == ["on"]
+    assert one.append_fetched(fetched(50, 5), 55, 30) == ErrorCode.NONE
+    assert one.fetch_position() == (55, 0, 0)
+    assert len(around.noted) == 1, "asked for once"
+
+
+def test_a_follower_says_of_its_start_what_is_written_down_and_no_more(node: Node) -> None:
+    around = Noting()
+    one = hosted(node.start(), partition(), around)
+    assert one.append_fetched(fetched(0, 50), 50, 10) == ErrorCode.NONE
+    assert one.append_fetched(b"", 50, 30) == ErrorCode.NONE
+    around.noted.pop()()
+    assert one.fetch_position()[2] == 10
+    # It deletes more while it leads.
+    one.assign(partition(ME, 5))
+    one.delete_before(40)
+    one.assign(partition(epoch=6))
+    around.noted.pop()()
+    assert one.fetch_position()[2] == 30
+    around.noted.pop()()
+    assert one.fetch_position()[2] == 40
+    assert not around.noted
+
+
+def test_a_start_that_was_to_be_written_down_is_not_that_of_a_log_that_starts_over(node: Node) -> None:
+    around = Noting()
+    one = hosted(node.start(), partition(), around)
+    assert one.append_fetched(fetched(0, 50), 30, 30) == ErrorCode.NONE
+    one.start_over_at(40)
+    assert one.fetch_position()[2] == 40
+    around.noted.pop()()
+    assert one.fetch_position()[2] == 40
 
 
 def test_a_start_that_the_names_of_the_segments_tell_need_not_be_written_down(node: Node) -> None:

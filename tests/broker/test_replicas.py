@@ -215,6 +215,11 @@ class Following:
         self.loop.run_for(0)
         self.fetchers.check()
 
+    def tell(self, hosted: FakeHosted) -> None:
+        self.fetchers.tell(hosted)
+        self.loop.run_for(0)
+        self.fetchers.check()
+
     def take(self) -> Sent:
         assert self.peers.sent, "nothing was sent"
         return self.peers.sent.popleft()
@@ -227,6 +232,10 @@ class Following:
 
 def offsets(request: FetchRequest) -> list[tuple[int, int]]:
     return [(it.partition, it.fetch_offset) for topic in request.topics for it in topic.partitions]
+
+
+def starts(request: FetchRequest) -> list[tuple[int, int]]:
+    return [(it.partition, it.log_start_offset) for topic in request.topics for it in topic.partitions]
 
 
 # Fetching
@@ -404,6 +413,62 @@ def test_a_new_epoch_of_the_same_leader_does_not_wait_either() -> None:
     here.answer(urgent, data(0, b"abc"), session=5)
     assert hosted.end_offset == 3
     assert offsets(here.take().request) == [(0, 3)]
+
+
+def test_a_start_that_is_written_down_is_told_while_a_request_lies_at_the_leader() -> None:
+    """Somebody waits for the answer to DeleteRecords."""
+    here = Following()
+    hosted, other = FakeHosted(0), FakeHosted(1)
+    here.follow(hosted, other)
+    parked = here.take()
+    hosted.log_start_offset = 7
+    here.tell(hosted)
+    urgent = here.take()
+    assert (urgent.lane, starts(urgent.request)) == ("fetch-0-urgent", [(0, 7)])
+    here.answer(parked, data(0, b"abc"), data(1, b"ab"))
+    assert (hosted.end_offset, other.end_offset) == (0, 2)
+    here.answer(urgent, data(0, b"abc"), session=5)
+    assert hosted.end_offset == 3
+    again = here.take()
+    assert (again.lane, starts(again.request)) == ("fetch-0", [(1, 0), (0, 7)])
+    assert not here.peers.sent
+
+
+def test_a_start_that_is_written_down_is_told_with_the_next_request_if_none_is_out() -> None:
+    here = Following()
+    hosted = FakeHosted(0)
+    here.follow(hosted)
+    here.take().done(None)
+    hosted.log_start_offset = 7
+    here.tell(hosted)
+    here.loop.run_for(1_000)
+    sent = here.take()
+    assert (sent.lane, starts(sent.request)) == ("fetch-0", [(0, 7)])
+
+
+def test_a_start_that_is_written_down_does_not_tell_of_what_is_not_flushed() -> None:
+    here = Following()
+    hosted = FakeHosted(0, is_flushed=True)
+    here.follow(hosted)
+    here.answer(here.take(), data(0, b"abc"))
+    hosted.log_start_offset = 2
+    here.tell(hosted)
+    assert not here.peers.sent
+    hosted.finish_flush()
+    here.loop.run_for(0)
+    sent = here.take()
+    assert (offsets(sent.request), starts(sent.request)) == ([(0, 3)], [(0, 2)])
+
+
+def test_nothing_is_told_of_what_is_not_followed_or_cannot_be_opened() -> None:
+    here = Following()
+    hosted, other = FakeHosted(0), FakeHosted(1)
+    here.follow(hosted)
+    here.take()
+    hosted.is_offline = True
+    here.tell(hosted)
+    here.tell(other)
+    assert not here.peers.sent
 
 
 def test_a_change_of_the_in_sync_replicas_disturbs_nothing() -> None:

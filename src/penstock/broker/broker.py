@@ -518,7 +518,11 @@ class Broker:
         self._follow(hosted)
 
     def start_raised(self, hosted: HostedPartition, then: Callable[[], None]) -> None:
-        self.housekeeping.checkpoint(lambda _: then())
+        def written(_: bool) -> None:
+            then()
+            self.fetchers.tell(hosted)
+
+        self.housekeeping.checkpoint(written)
 
     def _follow(self, hosted: HostedPartition) -> None:
         """Fetch from the partition's leader, if another broker is it."""

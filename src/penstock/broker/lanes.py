@@ -113,6 +113,14 @@ class Lane:
         is_urgent = first.core.is_outstanding and len(second.hosted) < URGENT_MAX
         (second if is_urgent else first).follow(hosted, is_throttled)
 
+    def tell(self, hosted: Hosted) -> None:
+        """Say where it stands now without waiting for a request that lies at the leader. Raises OSError."""
+        first, second = self._first, self._second
+        if first.follows(hosted) and first.core.is_outstanding and len(second.hosted) < URGENT_MAX:
+            second.follow(hosted, first.unfollow(hosted.key))
+        else:
+            (first if first.follows(hosted) else second).tell(hosted)
+
     def unfollow(self, key: PartitionKey) -> None:
         self._first.unfollow(key)
         self._second.unfollow(key)
@@ -195,12 +203,21 @@ class _Line:
             hosted.flush()
         self._schedule()
 
-    def unfollow(self, key: PartitionKey) -> None:
-        if self.hosted.pop(key, None) is not None:
-            self._throttled.pop(key)
-            self.core.remove(key)
-            if self._unflushed.pop(key, None) is not None:
-                self._schedule()
+    def tell(self, hosted: Hosted) -> None:
+        """Raises OSError."""
+        # Who waits for a flush is looked at after it.
+        if self.follows(hosted) and hosted.key not in self._unflushed:
+            self._moved(hosted)
+            self._schedule()
+
+    def unfollow(self, key: PartitionKey) -> bool:
+        """Whether it was throttled."""
+        if self.hosted.pop(key, None) is None:
+            return False
+        self.core.remove(key)
+        if self._unflushed.pop(key, None) is not None:
+            self._schedule()
+        return self._throttled.pop(key)
 
     def leave_all(self) -> list[tuple[Hosted, bool]]:
         everyone = [(hosted, self._throttled[key]) for key, hosted in self.hosted.items()]

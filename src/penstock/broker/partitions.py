@@ -66,8 +66,8 @@ class HostedPartition:
         "_refusals",
         "_storage",
         "_surroundings",
+        "_told_start",
         "_topic_config",
-        "_unwritten_start",
         "audience",
         "flushing",
         "high_watermark",
@@ -114,8 +114,8 @@ class HostedPartition:
         self.is_deleted = False
         # Its disk has failed, or what is on it cannot be trusted.
         self.is_offline = False
-        # Where it begins, if the next process would not know it; else None.
-        self._unwritten_start: int | None = None
+        # Where the leader hears that it begins, as long as the next process would not know better; else None.
+        self._told_start: int | None = None
         # Batches that were not taken but will be sent again.
         self._refusals = refusals
         # Exclusive. Never above the log's end; valid once the log is open.
@@ -341,9 +341,9 @@ class HostedPartition:
         self._advance()
 
     def fetch_position(self) -> tuple[int, int, int]:
-        """(where to go on, the epoch of what lies before it, where the log begins). Raises OSError."""
-        log = self.log
-        return log.log_end_offset, log.epochs.latest, log.log_start_offset
+        """(where to go on, the epoch of what lies before it, where the log certainly begins). Raises OSError."""
+        log, told = self.log, self._told_start
+        return log.log_end_offset, log.epochs.latest, log.log_start_offset if told is None else told
 
     def append_fetched(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
         """Append what the leader sent, and learn what it says is committed."""
@@ -365,15 +365,40 @@ class HostedPartition:
                 self._advance()
             start = min(log_start_offset, log.log_end_offset)
             if start > log.log_start_offset:
-                self.delete_before(start)
-                # Retention removes whole segments, of which nothing need be remembered.
-                self._unwritten_start = None if log.begins_with_segment else log.log_start_offset
+                self._begin_at(log, start)
         except CorruptBatch:
             return ErrorCode.CORRUPT_MESSAGE
         except OSError as error:
             self._write_failed(error)
             return ErrorCode.KAFKA_STORAGE_ERROR
         return ErrorCode.NONE
+
+    def _begin_at(self, log: Log, offset: int) -> None:
+        """Delete what the leader has deleted; it hears of that when it would not be back after a kill."""
+        is_asked = self._told_start is not None
+        if not is_asked:
+            self._told_start = log.log_start_offset
+        try:
+            self.delete_before(offset)
+        finally:
+            if log.begins_with_segment:
+                # As after retention, which removes whole segments: nothing need be remembered.
+                self._told_start = None
+            elif not is_asked:
+                self._write_start(log)
+
+    def _write_start(self, log: Log) -> None:
+        start = log.log_start_offset
+
+        def written() -> None:
+            told = self._told_start
+            # Otherwise it has started over meanwhile, or been closed.
+            if self._log is log and told is not None and told <= start <= log.log_start_offset:
+                self._told_start = None if start == log.log_start_offset else start
+                if self._told_start is not None:
+                    self._write_start(log)
+
+        self._surroundings.start_raised(self, written)
 
     def truncate_for(self, diverging_epoch: int, end_offset: int) -> None:
         """The leader says that our log parts from its own: cut off what it does not have."""
@@ -418,6 +443,7 @@ class HostedPartition:
             if not self._has_directory and not self._make_directory():
                 return
             self.log.start_over_at(offset)
+            self._told_start = None
             self._storage.doom(self, self.log)
         except OSError as error:
             self._write_failed(error)
@@ -585,19 +611,7 @@ class HostedPartition:
             self.audience.wait_for(offset, callback)
 
     def when_flushed(self, callback: Callable[[], None]) -> None:
-        """Call back when the leader may hear of what was done: when all that was appended counts, which is at once
-        unless it has to be on the disk; and when what was deleted (DeleteRecords) would not be back after a kill.
-        """
-        start = self._unwritten_start
-        if start is not None and not self.is_deleted:
-
-            def written() -> None:
-                if self._unwritten_start == start:
-                    self._unwritten_start = None
-                self.when_flushed(callback)
-
-            self._surroundings.start_raised(self, written)
-            return
+        """Call back when all that was appended counts, which is at once unless it has to be on the disk."""
         if self._log is None or not self._counts_flushed:
             callback()
         else:
@@ -678,7 +692,7 @@ class HostedPartition:
         """Its disk cannot be trusted any more: serve nothing, write nothing."""
         self.is_offline = True
         self.flushing.stop_counting()
-        log, self._log, self._core = self._log, None, None
+        log, self._log, self._core, self._told_start = self._log, None, None, None
         if log is not None:
             log.abandon()
         self.audience.changed()

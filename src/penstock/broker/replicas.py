@@ -12,6 +12,7 @@ core any more. Whoever waited for an answer holds on to the core it asked for, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Protocol
 
@@ -101,6 +102,14 @@ class ReplicaFetchers:
         lane = self._followed.pop(key, None)
         if lane is not None:
             lane.unfollow(key)
+
+    def tell(self, hosted: Hosted) -> None:
+        """Where it stands has changed since it was last asked: its leader may be waiting to hear that."""
+        lane = self._followed.get(hosted.key)
+        if lane is not None and not self._is_closed:
+            # What cannot be opened has nothing to say.
+            with suppress(OSError):
+                lane.tell(hosted)
 
     def set_lanes(self, count: int) -> bool:
         """Use so many lanes to each leader; whether that is another number. Then follow everything again."""
