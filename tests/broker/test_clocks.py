@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from penstock.broker.clock_watch import CLOCK
+from penstock.broker.data_directory import CHECKPOINT
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import (
     FindCoordinatorRequest,
@@ -18,7 +23,8 @@ from penstock.protocol.messages.groups import (
 from penstock.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from penstock.protocol.records import encode_batch
 from tests.broker.test_virtual_time import create
-from tests.virtual import Client, World
+from tests.support_files import FakeFiles
+from tests.virtual import Client, VirtualSpawn, World
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -172,3 +178,36 @@ def test_no_committed_offset_is_forgotten_by_a_clock_that_is_wrong_for_a_while(s
         group_id="readers", topics=[OffsetFetchRequestTopic(name="events", partition_indexes=[0])]
     )
     assert client.call(fetch, 7).topics[0].partitions[0].committed_offset == 1
+
+
+def test_the_time_is_written_down_with_the_checkpoint_and_not_by_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A disk that does not answer must not stop the broker."""
+    world = World()
+    world.client()
+    world.run_for(10_000)
+    in_thread, by_threads, by_loop = False, [], []
+    replace, spawn = FakeFiles.replace, VirtualSpawn.in_thread
+
+    def replacing(self: FakeFiles, path: str, data: bytes, **options: Any) -> None:
+        (by_threads if in_thread else by_loop).append(os.path.basename(path))
+        replace(self, path, data, **options)
+
+    def spawning(self: VirtualSpawn, work: Callable[[], Any], done: Any, *, lane: str) -> None:
+        def run() -> Any:
+            nonlocal in_thread
+            in_thread = True
+            try:
+                return work()
+            finally:
+                in_thread = False
+
+        spawn(self, run, done, lane=lane)
+
+    monkeypatch.setattr(FakeFiles, "replace", replacing)
+    monkeypatch.setattr(VirtualSpawn, "in_thread", spawning)
+    world.broker.housekeeping.checkpoint()
+    world.run_for(1_000)
+    assert {CLOCK, CHECKPOINT} <= set(by_threads)
+    assert not by_loop

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,8 @@ class ClockWatch:
         )
         self._say(received)
         if not self._has_remembered:
-            self.remember()
+            # Once in a process, soon after its start.
+            self.prepare_memory()()
 
     def expiry_ms(self) -> int | None:
         """The time by which something may be deleted for its age; None while the time is in doubt."""
@@ -104,8 +106,8 @@ class ClockWatch:
         """How far each clock is ahead of the median of all, as far as it is known."""
         return self._keeper.ahead_ms(self.read())
 
-    def remember(self) -> None:
-        """Write down the time, for the next process."""
+    def prepare_memory(self) -> Callable[[], None]:
+        """The work of writing down the time for the next process, for a worker thread."""
         self._has_remembered = True
         memory = self._keeper.memory(self.read())
         text = json.dumps(
@@ -119,9 +121,13 @@ class ClockWatch:
                 "boot": memory.boot,
             }
         )
-        # On a full disk the next start finds an older one, and waits a little longer.
-        with suppress(OSError):
-            self._files.replace(self._path, text.encode(), durable=False)
+
+        def write() -> None:
+            # On a full disk the next start finds an older one, and waits a little longer.
+            with suppress(OSError):
+                self._files.replace(self._path, text.encode(), durable=False)
+
+        return write
 
     def check(self) -> None:
         self._keeper.check()

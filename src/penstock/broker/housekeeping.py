@@ -71,7 +71,6 @@ class Housekeeping:
         self._is_checkpointing = True
         self._checkpoint_is_due = False
         waiters, self._checkpoint_waiters = self._checkpoint_waiters, []
-        self._clocks.remember()
 
         def done(_: None, error: Exception | None) -> None:
             self._is_checkpointing = False
@@ -91,7 +90,14 @@ class Housekeeping:
             if len(slice_) == REMEMBERED_PER_SLICE:
                 self._environment.spawn.soon(next_slice)
             else:
-                self._environment.spawn.in_thread(self._storage.prepare_checkpoint(), done, lane="upkeep")
+                write_time = self._clocks.prepare_memory()
+                write_checkpoint = self._storage.prepare_checkpoint()
+
+                def write() -> None:
+                    write_time()
+                    write_checkpoint()
+
+                self._environment.spawn.in_thread(write, done, lane="upkeep")
 
         next_slice()
 
