@@ -260,7 +260,7 @@ class Membership:
             broker_id=self._broker.node_id,
             broker_epoch=self.epoch,
             current_metadata_offset=self._broker.image.offset,
-            # Whoever cannot follow the metadata does not know what it leads.
+            # A node that cannot follow the metadata does not know what it leads.
             want_fence=self.state is State.CATCHING_UP or self._broker.consensus.is_stuck,
             want_shut_down=self.state is State.STOPPING,
             offline_log_dirs=self._broker.storage.offline_directory_ids,

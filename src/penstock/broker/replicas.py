@@ -214,7 +214,7 @@ class IsrProposals:
     def _listen(self) -> None:
         self._silence_timer = self._environment.spawn.later(LOOK_INTERVAL_MS, self._listen)
         silent = self._silence.look(self._environment.clock.now_ms())
-        # Whoever the controller does not hear either is out of every ISR already.
+        # A broker that the controller does not hear either is out of every ISR already.
         lost = {broker for broker in silent if self._live(broker) is not None}
         if lost:
             self._look(lost)

@@ -1,6 +1,6 @@
 """Room on a disk that is kept for what has to be written when it is full: metadata, votes and checkpoints.
 
-The reserve is a few files that nobody reads. Whoever must write and finds no room has one of them removed and
+The reserve is a few files that nobody reads. A write that must succeed and finds no room removes one of them and
 tries again (``keeping``). Records never take from it: a disk without room for them takes its partitions out of
 the in-sync replicas (``storage.py``) and says so in the metadata, which is what the reserve pays for. When there
 is room again the files are made again, and only then are records written again.

@@ -459,7 +459,7 @@ class Storage:
             path=directory.path,
             error="metadata took from the reserve" if error is None else str(error),
         )
-        # Not at once: whoever tried to write is in the middle of it.
+        # Not at once: the caller is in the middle of its write.
         self.environment.spawn.soon(lambda: self._on_room_changed(directory))
 
     def look_for_room(self) -> None:

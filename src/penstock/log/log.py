@@ -387,7 +387,7 @@ class Log:
         self._snapshots.drop_old()
 
     def _write_snapshot(self) -> None:
-        # Whoever is in it is remembered for a while after the next start.
+        # Producers in it are remembered for a while after the next start.
         self.producers.expire(self.steady_ms())
         self._snapshots.write(self.log_end_offset, self.producers)
 

@@ -210,7 +210,7 @@ class Revision:
         self.adding = self.removing = ()
 
     def _leave_out_full(self) -> None:
-        """Whoever cannot write holds up all who can: only where nobody in sync can, it makes no difference."""
+        """A replica that cannot write holds up all that can. Where none in sync can, it makes no difference."""
         standings = [self._standing(broker) for broker in self.isr]
         if Standing.FULL in standings and Standing.ACTIVE in standings:
             self.isr = tuple([broker for broker, one in zip(self.isr, standings) if one is not Standing.FULL])

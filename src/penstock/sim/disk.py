@@ -239,7 +239,7 @@ class Disk:
         return min(rooms, default=PLENTY_BYTES)
 
     def take_room(self, path: str, size: int) -> None:
-        """Raises OSError when so many bytes do not fit. A negative size makes room."""
+        """Raises OSError when that many bytes do not fit. A negative size makes room."""
         if size > self.free_bytes(path):
             raise OSError(errno.ENOSPC, "the disk is full", path)
         for below in self._full:
