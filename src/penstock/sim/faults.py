@@ -424,10 +424,22 @@ class Nemesis:
 
     def _wipe(self, machine: Machine) -> bool:
         """Another disk, empty: nothing excuses a node that cannot begin with that."""
+        if self._is_the_only_copy(machine):
+            return False
         self._cluster.wipe(machine)
         if machine.has_power:
             self._restart(machine, self._loop.streams["fault wipe"].uniform(50, 5_000))
         return True
+
+    def _is_the_only_copy(self, machine: Machine) -> bool:
+        """Whether nobody else counts for some partition, as in the first moments of a topic."""
+        images = [each.booted.image for each in self._cluster.machines.values() if each.booted is not None]
+        newest = max(images, key=lambda image: image.offset, default=None)
+        return newest is None or any(
+            {*partition.isr, *partition.eligible_leader_replicas} <= {machine.node_id}
+            for topic in newest.topics.values()
+            for partition in topic.partitions
+        )
 
     def _power(self, machine: Machine) -> bool:
         if not machine.has_power:
