@@ -236,6 +236,23 @@ def test_a_damaged_log_is_refused_wherever_a_batch_with_others_behind_it_is_dama
     assert len(node.topics) == 3
 
 
+def test_what_a_failed_fsync_left_in_the_page_cache_only_is_written_again() -> None:
+    """The kernel counts it as written: no later fsync would cover it, and a power loss would take it."""
+    stage = Stage((1,))
+    node = stage.nodes[1]
+    node.start()
+    stage.leader()
+    stage.commit(node, 3)
+    node.stop()
+    content = node.files.content(LOG)
+    whole = bytes(content.data)
+    node.start()
+    stage.leader()
+    again = node.files.content(LOG)
+    assert again is not content
+    assert again.data[: len(whole)] == whole and again.durable[: len(whole)] == whole
+
+
 def test_a_last_batch_that_is_cut_short_is_not_damage() -> None:
     stage = Stage((1,))
     node = stage.nodes[1]

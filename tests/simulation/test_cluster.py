@@ -75,6 +75,8 @@ PINNED_SECOND = (
     (62000095, 60, 3),  # a wiped voter that was down when the snapshot came, and never voted again
     (8820082, 60, 3),  # flushed replicas without a record or a directory, given up after a power loss
     (60000053, 60, 3),  # a node that joins on a full disk has no room for the id of its cluster
+    (64000020, 60, 3),  # a voter that forgot what it had confirmed: an fsync had failed in the process before
+    (64000046, 60, 3),  # the only copy of a new topic wiped: the nemesis' own fault
 )
 
 

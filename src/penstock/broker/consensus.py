@@ -36,6 +36,7 @@ from penstock.broker.quorum_log import (
     encode_state,
     read_state,
     refuse_damage,
+    write_again,
 )
 from penstock.broker.quorum_snapshots import Snapshots
 from penstock.broker.quorum_strangers import Strangers
@@ -126,6 +127,11 @@ class Consensus:
 
         if not lost_page_cache:
             refuse_damage(environment.files, directory)
+            try:
+                self._reserve.keeping(lambda: write_again(environment.files, directory))
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
         self._snapshots = Snapshots(environment, directory, self._reserve.keeping)
         loaded = self._snapshots.load(
             lambda path, why: logger.error("a snapshot of the metadata is damaged", path=path, error=why)

@@ -412,6 +412,18 @@ def refuse_damage(files: Files, directory: str) -> None:
             raise ServeError(f"the metadata log is damaged: {path} at byte {end}; restore it from a copy")
 
 
+def write_again(files: Files, directory: str) -> None:
+    """Write the newest segment once more, to another file.
+
+    Where an fsync of the process before has failed, the kernel counts those bytes as written, and no later fsync
+    covers them: a voter would confirm what a power loss takes from it. Raises OSError.
+    """
+    names = [name for name in files.list(directory) if offset_of(name, LOG) is not None]
+    if names:
+        path = f"{directory}/{names[-1]}"
+        files.replace(path, files.read(path))
+
+
 def _is_cut_short(rest: bytes) -> bool:
     """Whether the last bytes of a file are the beginning of a batch and no more.
 
