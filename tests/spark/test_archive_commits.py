@@ -344,7 +344,7 @@ def test_a_format_whose_library_is_missing_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("penstock.spark.jobs.tables.find_spec", lambda name: None)
     # From a checkout: what is called penstock on PyPI is another project.
-    with pytest.raises(SparkOptionError, match=rf"pip install '\.\[{format}\]' in a checkout"):
+    with pytest.raises(SparkOptionError, match=rf"pip install -e '\.\[{format}\]' in a checkout"):
         open_table(tmp_path / "table", format, SCHEMA)
 
 
