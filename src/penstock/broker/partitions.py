@@ -473,12 +473,11 @@ class HostedPartition:
         stamped = NO_TIMESTAMP
         if config.is_log_append_time:
             stamped = self._surroundings.stamp_ms()
-        elif not _is_near(header, (wall_ms, wall_ms), config) and not _is_near(
+        elif (
+            header.max_timestamp > wall_ms + config.timestamp_after_max_ms
+            or header.base_timestamp < wall_ms - config.timestamp_before_max_ms
             # The one whose clock is wrong may be us.
-            header,
-            self._surroundings.time_range_ms(),
-            config,
-        ):
+        ) and not _is_near(header, self._surroundings.time_range_ms(), config):
             return Appended(ErrorCode.INVALID_TIMESTAMP)
         try:
             log = self.log
