@@ -76,6 +76,7 @@ PINNED_SECOND = (
     (8820082, 60, 3),  # flushed replicas without a record or a directory, given up after a power loss
     (60000053, 60, 3),  # a node that joins on a full disk has no room for the id of its cluster
     (64000020, 60, 3),  # a voter that forgot what it had confirmed: an fsync had failed in the process before
+    (65000138, 60, 3),  # a damaged log of offsets that its coordinator could not load, and did not report
     (64000046, 60, 3),  # the only copy of a new topic wiped: the nemesis' own fault
 )
 

@@ -271,12 +271,12 @@ class GroupPartition:
             self.execute(self.coordinator.tick(now_ms, wall_ms, may_expire=expiry_ms is not None))
 
     def _replay_some(self) -> None:
-        log = self._hosted.log
         offset = self._replayed
         assert offset is not None
         if offset >= self._replay_end:
             return
-        found = log.read(offset, READ_BYTES, self._replay_end, at_least_one=True)
+        # As readers do: damage that is found here is reported, and another replica leads.
+        found = self._hosted.read(offset, READ_BYTES, ceiling=self._replay_end, at_least_one=True)
         assert found is not None, "the log ends before its end offset"
         data = found.file.read_at(found.position, found.size)
         for position, header in batches(data):
@@ -328,7 +328,9 @@ class Coordinators:
             if not partition.load_some():
                 self._broker.environment.spawn.soon(lambda: self._load(hosted, partition))
         except OSError as error:
-            del self._partitions[hosted.index]
+            # Damage is reported, and then it may not be ours any more.
+            if self._partitions.get(hosted.index) is partition:
+                del self._partitions[hosted.index]
             self._failed_to_load(hosted, error)
 
     def _failed_to_load(self, hosted: HostedPartition, error: OSError) -> None:
