@@ -327,6 +327,31 @@ def test_a_deletion_is_done_when_all_in_sync_have_deleted(node: Node) -> None:
     assert heard == [ErrorCode.NONE] * 2
 
 
+def test_a_follower_joins_when_it_begins_where_its_leader_does(node: Node) -> None:
+    storage = node.start()
+    one = hosted(storage, partition())
+    one.append_fetched(fetched(0, 10), 10, 0)
+    one.assign(partition(leader=ME, epoch=2, isr=(ME,)))
+    one.delete_before(5)
+    one.fetched_by(OTHER, 108, 10, 4)
+    assert one.replication.proposal(0) is None
+    one.fetched_by(OTHER, 108, 10, 5)
+    assert one.replication.proposal(0) is not None
+
+
+def test_a_restarted_leader_lets_nobody_in_who_begins_before_it(node: Node) -> None:
+    storage = node.start()
+    one = hosted(storage, partition())
+    one.append_fetched(fetched(0, 10), 10, 5)
+    checkpoint(storage, one)
+    again = hosted(node.start(), partition(leader=ME, epoch=2, isr=(ME,)))
+    assert again.log.log_start_offset == 5
+    again.fetched_by(OTHER, 108, 10, 4)
+    assert again.replication.proposal(0) is None
+    again.fetched_by(OTHER, 108, 10, 5)
+    assert again.replication.proposal(0) is not None
+
+
 def test_one_request_may_wait_many_times_for_one_deletion(node: Node) -> None:
     """Whoever compares each with every other keeps the broker busy for minutes."""
 

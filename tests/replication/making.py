@@ -69,9 +69,13 @@ class Leading:
         self.partition.appended(self.end_offset)
         self.partition.check()
 
-    def fetch(self, replica: int, offset: int, *, broker_epoch: int | None = None) -> ErrorCode:
+    def fetch(
+        self, replica: int, offset: int, *, broker_epoch: int | None = None, log_start_offset: int = 0
+    ) -> ErrorCode:
         epoch = 100 + replica if broker_epoch is None else broker_epoch
-        error = self.partition.fetched_by(replica, epoch, offset, self.end_offset, self.now_ms)
+        error = self.partition.fetched_by(
+            replica, epoch, offset, self.end_offset, self.now_ms, log_start_offset=log_start_offset
+        )
         self.partition.check()
         return error
 

@@ -389,3 +389,23 @@ def test_a_deletion_waits_for_those_who_are_eligible_to_lead() -> None:
     assert not leading.partition.have_deleted_before(5), "the eligible one would bring it back"
     leading.assign(isr=(1,), elr=(), partition_epoch=3)
     assert leading.partition.have_deleted_before(5)
+
+
+def test_a_follower_that_has_not_deleted_what_the_leader_has_is_not_in_sync() -> None:
+    """It is not waited for when a deletion is acknowledged, and would bring the records back if it led."""
+    leading = Leading(end_offset=10, high_watermark=10)
+    leading.assign(isr=(1,), elr=(), partition_epoch=2)
+    leading.partition.begins_at(5)
+    assert leading.partition.have_deleted_before(5)
+    leading.fetch(2, 10, log_start_offset=4)
+    assert leading.members() is None
+    leading.fetch(2, 10, log_start_offset=5)
+    assert leading.members() == [1, 2]
+
+
+def test_a_deletion_between_a_fetch_and_the_proposal_keeps_the_follower_out() -> None:
+    leading = Leading(end_offset=10, high_watermark=10)
+    leading.assign(isr=(1,), elr=(), partition_epoch=2)
+    leading.fetch(2, 10, log_start_offset=0)
+    leading.partition.begins_at(5)
+    assert leading.members() is None

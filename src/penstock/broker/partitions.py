@@ -274,6 +274,7 @@ class HostedPartition:
                 log.log_end_offset, max(log.log_start_offset, self._storage.remembered_high_watermark(self))
             ),
         )
+        self._core.begins_at(log.log_start_offset)
         self._settle_flushed(log)
         self._assign_core()
         self._advance()
@@ -662,10 +663,10 @@ class HostedPartition:
 
     def delete_before(self, offset: int) -> int:
         """Raise the log's start, at the most to the high watermark; where it starts now."""
-        self.log.delete_before(offset, frees_last=True)
-        self._storage.doom(self, self.log)
-        self.audience.moved()
-        return self.log.log_start_offset
+        log = self.log
+        log.delete_before(offset, frees_last=True)
+        self._start_moved(log)
+        return log.log_start_offset
 
     def when_deleted_before(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
         """Call back once every replica in sync has deleted what lies before the offset, or we cannot know any more.
@@ -683,9 +684,14 @@ class HostedPartition:
         """Apply retention, by size only when there is no time to go by; how many segments went."""
         count = self.log.expire(wall_ms, self.high_watermark)
         if count:
-            self._storage.doom(self, self.log)
-            self.audience.moved()
+            self._start_moved(self.log)
         return count
+
+    def _start_moved(self, log: Log) -> None:
+        if self._core is not None:
+            self._core.begins_at(log.log_start_offset)
+        self._storage.doom(self, log)
+        self.audience.moved()
 
     def take_offline(self) -> None:
         """Its disk cannot be trusted any more: serve nothing, write nothing."""

@@ -100,6 +100,7 @@ class Partition:
         "_may_commit",
         "_min_isr",
         "_own_end",
+        "_own_start",
         "_proven",
         "_unresolved",
         "_wait_until_ms",
@@ -163,6 +164,7 @@ class Partition:
         # Where our log ended when we were elected.
         self.epoch_start_offset = 0
         self._own_end = 0
+        self._own_start = UNKNOWN_OFFSET
         self._followers: dict[int, _Follower] = {}
         self._in_flight: IsrProposal | None = None
         # Whom proposals without a good answer may yet add, as long as the partition epoch stands.
@@ -392,6 +394,10 @@ class Partition:
         self._advance()
         return ErrorCode.NONE
 
+    def begins_at(self, offset: int) -> None:
+        """Our own log begins here now: what lay before was deleted."""
+        self._own_start = offset
+
     def proposal(self, now_ms: int) -> IsrProposal | None:
         """The change of the ISR that should be sent now, if any. It is in flight until ``answered``."""
         self.wants_proposal = False
@@ -467,10 +473,13 @@ class Partition:
     # Rules
 
     def _may_join(self, follower: _Follower) -> bool:
-        """It has all that is committed, and all that may have been before our time; and it is who it says."""
+        """It has all that is committed, and all that may have been before our time; nothing that was deleted,
+        which would be back if it led; and it is who it says.
+        """
         return (
             follower.end_offset >= self.high_watermark
             and follower.end_offset >= self.epoch_start_offset
+            and follower.log_start_offset >= self._own_start
             and follower.broker_epoch != UNKNOWN_BROKER_EPOCH
             and self._live(follower.broker) == follower.broker_epoch
         )
