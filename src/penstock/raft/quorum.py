@@ -47,6 +47,4 @@ def reached_by_majority(values: Sequence[int]) -> int:
 
 def differ_by_one(one: Voters, other: Voters) -> bool:
     """Whether one voter was added or removed, and nothing else."""
-    added = sum(voter not in one for voter in other)
-    removed = sum(voter not in other for voter in one)
-    return added + removed == 1
+    return len(set(one) ^ set(other)) == 1
