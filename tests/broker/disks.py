@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.broker.data_directory import Directory
-from penstock.broker.storage import Storage
+from penstock.broker.storage.data_directory import Directory
+from penstock.broker.storage.storage import Storage
 from penstock.environment import Buffer, Environment
 from penstock.log.config import LogConfig
 from penstock.log.log import Log

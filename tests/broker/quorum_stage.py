@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from penstock.broker.connection import WAITING
-from penstock.broker.consensus import Consensus, ConsensusSettings
 from penstock.broker.logs import Logger
+from penstock.broker.network.connection import WAITING
+from penstock.broker.quorum.consensus import Consensus, ConsensusSettings
 from penstock.decision import Decision
 from penstock.environment import Environment, FileRange
 from penstock.metadata.image import Delta, Image

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.broker import broker as broker_module
 from penstock.broker.handlers.fetch import PendingFetch
-from penstock.broker.membership import State
+from penstock.broker.membership.membership import State
 from penstock.metadata.image import Image
 from penstock.model import TopicPartition
 from penstock.protocol.errors import ErrorCode
@@ -145,10 +145,10 @@ def test_an_abandoned_long_poll_leaves_nothing_behind() -> None:
     reader.send(fetch_request("events", 0, max_wait_ms=2**31 - 1), 12)
     world.run_for(10)
     hosted = world.broker.partitions.get("events", 0)
-    assert hosted is not None and len(hosted.audience.readers) == 1
+    assert hosted is not None and len(hosted.waiters.readers) == 1
     reader.stream.close()
     world.run_for(10)
-    assert not hosted.audience.readers
+    assert not hosted.waiters.readers
 
 
 def test_a_flushed_topic_acknowledges_after_the_disk() -> None:

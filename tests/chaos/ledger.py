@@ -1,7 +1,7 @@
 """What was acknowledged, what was seen, and whether a broker kept all of it.
 
 The ledger stands outside every broker and outlives them all. Writers enter what was acknowledged, readers
-what they saw, and at the end a fresh client reads everything and ``Ledger.check`` compares. The truths it
+what they saw, and at the end a fresh client reads everything and ``Ledger.check`` compares. The checkers it
 guards are those of a log without transactions and compaction:
 
     lost          an acknowledged record is at the offset that was acknowledged

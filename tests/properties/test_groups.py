@@ -454,7 +454,7 @@ class Groups(RuleBasedStateMachine):
     def start_over(self, client: Client) -> None:
         client.member_id, client.generation, client.led, client.wants = "", -1, None, "join"
 
-    # Truths
+    # ClientCheckers
 
     @invariant()
     def readers_see_the_log(self) -> None:

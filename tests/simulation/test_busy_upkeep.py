@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.broker.partitions import HostedPartition
+from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.protocol.errors import ErrorCode
 from penstock.sim.client import Place
 from penstock.sim.cluster import Machine
@@ -36,7 +36,7 @@ def test_deleted_records_do_not_stop_followers_that_are_busy_removing_files() ->
     for hosted in waiting:
         # Inside a segment.
         offset = hosted.high_watermark - 1
-        run.truths.starts.asked(Place(hosted.topic_id, hosted.topic, hosted.index), offset)
+        run.checkers.starts.asked(Place(hosted.topic_id, hosted.topic, hosted.index), offset)
         hosted.delete_before(offset)
         hosted.when_deleted_before(offset, answers.append)
     assert run.longest_gap_ms(BUSY_MS - 5_000) < GAP_MS_MAX

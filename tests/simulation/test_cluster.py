@@ -13,7 +13,7 @@ from hashlib import sha256
 
 import pytest
 
-from penstock.broker.quorum_log import MetadataLog
+from penstock.broker.quorum.metadata_log import MetadataLog
 from penstock.metadata.values import LOST_DIRECTORY
 from penstock.sim import operators, swarm
 from penstock.sim.client import Client

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.broker.reserve import NAME
+from penstock.broker.storage.reserve import NAME
 from penstock.sim import swarm
 from penstock.sim.cluster import Machine
 

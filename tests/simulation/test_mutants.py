@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.consensus import Consensus
-from penstock.broker.coordinators import GroupPartition
-from penstock.broker.data_directory import Directory
-from penstock.broker.flushing import Flushing
-from penstock.broker.membership import Membership, State
-from penstock.broker.partitions import HostedPartition
-from penstock.broker.quorum_log import QUORUM_STATE
+from penstock.broker.coordination.coordinators import GroupPartition
+from penstock.broker.membership.membership import Membership, State
+from penstock.broker.partition.flushing import Flushing
+from penstock.broker.partition.hosted_partition import HostedPartition
+from penstock.broker.quorum.consensus import Consensus
+from penstock.broker.quorum.metadata_log import QUORUM_STATE
+from penstock.broker.storage.data_directory import Directory
 from penstock.log import reading as reading_module
 from penstock.log.producers import ProducerStates
 from penstock.metadata.brokers import Brokers

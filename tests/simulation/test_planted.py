@@ -15,7 +15,7 @@ import pytest
 
 from penstock.groups.commits import Commits
 from penstock.log.producers import TRY_AGAIN, ProducerStates
-from penstock.metadata.decided import Decided
+from penstock.metadata.decided_state import DecidedState
 from penstock.protocol.errors import ErrorCode
 from penstock.replication.silence import Silence
 from penstock.sim.plans import Plan, plan_for
@@ -77,7 +77,7 @@ def test_a_long_lived_producer_that_is_called_out_of_order_by_a_topic_made_again
 
 
 def test_a_full_disk_whose_broker_stays_leader_and_in_sync(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Decided, "is_full", lambda self, known, directory: False)
+    monkeypatch.setattr(DecidedState, "is_full", lambda self, known, directory: False)
     with pytest.raises(AssertionError, match=r"assert \d+"):
         test_full_disks.test_writes_go_on_while_a_disk_is_full("leader", is_flushed=False)
 

@@ -32,7 +32,7 @@ class Expiring(Filled):
             "log.retention.check.interval.ms": "1000",
             "log.segment.delete.delay.ms": "1000",
         }
-        self.truths.starts.expiring = Everywhere()
+        self.checkers.starts.expiring = Everywhere()
         super()._begin()
 
     def fill(self, machine: Machine) -> None:

@@ -12,30 +12,30 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.broker.broker_connections import BrokerConnections
-from penstock.broker.catalogue import Catalogue
-from penstock.broker.clock_watch import ClockWatch
+from penstock.broker.clocks.clock_watch import ClockWatch
 from penstock.broker.config import BrokerConfig, TopicConfig
-from penstock.broker.connection import WAITING, Call, Encoded
-from penstock.broker.consensus import Consensus, ConsensusSettings
-from penstock.broker.controlling import ActiveController, refusal
-from penstock.broker.coordinators import Coordinators
-from penstock.broker.data_directory import METADATA_DIRECTORY, Directory
-from penstock.broker.directories import DirectoryReports
-from penstock.broker.freshness import Freshness
-from penstock.broker.full_followers import FullFollowers
-from penstock.broker.hosting import Partitions
-from penstock.broker.housekeeping import Housekeeping
+from penstock.broker.controller.active_controller import ActiveController, refusal
+from penstock.broker.controller.broker_connections import BrokerConnections
+from penstock.broker.coordination.coordinators import Coordinators
+from penstock.broker.coordination.producer_ids import ProducerIds
+from penstock.broker.handlers.metadata_pages import MetadataPages
 from penstock.broker.logs import Logger
-from penstock.broker.membership import Membership, State
+from penstock.broker.membership.freshness import Freshness
+from penstock.broker.membership.membership import Membership, State
+from penstock.broker.membership.registration import Registration
+from penstock.broker.network.connection import WAITING, Call, Encoded
+from penstock.broker.network.fetch_sessions import FetchSessions
+from penstock.broker.network.peers import Peers
 from penstock.broker.options import ServeOptions
-from penstock.broker.partitions import HostedPartition
-from penstock.broker.peers import Peers
-from penstock.broker.producer_ids import ProducerIds
-from penstock.broker.registration import Registration
-from penstock.broker.replicas import IsrProposals, ReplicaFetchers
-from penstock.broker.sessions import FetchSessions
-from penstock.broker.storage import Storage
+from penstock.broker.partition.hosted_partition import HostedPartition
+from penstock.broker.partition.hosted_partitions import Partitions
+from penstock.broker.quorum.consensus import Consensus, ConsensusSettings
+from penstock.broker.replication.full_followers import FullFollowers
+from penstock.broker.replication.replicas import IsrProposals, ReplicaFetchers
+from penstock.broker.storage.data_directory import METADATA_DIRECTORY, Directory
+from penstock.broker.storage.directory_reports import DirectoryReports
+from penstock.broker.storage.housekeeping import Housekeeping
+from penstock.broker.storage.storage import Storage
 from penstock.environment import Environment
 from penstock.metadata.configs import broker_value, layers_of
 from penstock.metadata.image import BROKER_RESOURCE, BrokerImage, Delta, Endpoint, Image
@@ -93,7 +93,7 @@ class Broker:
         self.is_broker = "broker" in options.roles
         # Answers in bytes, by what was asked; valid for the current image.
         self.encoded_api_versions: dict[tuple[str, int], tuple[int, Encoded]] = {}
-        self.catalogue = Catalogue(environment.spawn)
+        self.metadata_pages = MetadataPages(environment.spawn)
         self._on_seen: list[Callable[[], None]] = []
         # Called when this broker has handed over what it leads and answers no more.
         self.on_left: Callable[[], None] = lambda: None
@@ -135,7 +135,7 @@ class Broker:
                 )
             ),
         )
-        self.controlling = ActiveController(
+        self.active_controller = ActiveController(
             environment,
             self.consensus,
             config,
@@ -301,7 +301,7 @@ class Broker:
         return known is not None and 0 <= index < len(known.partitions)
 
     def _committed(self, image: Image, delta: Delta) -> None:
-        self.catalogue.moved(delta)
+        self.metadata_pages.moved(delta)
         if image.cluster_id and self.storage.cluster_id != image.cluster_id:
             if self.storage.cluster_id is not None:
                 self.fail(
@@ -339,7 +339,7 @@ class Broker:
             self._follow_some(list(self.partitions))
 
     def _became_active(self, is_active: bool) -> None:
-        self.controlling.on_active(is_active)
+        self.active_controller.on_active(is_active)
         if is_active:
             # The one before may have died together with a broker's process.
             self.connections_of_brokers.probe_all()
@@ -361,7 +361,7 @@ class Broker:
         """Ask the active controller, be it here; ``done(None)`` when there is no answer."""
         leader = self.consensus.leader_id
         if self.consensus.is_active:
-            self.controlling.handle(request, version, done, from_broker=True)
+            self.active_controller.handle(request, version, done, from_broker=True)
         elif leader is None or leader == self.node_id:
             self.environment.spawn.soon(lambda: done(None))
         else:
@@ -370,7 +370,7 @@ class Broker:
     def decide(self, request: Message, call: Call) -> Any:
         """Have the controller handle a request: this node's own for the others, the active one for clients."""
         if call.is_internal:
-            self.controlling.handle(request, call.version, call.answer, from_broker=True)
+            self.active_controller.handle(request, call.version, call.answer, from_broker=True)
         else:
             self.forward(request, call.version, call.answer)
         return WAITING
@@ -460,7 +460,7 @@ class Broker:
 
         look()
 
-    # For the hosted partitions: their surroundings
+    # The host of the partitions
 
     def time_range_ms(self) -> tuple[int, int]:
         return self.clocks.range_ms()

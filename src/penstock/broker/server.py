@@ -15,10 +15,10 @@ from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.config import BrokerConfig, ConfigError
-from penstock.broker.connection import Connection, Route
 from penstock.broker.logs import Logger
+from penstock.broker.network.connection import Connection, Route
+from penstock.broker.network.routes import make_route
 from penstock.broker.options import ServeError, ServeOptions
-from penstock.broker.routes import make_route
 from penstock.environment import Environment, Listener, Stream
 from penstock.protocol.apis import CLIENT, INTERNAL
 from penstock.protocol.framing import BufferPool

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from penstock.metadata.census import Key
+from penstock.metadata.partition_index import Key
 from penstock.model import BrokerId
 
 Replicas: TypeAlias = tuple[BrokerId, ...]

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from penstock.metadata.census import Key
-from penstock.metadata.decided import CHANGES_MAX, PORTION, Decided
+from penstock.metadata.decided_state import CHANGES_MAX, PORTION, DecidedState
 from penstock.metadata.elections import Election
 from penstock.metadata.isr import outdated_eligible, placed_in
+from penstock.metadata.partition_index import Key
 from penstock.metadata.refusal import Refusal
 from penstock.metadata.topic_settings import MIN_ISR
 from penstock.metadata.values import (
@@ -88,7 +88,7 @@ class Session:
 
 
 class Brokers:
-    def __init__(self, decided: Decided) -> None:
+    def __init__(self, decided: DecidedState) -> None:
         self._decided = decided
         self._session_ms: int = decided.setting("broker.session.timeout.ms")
         self.sessions: dict[BrokerId, Session] = {}
@@ -569,8 +569,8 @@ class Brokers:
     def _leaderships_first(self, id: BrokerId) -> Iterator[tuple[TopicImage, PartitionImage]]:
         """The partitions whose ISR a broker is in, those that it leads first: their clients are waiting."""
         decided = self._decided
-        keys = decided.census.in_isr.get(id, {})
-        for is_led in (True, False) if decided.census.led.get(id) else (False,):
+        keys = decided.partition_index.in_isr.get(id, {})
+        for is_led in (True, False) if decided.partition_index.led.get(id) else (False,):
             for key in keys:
                 topic, partition = decided.find(key)
                 if (partition.leader == id) == is_led:
@@ -644,7 +644,7 @@ class Brokers:
             return
         decided = self._decided
         changes: list[PartitionChangeRecord] = []
-        for key in decided.census.leaderless:
+        for key in decided.partition_index.leaderless:
             topic, partition = decided.find(key)
             change = decided.revision(topic, partition).change()
             if change is not None:

@@ -27,7 +27,7 @@ from penstock.metadata.auto_creation import AutoCreation
 from penstock.metadata.brokers import Brokers
 from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
 from penstock.metadata.creation import Creation
-from penstock.metadata.decided import UNCLEAN, Decided
+from penstock.metadata.decided_state import UNCLEAN, DecidedState
 from penstock.metadata.image import (
     BROKER_RESOURCE,
     BrokerImage,
@@ -114,7 +114,7 @@ class Controller:
 
         ``brokers_expected`` is how many brokers the cluster is known to have, be they registered yet or not.
         """
-        self._decided = Decided(image, broker=broker, static=static)
+        self._decided = DecidedState(image, broker=broker, static=static)
         self._random = random
         self._brokers_expected = brokers_expected
         self._brokers = Brokers(self._decided)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from penstock.metadata.decided import Decided
+from penstock.metadata.decided_state import DecidedState
 from penstock.metadata.image import Image, PartitionImage, TopicImage
 from penstock.metadata.refusal import Refusal
 from penstock.metadata.topic_settings import MIN_ISR
@@ -45,7 +45,7 @@ _EPOCHS_VERSION = 3
 
 
 def alter_partition(
-    decided: Decided, sender: BrokerImage, request: AlterPartitionRequest, version: int
+    decided: DecidedState, sender: BrokerImage, request: AlterPartitionRequest, version: int
 ) -> AlterPartitionResponse:
     """Judge the proposals of a broker whose epoch was found to be right."""
     proposals = _Proposals(decided, sender.id, version)
@@ -66,7 +66,7 @@ def alter_partition(
 
 
 class _Proposals:
-    def __init__(self, decided: Decided, sender: BrokerId, version: int) -> None:
+    def __init__(self, decided: DecidedState, sender: BrokerId, version: int) -> None:
         self._decided = decided
         self._sender = sender
         self._has_epochs = version >= _EPOCHS_VERSION
@@ -177,7 +177,7 @@ def _answer(
 
 
 def without_outdated_eligible(
-    decided: Decided, changes: Iterable[ConfigRecord]
+    decided: DecidedState, changes: Iterable[ConfigRecord]
 ) -> list[PartitionChangeRecord]:
     """What must go along with changes of settings: the end of eligible leaders that are none any more.
 
@@ -198,7 +198,7 @@ def without_outdated_eligible(
 
 
 def outdated_eligible(
-    decided: Decided, topics: Iterable[TopicImage], changes_max: float = inf
+    decided: DecidedState, topics: Iterable[TopicImage], changes_max: float = inf
 ) -> list[PartitionChangeRecord]:
     """The changes that end the eligibility of leaders where enough are in sync by the present settings.
 
@@ -215,7 +215,7 @@ def outdated_eligible(
 
 
 def assign_replicas_to_dirs(
-    decided: Decided, sender: BrokerImage, request: AssignReplicasToDirsRequest
+    decided: DecidedState, sender: BrokerImage, request: AssignReplicasToDirsRequest
 ) -> AssignReplicasToDirsResponse:
     """Write down where a broker keeps its replicas."""
     changes: list[PartitionChangeRecord] = []
@@ -245,7 +245,7 @@ def assign_replicas_to_dirs(
 
 
 def _assigned(
-    decided: Decided, sender: BrokerImage, topic_id: TopicId, index: int, directory: bytes
+    decided: DecidedState, sender: BrokerImage, topic_id: TopicId, index: int, directory: bytes
 ) -> PartitionChangeRecord | None:
     topic = decided.image.topics_by_id.get(topic_id)
     if topic is None:
@@ -259,7 +259,7 @@ def _assigned(
 
 
 def placed_in(
-    decided: Decided, sender: BrokerImage, topic: TopicImage, partition: PartitionImage, directory: bytes
+    decided: DecidedState, sender: BrokerImage, topic: TopicImage, partition: PartitionImage, directory: bytes
 ) -> PartitionChangeRecord | None:
     """The change that says in which of its directories a broker has its replica."""
     before = partition.directory(sender.id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.metadata.decided import CHANGES_MAX, Decided
+from penstock.metadata.decided_state import CHANGES_MAX, DecidedState
 from penstock.metadata.elections import Election
 from penstock.metadata.image import NO_LEADER, PartitionImage, TopicImage
 from penstock.metadata.refusal import Refusal
@@ -41,7 +41,7 @@ UNCLEAN = 1
 
 
 def alter_reassignments(
-    decided: Decided, request: AlterPartitionReassignmentsRequest
+    decided: DecidedState, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
     changes: list[PartitionChangeRecord] = []
     seen: set[tuple[str, int]] = set()
@@ -75,7 +75,7 @@ def alter_reassignments(
 
 
 def move(
-    decided: Decided, topic: TopicImage, partition: PartitionImage, replicas: Sequence[BrokerId]
+    decided: DecidedState, topic: TopicImage, partition: PartitionImage, replicas: Sequence[BrokerId]
 ) -> PartitionChangeRecord | None:
     """The change that begins to move a partition to these replicas, which must be registered brokers."""
     revision = decided.revision(topic, partition)
@@ -84,7 +84,9 @@ def move(
     return revision.change()
 
 
-def cancel(decided: Decided, topic: TopicImage, partition: PartitionImage) -> PartitionChangeRecord | None:
+def cancel(
+    decided: DecidedState, topic: TopicImage, partition: PartitionImage
+) -> PartitionChangeRecord | None:
     """The change that ends a reassignment where it began; None when it cannot be."""
     revision = decided.revision(topic, partition)
     revision.election = Election.IF_NEEDED
@@ -92,7 +94,7 @@ def cancel(decided: Decided, topic: TopicImage, partition: PartitionImage) -> Pa
 
 
 def _reassigned(
-    decided: Decided,
+    decided: DecidedState,
     topic: TopicImage,
     partition: PartitionImage,
     asked: ReassignablePartition,
@@ -131,11 +133,11 @@ def _reassigned(
 
 
 def list_reassignments(
-    decided: Decided, request: ListPartitionReassignmentsRequest
+    decided: DecidedState, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
     image = decided.image
     if request.topics is None:
-        found = [decided.find(key) for key in decided.census.reassigned]
+        found = [decided.find(key) for key in decided.partition_index.reassigned]
     else:
         asked = dict.fromkeys(
             (topic.name, index) for topic in request.topics for index in topic.partition_indexes
@@ -163,13 +165,17 @@ def list_reassignments(
     )
 
 
-def elect_leaders(decided: Decided, request: ElectLeadersRequest) -> ElectLeadersResponse:
+def elect_leaders(decided: DecidedState, request: ElectLeadersRequest) -> ElectLeadersResponse:
     if request.election_type not in (PREFERRED, UNCLEAN):
         return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
     # Asked for everything, one does not want to hear of all that is well.
     is_everything = request.topic_partitions is None
     if request.topic_partitions is None:
-        keys = decided.census.astray if request.election_type == PREFERRED else decided.census.leaderless
+        keys = (
+            decided.partition_index.astray
+            if request.election_type == PREFERRED
+            else decided.partition_index.leaderless
+        )
         asked = [(topic.name, partition.index) for topic, partition in (decided.find(key) for key in keys)]
     else:
         asked = [(topic.topic, index) for topic in request.topic_partitions for index in topic.partitions]
@@ -196,7 +202,7 @@ def elect_leaders(decided: Decided, request: ElectLeadersRequest) -> ElectLeader
 
 
 def _elected(
-    decided: Decided, topic: TopicImage, partition: PartitionImage, election_type: int
+    decided: DecidedState, topic: TopicImage, partition: PartitionImage, election_type: int
 ) -> PartitionChangeRecord:
     revision = decided.revision(topic, partition)
     if election_type == PREFERRED:
@@ -219,7 +225,7 @@ def _elected(
     return change
 
 
-def _find(decided: Decided, name: str, index: int) -> tuple[TopicImage, PartitionImage]:
+def _find(decided: DecidedState, name: str, index: int) -> tuple[TopicImage, PartitionImage]:
     topic = decided.image.topics.get(name)
     if topic is None or not 0 <= index < len(topic.partitions):
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "There is no such partition.")

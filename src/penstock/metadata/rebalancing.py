@@ -24,10 +24,10 @@ from penstock.metadata.broker_settings import (
     REBUILD_DELAY_MS,
 )
 from penstock.metadata.brokers import Brokers
-from penstock.metadata.census import Key
-from penstock.metadata.decided import Decided
+from penstock.metadata.decided_state import DecidedState
 from penstock.metadata.elections import Election, Standing
 from penstock.metadata.image import NO_LEADER, PartitionImage
+from penstock.metadata.partition_index import Key
 from penstock.metadata.reassignment import cancel, move
 from penstock.metadata.values import newcomer_record
 from penstock.model import BrokerId
@@ -44,7 +44,7 @@ REBUILD_RETRY_MS = 60_000
 
 
 class Rebalancing:
-    def __init__(self, decided: Decided, brokers: Brokers) -> None:
+    def __init__(self, decided: DecidedState, brokers: Brokers) -> None:
         self._decided = decided
         self._brokers = brokers
         setting = decided.setting
@@ -73,7 +73,7 @@ class Rebalancing:
 
     def next_deadline_ms(self) -> int | None:
         deadlines = []
-        if self._elects and self._decided.census.astray:
+        if self._elects and self._decided.partition_index.astray:
             deadlines.append(self._next_elections_ms)
         if self._planned or self._begun:
             deadlines.append(self._next_step_ms)
@@ -112,7 +112,7 @@ class Rebalancing:
         decided = self._decided
         changes: list[PartitionChangeRecord] = []
         is_more = False
-        for key in decided.census.astray:
+        for key in decided.partition_index.astray:
             topic, partition = decided.find(key)
             first = partition.replicas[0]
             if (
@@ -189,7 +189,7 @@ class Rebalancing:
 
     def _begin_moves(self) -> None:
         decided = self._decided
-        self._begun = {key: None for key in self._begun if key in decided.census.reassigned}
+        self._begun = {key: None for key in self._begun if key in decided.partition_index.reassigned}
         changes: list[PartitionChangeRecord] = []
         room = self._in_flight_max - self._in_flight()
         while self._planned and room > 0:
@@ -216,7 +216,7 @@ class Rebalancing:
     def _in_flight(self) -> int:
         """Reassignments that are getting on, whoever has begun them."""
         decided = self._decided
-        reassigned = [decided.find(key)[1] for key in decided.census.reassigned]
+        reassigned = [decided.find(key)[1] for key in decided.partition_index.reassigned]
         return sum(
             [all([decided.is_active(b) for b in partition.adding_replicas]) for partition in reassigned]
         )
@@ -227,7 +227,7 @@ class Rebalancing:
         since_ms = self._brokers.fenced_since_ms
         changes: list[PartitionChangeRecord] = []
         for key in list(self._begun):
-            if key not in decided.census.reassigned:
+            if key not in decided.partition_index.reassigned:
                 del self._begun[key]
                 continue
             topic, partition = decided.find(key)

@@ -1,6 +1,6 @@
 """What the quorum is told and what it wants done: requests, their answers, and effects.
 
-Requests and answers are KRaft's messages without their wire form (``broker/quorum_wire.py`` has that).
+Requests and answers are KRaft's messages without their wire form (``broker/quorum/messages.py`` has that).
 Effects are the counterpart of the methods of ``raft.Raft``, which return them as a list **in the order in
 which they must happen**: a ``StoreState`` is durable before the effect behind it begins, and no other method
 is called before the list is done. After an effect that touches the log the shell calls ``log_changed``.

@@ -2,7 +2,7 @@
 
 A plain object between a log and a network it cannot touch. Each method takes what happened and the moment,
 and returns effects in the order in which they must happen (``events.py``). The shell
-(``broker/consensus.py``) carries them out; so does the simulator (``sim/cores/raft_node.py``), which is the
+(``broker/quorum/consensus.py``) carries them out; so does the simulator (``sim/cores/raft_node.py``), which is the
 reason for this shape.
 
     start, tick                       time

@@ -31,9 +31,9 @@ from penstock.protocol.messages.topics import (
     DeleteTopicState,
 )
 from penstock.sim.client import Client, Place
+from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.loop import Process
 from penstock.sim.topics import MORTAL, RECREATED, Topics
-from penstock.sim.truths import Truths
 
 # Kinds of resources, and what is done to a setting.
 TOPIC = 2
@@ -48,7 +48,7 @@ class Administrator:
     def __init__(
         self,
         client: Client,
-        truths: Truths,
+        checkers: ClientCheckers,
         topics: Topics,
         *,
         interval_ms: float,
@@ -58,7 +58,7 @@ class Administrator:
     ) -> None:
         self._client = client
         self._chance = client.chance
-        self._truths = truths
+        self._checkers = checkers
         self._topics = topics
         self._interval_ms = interval_ms
         self._replication_factor = replication_factor
@@ -242,12 +242,12 @@ class Administrator:
         if not places or MORTAL in places[0].topic:
             return
         place = self._chance.choice(places)
-        end = self._truths.values.end(place)
+        end = self._checkers.values.end(place)
         leadership = self._client.leader(place)
         if leadership is None or end == 0 or self._chance.random() < 0.5:
             return
         offset = self._chance.randint(0, end)
-        self._truths.starts.asked(place, offset)
+        self._checkers.starts.asked(place, offset)
         request = DeleteRecordsRequest(
             topics=[
                 DeleteRecordsTopic(
@@ -261,7 +261,7 @@ class Administrator:
         if response is not None and not response.topics[0].partitions[0].error_code:
             self.changes += 1
             low_watermark = response.topics[0].partitions[0].low_watermark
-            self._truths.starts.deleted(place, low_watermark, leadership.epoch)
+            self._checkers.starts.deleted(place, low_watermark, leadership.epoch)
 
 
 async def set_config(

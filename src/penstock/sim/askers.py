@@ -17,8 +17,8 @@ from penstock.protocol.messages.groups import (
     OffsetFetchRequestTopics,
 )
 from penstock.sim.client import Client, Place
+from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.topics import RECREATED, Topics, list_offset
-from penstock.sim.truths import Truths
 
 # Clients commit by name. A coordinator that has not heard of a topic yet takes its name for that of the topic
 # before it; within this time it has heard of it, or has lost its lease.
@@ -28,20 +28,20 @@ NO_GENERATION = -1
 
 class Timekeeper:
     def __init__(
-        self, client: Client, truths: Truths, topics: Topics, name: str, *, interval_ms: float
+        self, client: Client, checkers: ClientCheckers, topics: Topics, name: str, *, interval_ms: float
     ) -> None:
         self._client = client
         self._chance = client.chance
-        self._truths = truths
+        self._checkers = checkers
         self._topics = topics
         self._name = name
         self._interval_ms = interval_ms
 
     async def run(self) -> None:
-        client, times = self._client, self._truths.times
+        client, times = self._client, self._checkers.times
         while True:
             await client.pause(self._chance.expovariate(1 / self._interval_ms))
-            known = self._truths.values.times
+            known = self._checkers.values.times
             # By name: one that is deleted could be taken for another.
             places = [
                 place
@@ -65,11 +65,11 @@ class Bookkeeper:
     """Commits for a group without members, and asks what was committed."""
 
     def __init__(
-        self, client: Client, truths: Truths, topics: Topics, group: str, *, interval_ms: float
+        self, client: Client, checkers: ClientCheckers, topics: Topics, group: str, *, interval_ms: float
     ) -> None:
         self._client = client
         self._chance = client.chance
-        self._truths = truths
+        self._checkers = checkers
         self._topics = topics
         self._group = group
         self._interval_ms = interval_ms
@@ -113,7 +113,7 @@ class Bookkeeper:
 
     async def _commit(self, place: Place) -> None:
         self._committed += 1
-        offset, commits = self._committed, self._truths.commits
+        offset, commits = self._committed, self._checkers.commits
         commits.committing(self._group, place, NO_GENERATION, offset)
         partition = OffsetCommitRequestPartition(
             partition_index=place.partition, committed_offset=offset, committed_metadata=""
@@ -148,4 +148,4 @@ class Bookkeeper:
             return
         found = response.groups[0].topics[0].partitions[0]
         if found.error_code == ErrorCode.NONE and place.topic_id not in self._topics.doomed:
-            self._truths.commits.fetched(self._group, place, found.committed_offset, self._group)
+            self._checkers.commits.fetched(self._group, place, found.committed_offset, self._group)

@@ -4,7 +4,7 @@
 the metadata logs agree as far as they are committed, a leader epoch has one leader, a quorum epoch one controller,
 nobody serves without a lease, watermarks and starts only rise. ``final`` compares the copies of every partition
 byte by byte. The numbers are those of the invariants the project holds itself to;
-what clients see is judged in ``truths.py``.
+what clients see is judged in ``client_checkers.py``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from penstock.metadata.image import Image, PartitionImage
 from penstock.protocol.records import BatchHeader, batches
 from penstock.sim.boot import Booted
 from penstock.sim.client import Place
+from penstock.sim.client_checkers import LEASE_MS, LEASE_SLACK_MS
 from penstock.sim.cluster import Cluster, Machine
 from penstock.sim.disk import Content
 from penstock.sim.loop import Violation
 from penstock.sim.topics import Topics
-from penstock.sim.truths import LEASE_MS, LEASE_SLACK_MS
 
 READ_BYTES = 1 << 20
 

@@ -35,8 +35,8 @@ from penstock.protocol.messages.groups import (
 )
 from penstock.protocol.schema import decode, encode
 from penstock.sim.client import Client, Place
+from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.topics import EARLIEST, LATEST, Topics, list_offset
-from penstock.sim.truths import Truths
 
 SESSION_MS = 6_000
 REBALANCE_MS = 8_000
@@ -51,7 +51,7 @@ class Member:
     def __init__(
         self,
         client: Client,
-        truths: Truths,
+        checkers: ClientCheckers,
         topics: Topics,
         group: str,
         name: str,
@@ -62,7 +62,7 @@ class Member:
     ) -> None:
         self._client = client
         self._chance = client.chance
-        self._truths = truths
+        self._checkers = checkers
         self._topics = topics
         self._group = group
         self._name = name
@@ -190,7 +190,7 @@ class Member:
                     self._owned.append(place)
                     # A static member has another id in each of its lives.
                     owner = self._instance or self._member_id
-                    self._truths.owners.owns(self._group, self._generation, place, owner)
+                    self._checkers.owners.owns(self._group, self._generation, place, owner)
         return True
 
     def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
@@ -284,7 +284,7 @@ class Member:
                     return None
                 place = self._client.places[topic.name][found.partition_index]
                 if place.topic_id not in self._topics.doomed:
-                    self._truths.commits.fetched(self._group, place, found.committed_offset, self._name)
+                    self._checkers.commits.fetched(self._group, place, found.committed_offset, self._name)
                 positions[place] = max(0, found.committed_offset)
         return positions
 
@@ -299,7 +299,7 @@ class Member:
         if offset >= end or place.topic_id in self._topics.doomed:
             return True
         offset = self._chance.randint(offset + 1, end)
-        commits, generation = self._truths.commits, self._generation
+        commits, generation = self._checkers.commits, self._generation
         commits.committing(self._group, place, generation, offset)
         response = await self._ask(
             OffsetCommitRequest(

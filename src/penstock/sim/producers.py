@@ -21,9 +21,9 @@ from penstock.protocol.messages.produce import (
 )
 from penstock.protocol.records import encode_batch
 from penstock.sim.client import Client, Place
+from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.loop import Promise, Violation
 from penstock.sim.topics import MORTAL, Topics
-from penstock.sim.truths import Truths
 
 ALL = -1
 PRODUCE_TIMEOUT_MS = 3_000
@@ -66,7 +66,7 @@ class Lane:
     def __init__(
         self,
         client: Client,
-        truths: Truths,
+        checkers: ClientCheckers,
         topics: Topics,
         place: Place,
         name: str,
@@ -78,7 +78,7 @@ class Lane:
     ) -> None:
         self._client = client
         self._chance = client.chance
-        self._truths = truths
+        self._checkers = checkers
         self._topics = topics
         self._place = place
         self._name = name
@@ -124,7 +124,7 @@ class Lane:
         values = []
         for _ in range(self._chance.choice([1, 1, 2, 5])):
             value = b"%s/%d" % (self._name.encode(), self._numbers)
-            self._truths.promises.sending(self._place, self._name, self._numbers, value, is_promise=True)
+            self._checkers.promises.sending(self._place, self._name, self._numbers, value, is_promise=True)
             self._numbers += 1
             values.append(value)
         self._pending.append(_Batch(values, self._sequence))
@@ -173,7 +173,7 @@ class Lane:
                 return False
             batch = self._pending.pop(0)
             for place, value in enumerate(batch.values):
-                self._truths.promises.acked(value, result.base_offset + place)
+                self._checkers.promises.acked(value, result.base_offset + place)
             self.acknowledged += len(batch.values)
         return True
 
@@ -196,7 +196,7 @@ class Lane:
     def _forgotten(self, error: ErrorCode) -> None:
         """Everything before the first pending batch was acknowledged, so the leader must know it."""
         place = self._place
-        if place.topic_id in self._topics.doomed or self._truths.starts.deleted_before(place) > 0:
+        if place.topic_id in self._topics.doomed or self._checkers.starts.deleted_before(place) > 0:
             # Its records are gone, and with them perhaps what was known of their producer.
             self._identity = Identity()
             self._pending.clear()
@@ -214,7 +214,7 @@ class Gambler:
     def __init__(
         self,
         client: Client,
-        truths: Truths,
+        checkers: ClientCheckers,
         topics: Topics,
         place: Place,
         name: str,
@@ -224,7 +224,7 @@ class Gambler:
     ) -> None:
         self._client = client
         self._chance = client.chance
-        self._truths = truths
+        self._checkers = checkers
         self._topics = topics
         self._place = place
         self._name = name
@@ -246,16 +246,16 @@ class Gambler:
                 continue
             value = b"%s/%d" % (self._name.encode(), number)
             number += 1
-            self._truths.promises.sending(self._place, "", number, value, is_promise=self._acks == ALL)
+            self._checkers.promises.sending(self._place, "", number, value, is_promise=self._acks == ALL)
             batch = encode_batch([(client.process.clock.wall_ms(), None, value, ())])
             request = produce_request(self._place, batch, self._version, self._acks)
             result = _only(await client.call(leadership.broker, request, self._version))
             if result is None or result.error_code:
                 if result is not None and result.error_code in DEFINITE:
-                    self._truths.promises.failed(value)
+                    self._checkers.promises.failed(value)
                 await client.refresh([self._place.topic])
             else:
-                self._truths.promises.acked(value, result.base_offset)
+                self._checkers.promises.acked(value, result.base_offset)
 
 
 def produce_request(place: Place, batch: bytearray, version: int, acks: int) -> ProduceRequest:

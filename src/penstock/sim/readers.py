@@ -15,9 +15,9 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from penstock.protocol.records import CRC_START, CorruptBatch, batches, decode_records
 from penstock.sim.client import Client, Place
+from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.loop import Violation, start
 from penstock.sim.topics import EARLIEST, Topics, list_offset
-from penstock.sim.truths import Truths
 
 FETCH_WAIT_MS = 500
 RECORDS_BYTES_MAX = 1 << 24
@@ -50,7 +50,7 @@ class Reader:
     def __init__(
         self,
         client: Client,
-        truths: Truths,
+        checkers: ClientCheckers,
         topics: Topics,
         name: str,
         *,
@@ -61,7 +61,7 @@ class Reader:
     ) -> None:
         self._client = client
         self._chance = client.chance
-        self._truths = truths
+        self._checkers = checkers
         self._topics = topics
         self.name = name
         version = self._chance.choice([11, 12, 13, 15, 17])
@@ -141,7 +141,7 @@ class Reader:
                 client.process.loop.now_ms,
                 broker,
                 [place for place in in_session if self._nearer.get(place) != (broker, in_session[place][1])],
-                {place: self._truths.starts.acknowledged(place) for place in in_session},
+                {place: self._checkers.starts.acknowledged(place) for place in in_session},
             )
             response: FetchResponse | None = await client.call(
                 broker, request, self.version, timeout_ms=FETCH_WAIT_MS + 5_000, lane="fetch"
@@ -156,7 +156,7 @@ class Reader:
             for place in asking.led:
                 if _was_answered(response, place, self.version):
                     epoch, now_ms = in_session[place][1], client.process.loop.now_ms
-                    self._truths.leaders.answered(place, epoch, asking.asked_ms, now_ms, self.name)
+                    self._checkers.leaders.answered(place, epoch, asking.asked_ms, now_ms, self.name)
             if not await self._received(response, dict(in_session), asking):
                 await client.back_off()
                 await client.refresh([place.topic for place in places])
@@ -198,7 +198,7 @@ class Reader:
                 elif data.error_code:
                     is_good = False
                 else:
-                    self._truths.starts.saw(
+                    self._checkers.starts.saw(
                         place,
                         data.log_start_offset,
                         self.name,
@@ -241,10 +241,10 @@ class Reader:
                 if record.offset < position.offset:
                     continue  # the batch begins before what was asked for
                 assert record.value is not None
-                self._truths.polls.polled_from(place, position.offset, record.offset, self.name)
-                self._truths.values.saw(place, record.offset, record.value, header.leader_epoch, self.name)
-                self._truths.values.times.setdefault(place, {})[record.offset] = record.timestamp
-                self._truths.promises.read(place, record.offset, record.value, self.name)
+                self._checkers.polls.polled_from(place, position.offset, record.offset, self.name)
+                self._checkers.values.saw(place, record.offset, record.value, header.leader_epoch, self.name)
+                self._checkers.values.times.setdefault(place, {})[record.offset] = record.timestamp
+                self._checkers.promises.read(place, record.offset, record.value, self.name)
                 if header.leader_epoch < position.epoch:
                     raise Violation(
                         f"{place} at {record.offset}: epoch {header.leader_epoch} after {position.epoch}"
@@ -263,7 +263,7 @@ class Reader:
                 f"lost write: {self.name} read {place} to {position.offset}, which the leader of epoch "
                 f"{leadership.epoch} says is out of range; it starts at {start}"
             )
-        self._truths.starts.saw(place, start, self.name)
+        self._checkers.starts.saw(place, start, self.name)
         position.offset, position.epoch = start, -1
 
 

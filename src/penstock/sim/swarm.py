@@ -18,6 +18,7 @@ from penstock.sim.administrator import Administrator
 from penstock.sim.askers import Bookkeeper, Timekeeper
 from penstock.sim.checkers import Inspector
 from penstock.sim.client import Client, Place
+from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.cluster import Cluster, rack_of
 from penstock.sim.faults import Nemesis
 from penstock.sim.loop import Loop, Process, Streams, Violation, start
@@ -29,7 +30,6 @@ from penstock.sim.producers import Gambler, Identity, Lane
 from penstock.sim.readers import Reader
 from penstock.sim.report import Report
 from penstock.sim.topics import RECREATED, Topics
-from penstock.sim.truths import Truths
 
 INSPECTION_MS = 250
 # After everything was healed.
@@ -45,7 +45,7 @@ class Run:
         self.fabric.weather.latency_ms = plan.latency_ms
         self.fabric.weather.jitter_ms = plan.latency_ms
         self.fabric.weather.splits = plan.splits
-        self.truths = Truths()
+        self.checkers = ClientCheckers()
         self.topics = Topics()
         self.cluster = Cluster(
             self.loop,
@@ -136,7 +136,7 @@ class Run:
             client = self._client(f"member-{number}")
             member = Member(
                 client,
-                self.truths,
+                self.checkers,
                 self.topics,
                 "workers",
                 f"member-{number}",
@@ -215,16 +215,16 @@ class Run:
 
         if not self.loop.run_until(lambda: not unread(), LIVENESS_MS):
             raise Violation(f"unseen after {LIVENESS_MS} ms without faults: {', '.join(unread())}")
-        self.truths.promises.final({place: position.offset for place, position in last.positions.items()})
+        self.checkers.promises.final({place: position.offset for place, position in last.positions.items()})
         self.inspector.final()
         self._assert_that_much_happened()
 
     def _assert_that_much_happened(self) -> None:
         """A run that proves something has written, read and met faults."""
-        if self.truths.promises.acknowledged < 5:
-            raise Violation(f"vacuous: {self.truths.promises.acknowledged} records acknowledged")
-        if self.truths.polls.polled < 5:
-            raise Violation(f"vacuous: {self.truths.polls.polled} records read")
+        if self.checkers.promises.acknowledged < 5:
+            raise Violation(f"vacuous: {self.checkers.promises.acknowledged} records acknowledged")
+        if self.checkers.polls.polled < 5:
+            raise Violation(f"vacuous: {self.checkers.polls.polled} records read")
 
     # Clients
 
@@ -232,7 +232,7 @@ class Run:
         plan = self.plan
         return Administrator(
             client,
-            self.truths,
+            self.checkers,
             self.topics,
             interval_ms=6_000,
             replication_factor=plan.replication_factor,
@@ -263,11 +263,11 @@ class Run:
             self.recreator = Recreator(self._administrator(client), self.topics, client)
             start(client.process, self.recreator.run())
             client = self._client("bookkeeper")
-            books = Bookkeeper(client, self.truths, self.topics, "books", interval_ms=1_500)
+            books = Bookkeeper(client, self.checkers, self.topics, "books", interval_ms=1_500)
             start(client.process, books.run())
         if plan.asks_by_time:
             client = self._client("timekeeper")
-            times = Timekeeper(client, self.truths, self.topics, "timekeeper", interval_ms=1_500)
+            times = Timekeeper(client, self.checkers, self.topics, "timekeeper", interval_ms=1_500)
             start(client.process, times.run())
 
     def _client(self, name: str) -> Client:
@@ -277,7 +277,7 @@ class Run:
     def _start_reader(self, name: str) -> Reader:
         client = self._client(name)
         rack = rack_of(len(self.readers), self.plan.racks)
-        reader = Reader(client, self.truths, self.topics, name, rack=rack, by_id=self.plan.reads_by_id)
+        reader = Reader(client, self.checkers, self.topics, name, rack=rack, by_id=self.plan.reads_by_id)
         if name != "last-reader":
             self.readers.append(reader)
         start(client.process, reader.run())
@@ -296,7 +296,7 @@ class Run:
                 is_again = place.topic == RECREATED
                 lane = Lane(
                     client,
-                    self.truths,
+                    self.checkers,
                     self.topics,
                     place,
                     name,
@@ -314,7 +314,7 @@ class Run:
                 client = self._client(name)
                 gambler = Gambler(
                     client,
-                    self.truths,
+                    self.checkers,
                     self.topics,
                     place,
                     name,
@@ -330,15 +330,15 @@ class Run:
         self.loop.after(INSPECTION_MS, self._inspect, "inspect")
 
     def _counts(self) -> dict[str, int]:
-        truths = self.truths
+        checkers = self.checkers
         counts = {
-            "acknowledged": truths.promises.acknowledged,
-            "refused": truths.promises.refused,
-            "read": truths.polls.polled,
-            "compared": truths.values.compared + self.inspector.compared,
-            "commits": truths.commits.acknowledged,
-            "resumed": truths.commits.resumed,
-            "generations": len(truths.owners.generations),
+            "acknowledged": checkers.promises.acknowledged,
+            "refused": checkers.promises.refused,
+            "read": checkers.polls.polled,
+            "compared": checkers.values.compared + self.inspector.compared,
+            "commits": checkers.commits.acknowledged,
+            "resumed": checkers.commits.resumed,
+            "generations": len(checkers.owners.generations),
             "changes": self.administrator.changes if self.administrator is not None else 0,
             "elections": self.inspector.elections,
             "starts": sum(machine.starts for machine in self.cluster.machines.values()),
@@ -348,7 +348,7 @@ class Run:
             counts |= {
                 "settings changed": self.operator.changes if self.operator is not None else 0,
                 "topics recreated": self.recreator.recreations if self.recreator is not None else 0,
-                "asked by time": truths.times.asked,
+                "asked by time": checkers.times.asked,
                 "metadata compared": self.inspector.metadata_compared,
                 "read from followers": sum(reader.read_nearby for reader in self.readers),
             }

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from penstock.model import TopicPartition
 from penstock.spark.errors import SparkOptionError
-from penstock.spark.given import INT32_MAX, INT64_MAX, OF_JAVA_CLIENTS, Given, Names, at_most
+from penstock.spark.option_values import INT32_MAX, INT64_MAX, OF_JAVA_CLIENTS, Names, OptionValues, at_most
 from penstock.spark.ranges import Offsets, StreamOffset, from_json
 from penstock.spark.reading import (
     CLIENT_ID,
@@ -165,7 +165,7 @@ class SourceOptions:
 
 def parse(options: Mapping[str, str], mode: Mode) -> SourceOptions:
     """Raises SparkOptionError: one line about the first thing that is wrong."""
-    given = Given(options, NAMES)
+    given = OptionValues(options, NAMES)
     parsed = _parse(given, mode)
     if mode == "batch":
         _check_batch(parsed, given)
@@ -176,13 +176,13 @@ def parse(options: Mapping[str, str], mode: Mode) -> SourceOptions:
 
 def check(options: Mapping[str, str]) -> SourceOptions:
     """As ``parse``, for those who do not know yet whether a batch or a stream is meant."""
-    return _parse(Given(options, NAMES), "batch")
+    return _parse(OptionValues(options, NAMES), "batch")
 
 
 _DEFAULT_START: dict[Mode, Literal["earliest", "latest"]] = {"batch": "earliest", "stream": "latest"}
 
 
-def _parse(given: Given, mode: Mode) -> SourceOptions:
+def _parse(given: OptionValues, mode: Mode) -> SourceOptions:
     return SourceOptions(
         read=_read_settings(given),
         subscription=_subscription(given),
@@ -201,7 +201,7 @@ def _parse(given: Given, mode: Mode) -> SourceOptions:
 # What to read
 
 
-def _subscription(given: Given) -> Subscription:
+def _subscription(given: OptionValues) -> Subscription:
     said = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
     if len(said) != 1:
         found = f"both {said[0]} and {said[1]}" if said else "none of them"
@@ -240,7 +240,7 @@ def _assigned(text: str) -> tuple[TopicPartition, ...]:
 # Where to begin and to end
 
 
-def _place(given: Given, side: Literal["starting", "ending"], default: Place) -> Place:
+def _place(given: OptionValues, side: Literal["starting", "ending"], default: Place) -> Place:
     """In the order of precedence of Spark's Kafka source: one time for all, times, then offsets."""
     is_late_latest = side == "ending" or _strategy_is_latest(given)
     one_time, times, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
@@ -264,7 +264,7 @@ def _place(given: Given, side: Literal["starting", "ending"], default: Place) ->
     return Place(offsets, "offsets", given_offsets.offsets, given_offsets.topic_ids)
 
 
-def _strategy_is_latest(given: Given) -> bool:
+def _strategy_is_latest(given: OptionValues) -> bool:
     name = "startingOffsetsByTimestampStrategy"
     strategy = given.text(name, "error").lower()
     if strategy not in {"error", "latest"}:
@@ -285,7 +285,7 @@ def _offsets_json(text: str, name: str, example: str) -> StreamOffset:
     return found
 
 
-def _check_batch(parsed: SourceOptions, given: Given) -> None:
+def _check_batch(parsed: SourceOptions, given: OptionValues) -> None:
     starting, ending = parsed.starting, parsed.ending
     if starting.kind == "latest" or (starting.kind == "offsets" and -1 in starting.values.values()):
         raise SparkOptionError("startingOffsets cannot be latest (-1) in a batch read: it would read nothing")
@@ -295,7 +295,7 @@ def _check_batch(parsed: SourceOptions, given: Given) -> None:
         raise SparkOptionError("groupId mirrors a stream's progress; a batch read has none, leave it out")
 
 
-def _check_stream(parsed: SourceOptions, given: Given) -> None:
+def _check_stream(parsed: SourceOptions, given: OptionValues) -> None:
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
         if name in given:
             raise SparkOptionError(f"{name} belongs to batch reads: a stream has no end; leave it out")
@@ -307,7 +307,7 @@ def _check_stream(parsed: SourceOptions, given: Given) -> None:
 # How to read
 
 
-def _read_settings(given: Given) -> ReadSettings:
+def _read_settings(given: OptionValues) -> ReadSettings:
     isolation = given.text("kafka.isolation.level", "read_uncommitted").lower()
     if isolation not in {"read_committed", "read_uncommitted"}:
         raise SparkOptionError(
@@ -325,7 +325,7 @@ def _read_settings(given: Given) -> ReadSettings:
     )
 
 
-def _group(given: Given) -> str | None:
+def _group(given: OptionValues) -> str | None:
     group = given.get("groupId")
     if group == "":
         raise SparkOptionError("groupId is empty; name a consumer group or leave it out")
@@ -335,14 +335,14 @@ def _group(given: Given) -> str | None:
 # Values
 
 
-def _time_ms(given: Given, name: str) -> int:
+def _time_ms(given: OptionValues, name: str) -> int:
     text = given[name]
     if not text.isdecimal():
         raise SparkOptionError(f"{name} needs milliseconds since 1970, not {text!r}")
     return at_most(name, int(text), INT64_MAX)
 
 
-def _duration_ms(given: Given, name: str, default: int) -> int:
+def _duration_ms(given: OptionValues, name: str, default: int) -> int:
     text = given.get(name)
     if text is None:
         return default
@@ -352,7 +352,7 @@ def _duration_ms(given: Given, name: str, default: int) -> int:
     return int(found[1]) * _TIME_UNITS_MS[found[2]]
 
 
-def _size(given: Given, name: str) -> int | None:
+def _size(given: OptionValues, name: str) -> int | None:
     text = given.get(name)
     if text is None:
         return None

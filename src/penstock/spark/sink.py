@@ -37,7 +37,7 @@ from pyspark.sql.types import (
 
 from penstock.protocol.compression import Codec
 from penstock.spark.errors import SparkOptionError
-from penstock.spark.given import INT32_MAX, OF_JAVA_CLIENTS, Given, Names
+from penstock.spark.option_values import INT32_MAX, OF_JAVA_CLIENTS, Names, OptionValues
 from penstock.spark.producing import (
     BATCH_BYTES_MAX,
     CLIENT_ID,
@@ -184,7 +184,7 @@ def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
 
 def parse(options: Mapping[str, str]) -> SinkOptions:
     """Raises SparkOptionError: one line about the first thing that is wrong."""
-    given = Given(options, NAMES)
+    given = OptionValues(options, NAMES)
     topic = given.get("topic")
     if topic == "":
         raise SparkOptionError("option topic is empty; name a topic, or leave it out and give a column topic")
@@ -204,7 +204,9 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
     )
 
 
-def _choice(given: Given, names: tuple[str, str], choices: Mapping[str, Value], default: Value) -> Value:
+def _choice(
+    given: OptionValues, names: tuple[str, str], choices: Mapping[str, Value], default: Value
+) -> Value:
     said = {name: given[name] for name in names if name in given}
     for name, text in said.items():
         if text.lower() not in choices:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.connection import Call
+from penstock.broker.network.connection import Call
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import (

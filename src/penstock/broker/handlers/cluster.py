@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker import access
-from penstock.broker.connection import Call, Encoded
+from penstock.broker.network import authorization as access
+from penstock.broker.network.connection import Call, Encoded
 from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
 from penstock.metadata.image import Image
 from penstock.protocol.apis import advertised

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.connection import Call
+from penstock.broker.network.connection import Call
 from penstock.metadata import configs
 from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from penstock.protocol.errors import ErrorCode

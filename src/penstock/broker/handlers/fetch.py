@@ -18,8 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.connection import CLOSE, WAITING, Call
-from penstock.broker.sessions import SESSIONLESS_EPOCH, FetchPartition, FetchSession, Key, session_key
+from penstock.broker.network.connection import CLOSE, WAITING, Call
+from penstock.broker.network.fetch_sessions import (
+    SESSIONLESS_EPOCH,
+    FetchPartition,
+    FetchSession,
+    Key,
+    session_key,
+)
 from penstock.log.log import OffsetOutOfRange
 from penstock.metadata.topics import CLUSTER_METADATA_ID
 from penstock.model import NO_TOPIC_ID, BrokerId
@@ -36,7 +42,7 @@ from penstock.protocol.messages.fetch import (
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
-    from penstock.broker.partitions import HostedPartition
+    from penstock.broker.partition.hosted_partition import HostedPartition
 
 SESSIONS_SINCE_VERSION = 7
 TOPIC_IDS_SINCE_VERSION = 13
@@ -162,7 +168,7 @@ class PendingFetch:
         else:
             for partition in self._partitions:
                 if partition.hosted is not None:
-                    partition.hosted.audience.watch(self, is_replica=self._replica >= 0)
+                    partition.hosted.waiters.watch(self, is_replica=self._replica >= 0)
 
     def changed(self, hosted: HostedPartition) -> None:
         """Try again at the end of this turn, when everything that arrived with it is there."""
@@ -202,7 +208,7 @@ class PendingFetch:
         else:
             for partition in self._partitions:
                 if partition.hosted is not None:
-                    partition.hosted.audience.unwatch(self)
+                    partition.hosted.waiters.unwatch(self)
 
     def _collect(
         self, partition: FetchPartition, bytes_left: int, at_least_one: bool, may_serve: bool

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker import access
-from penstock.broker.connection import WAITING, Call
-from penstock.broker.coordinators import GroupPartition
+from penstock.broker.coordination.coordinators import GroupPartition
+from penstock.broker.network import authorization as access
+from penstock.broker.network.connection import WAITING, Call
 from penstock.decision import Decision
 from penstock.groups.answers import no_offset, offset_fetch_groups, offset_fetch_response, refusal
 from penstock.groups.changes import Change

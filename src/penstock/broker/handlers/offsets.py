@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.connection import WAITING, Call
+from penstock.broker.network.connection import WAITING, Call
 from penstock.log.log import OffsetOutOfRange
 from penstock.metadata.topics import is_internal
 from penstock.protocol.errors import ErrorCode
@@ -30,7 +30,7 @@ from penstock.protocol.messages.offsets import (
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
-    from penstock.broker.partitions import HostedPartition
+    from penstock.broker.partition.hosted_partition import HostedPartition
 
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4

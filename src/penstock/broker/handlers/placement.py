@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.connection import Call
-from penstock.broker.partitions import HostedPartition
+from penstock.broker.network.connection import Call
+from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.placement import (
     AlterPartitionReassignmentsRequest,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.connection import CLOSE, NO_RESPONSE, WAITING, Call
+from penstock.broker.network.connection import CLOSE, NO_RESPONSE, WAITING, Call
 from penstock.metadata.topics import is_internal
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
@@ -32,7 +32,7 @@ from penstock.protocol.messages.produce import (
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
-    from penstock.broker.partitions import Appended, HostedPartition
+    from penstock.broker.partition.hosted_partition import Appended, HostedPartition
 
 ZSTD_SINCE_VERSION = 7
 TOPIC_IDS_SINCE_VERSION = 13

@@ -1,7 +1,7 @@
 """Vote (0-2), BeginQuorumEpoch (0-1), EndQuorumEpoch (0-1), DescribeQuorum (0-2), FetchSnapshot (0-1),
 AddRaftVoter (0-1) and RemoveRaftVoter (0): the metadata quorum. Its Fetch comes in by ``handlers/fetch.py``.
 
-All of it is for ``broker/consensus.py``, which answers when the core has decided. DescribeQuorum and the
+All of it is for ``broker/quorum/consensus.py``, which answers when the core has decided. DescribeQuorum and the
 changes of voters come from operators too, on the clients' listener; the rest only from other nodes.
 
 Departures from Kafka: DescribeQuorum is answered by every node, with an error beside what it knows when it
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.connection import WAITING, Call
+from penstock.broker.network.connection import WAITING, Call
 from penstock.protocol.messages.quorum import (
     AddRaftVoterRequest,
     BeginQuorumEpochRequest,

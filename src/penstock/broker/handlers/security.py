@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.broker.connection import Call
+from penstock.broker.network.connection import Call
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.security import (
     AclCreationResult,

@@ -1,7 +1,7 @@
 """Metadata (0-13), DescribeTopicPartitions (0), CreateTopics (2-7), DeleteTopics (1-6), CreatePartitions
 (0-3).
 
-Reads are answered from the committed image, the full list from the bytes that ``catalogue.py`` keeps. Changes
+Reads are answered from the committed image, the full list from the bytes that ``metadata_pages.py`` keeps. Changes
 go to the controller and are answered when they are committed.
 
 Departures from Kafka: a Metadata request that creates a topic waits for it and answers with its leader,
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker import access
-from penstock.broker.connection import WAITING, Call, Encoded
+from penstock.broker.network import authorization as access
+from penstock.broker.network.connection import WAITING, Call, Encoded
 from penstock.metadata.image import NO_LEADER, Image, TopicImage
 from penstock.metadata.topics import is_internal, name_error
 from penstock.model import NO_TOPIC_ID, TopicId
@@ -81,7 +81,7 @@ def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Any:
         start, count = around[: place - 1], uvarint(len(image.topics) + 1)
     else:
         start, count = around[: place - 4], len(image.topics).to_bytes(4, "big")
-    broker.catalogue.list_topics(
+    broker.metadata_pages.list_topics(
         image,
         version,
         access.ON_TOPIC if request.include_topic_authorized_operations else OPERATIONS_OMITTED,

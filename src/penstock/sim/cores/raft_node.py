@@ -1,6 +1,6 @@
 """One simulated node of a quorum: a disk, and a process on it that carries out what its core wants.
 
-This is the shell's counterpart (``broker/consensus.py``): effects in order, nothing else while a promise is
+This is the shell's counterpart (``broker/quorum/consensus.py``): effects in order, nothing else while a promise is
 being stored, a flush that takes its time. What a newcomer gets wrong: whatever is scheduled for a process
 must not reach the one that runs after a crash, so it carries the life it is meant for.
 """

@@ -1,0 +1,58 @@
+"""How the controller notices at once that a broker's process has died: the connection of its heartbeats closes.
+
+What a newcomer gets wrong: a closed connection proves nothing by itself. The broker is asked for once more, and is
+lost only when nobody listens there; one that merely opened another connection is found to be there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.broker.network.connection import Connection
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+
+class BrokerConnections:
+    """Over which connection each broker sends its heartbeats, so that the end of one is noticed."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        # The connection that the last heartbeat of a broker came on, and its epoch; None when that has ended.
+        self._known: dict[int, tuple[Connection | None, int]] = {}
+
+    def heard(self, connection: Connection, broker_id: int, epoch: int) -> None:
+        known = self._known.get(broker_id)
+        if known is not None and known[0] is connection and known[1] == epoch:
+            return
+        self._known[broker_id] = (connection, epoch)
+        connection.on_closed = lambda: self._ended(connection, broker_id, epoch)
+
+    def registering(self, broker_id: int) -> None:
+        """A process registers. If its predecessor's connection has ended, so has the predecessor."""
+        connection, epoch = self._known.get(broker_id, (None, -1))
+        if connection is None and epoch >= 0:
+            del self._known[broker_id]
+            self._broker.active_controller.broker_lost(broker_id, epoch)
+
+    def probe_all(self) -> None:
+        """Look after every broker of which nothing was heard here."""
+        for known in self._broker.image.brokers.values():
+            if not known.fenced and known.id != self._broker.node_id:
+                self._probe(known.id, known.epoch)
+
+    def _ended(self, connection: Connection, broker_id: int, epoch: int) -> None:
+        if self._known.get(broker_id) != (connection, epoch):
+            return
+        self._known[broker_id] = (None, epoch)
+        self._probe(broker_id, epoch)
+
+    def _probe(self, broker_id: int, epoch: int) -> None:
+        def probed(is_refused: bool) -> None:
+            connection = self._known.get(broker_id, (None, epoch))[0]
+            if is_refused and connection is None:
+                self._broker.active_controller.broker_lost(broker_id, epoch)
+
+        if self._broker.consensus.is_active:
+            self._broker.peers.probe(broker_id, probed)

@@ -1,0 +1,1 @@
+"""Coordinators on internal topics, and the producer ids that this broker hands out."""

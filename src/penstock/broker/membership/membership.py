@@ -1,0 +1,356 @@
+"""This broker's place in the cluster: registering, heartbeats, the lease, and leaving in good order.
+
+    REGISTERING --registered--> CATCHING_UP --image and logs ready--> FENCED <--heartbeats--> ACTIVE
+                                                                                               |
+                                              STOPPED <--may stop, or time is up-- STOPPING <--+
+
+A broker serves clients only while it holds the lease: a heartbeat that the controller has answered is worth
+two thirds of a session, counted from when it was *sent*. The session is the one that the answer names: this broker
+may have been started with another, and the controller fences by its own. So a broker that is cut off, or slept,
+stops serving before the controller gives its partitions to others, and no stale leader answers anybody. Not a whole
+session, so that a new controller, which does not know who was promised what, need not wait for one.
+
+What a newcomer gets wrong: the lease is asked for at every request (``is_serving``) and compared with the
+clock. A timer that takes it away would fire too late in a process that was just woken up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from penstock.broker.clocks.timekeeper import Reading
+from penstock.environment import Timer
+from penstock.metadata.image import Endpoint
+from penstock.model import TopicId
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.brokers import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    FlushedTopic,
+    Listener,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+REGISTRATION_VERSION = 4
+HEARTBEAT_VERSION = 1
+RETRY_MS = 100
+# The disk is full: there will hardly be room a moment later.
+UNWRITTEN_RETRY_MS = 500
+# Until it is let in, and while it waits to leave, a broker asks more often.
+IMPATIENT_INTERVAL_MS = 200
+# A new controller hears of a broker at once, and so notices when its connection ends.
+LOOK_INTERVAL_MS = 300
+CALL_TIMEOUT_MS = 2_000
+# How long a stopping broker waits for its leaderships to be taken over, and how long for an answer at all.
+LEAVING_TIMEOUT_MS = 10_000
+LEAVING_UNHEARD_MS = 2_000
+LANE = "heartbeat"
+
+
+class State(Enum):
+    REGISTERING = "registering"
+    CATCHING_UP = "catching up"
+    FENCED = "fenced"
+    ACTIVE = "active"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class Membership:
+    def __init__(self, broker: Broker, *, rack: str | None, on_active: Callable[[], None]) -> None:
+        self._broker = broker
+        self._environment = broker.environment
+        self._rack = rack
+        # Called at the first time this broker is let in.
+        self._on_active: Callable[[], None] | None = on_active
+        self._endpoints: list[Endpoint] = []
+        self.state = State.REGISTERING
+        # Of this registration.
+        self.epoch = -1
+        # Of this attempt to register, as often as it has to be made.
+        self._incarnation_id: bytes | None = None
+        # As this broker was started, until a controller tells.
+        self._take_session(broker.config.broker_session_timeout_ms)
+        # Exclusive, monotonic.
+        self._lease_ends_ms = 0
+        self._timer: Timer | None = None
+        # The logs are being looked at, which may take many turns.
+        self._is_preparing = False
+        self._is_asking = False
+        # Something changed while an answer was awaited.
+        self._is_due = False
+        # Whom was asked last, and when.
+        self._asked: int | None = None
+        self._asked_ms = 0
+        self._leaving_since_ms = 0
+        self._last_heard_ms = 0
+        self._on_left: Callable[[], None] | None = None
+
+    def _take_session(self, session_ms: int) -> None:
+        self._lease_ms = session_ms * 2 // 3
+        # Twice in a lease, or the lease would end between two of them.
+        self._interval_ms = min(self._broker.config.broker_heartbeat_interval_ms, max(1, self._lease_ms // 2))
+
+    def is_serving(self) -> bool:
+        """Whether this broker may answer clients about its partitions."""
+        return (
+            self.state is State.ACTIVE or self.state is State.STOPPING
+        ) and self._environment.clock.now_ms() < self._lease_ends_ms
+
+    @property
+    def are_logs_ready(self) -> bool:
+        """Whether every log is open that has to be, so that followers may begin to fetch."""
+        return self.state is not State.REGISTERING and self.state is not State.CATCHING_UP
+
+    @property
+    def has_current_image(self) -> bool:
+        """Whether the image tells all that was decided before this process was registered."""
+        return self.state is not State.REGISTERING and self._broker.image.offset >= self.epoch
+
+    def start(self, endpoints: list[Endpoint]) -> None:
+        self._endpoints = endpoints
+        self._register()
+
+    def image_moved(self) -> None:
+        """The committed image is newer; perhaps new enough."""
+        is_new_enough = self.state is State.CATCHING_UP and self._broker.image.offset >= self.epoch
+        if is_new_enough and not self._is_preparing:
+            self._is_preparing = True
+            self._broker.prepare_partitions(self._prepared)
+        if self.state is State.FENCED or self.state is State.REGISTERING:
+            self._ask_soon()
+
+    def directories_changed(self) -> None:
+        """The controller should hear of it now."""
+        if self.state not in (State.REGISTERING, State.STOPPED):
+            self._ask_soon()
+
+    def leave(self, then: Callable[[], None]) -> None:
+        """Hand over what this broker leads, then ``then``; also when nobody takes it."""
+        self._on_left = then
+        if self.state in (State.REGISTERING, State.CATCHING_UP, State.STOPPED):
+            self._left()
+            return
+        self.state = State.STOPPING
+        self._leaving_since_ms = self._last_heard_ms = self._environment.clock.now_ms()
+        self._ask_soon()
+
+    def close(self) -> None:
+        self.state = State.STOPPED
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # Registering
+
+    def _register(self) -> None:
+        cluster_id = self._broker.cluster_id
+        if cluster_id is None:
+            # Nobody has told us yet which cluster this is.
+            self._again_in(RETRY_MS)
+            return
+        storage, registration = self._broker.storage, self._broker.registration
+        if self._incarnation_id is None:
+            self._incarnation_id = registration.incarnation_id(
+                repr((self._endpoints, self._rack, [id.hex() for id in storage.directory_ids]))
+            )
+        if self._incarnation_id is None:
+            self._again_in(UNWRITTEN_RETRY_MS)
+            return
+        request = BrokerRegistrationRequest(
+            broker_id=self._broker.node_id,
+            cluster_id=cluster_id,
+            incarnation_id=self._incarnation_id,
+            listeners=[
+                Listener(name=name, host=host, port=port, security_protocol=protocol)
+                for name, host, port, protocol in self._endpoints
+            ],
+            features=[],
+            rack=self._rack,
+            log_dirs=storage.directory_ids,
+            previous_broker_epoch=registration.previous_broker_epoch,
+            flushed=_flushed_topics(storage.flushed_note.noted()),
+        )
+        self._is_asking = True
+        self._broker.ask_controller(
+            request, REGISTRATION_VERSION, self._registered, lane=LANE, timeout_ms=CALL_TIMEOUT_MS
+        )
+
+    def _registered(self, response: BrokerRegistrationResponse | None) -> None:
+        self._is_asking = False
+        if self.state is not State.REGISTERING:
+            return
+        if response is None or response.error_code:
+            if response is not None and response.error_code == ErrorCode.REQUEST_TIMED_OUT:
+                # The controller is about to, and does the next portion of it when asked again.
+                self._again_in(0)
+                return
+            if response is not None:
+                self._refused(response.error_code)
+            self._again_in(RETRY_MS)
+            return
+        if not self._broker.registration.remember_epoch(response.broker_epoch):
+            # Under the same incarnation id the answer will be the same.
+            self._again_in(UNWRITTEN_RETRY_MS)
+            return
+        self.epoch = response.broker_epoch
+        self.state = State.CATCHING_UP
+        self._again_in(self._interval_ms)
+        self.image_moved()
+
+    def _refused(self, error: int) -> None:
+        if error in (ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION):
+            return  # soon it will be
+        name = ErrorCode(error).name
+        self._broker.logger.warning("the controller does not register this broker", error=name)
+        if error == ErrorCode.INCONSISTENT_CLUSTER_ID:
+            storage = self._broker.storage
+            self._broker.fail(
+                f"{storage.path} belongs to the cluster {storage.cluster_id}, and the controllers to another; "
+                f"choose another --data-dir"
+            )
+
+    def _prepared(self) -> None:
+        """Every log is open that has to be."""
+        self._is_preparing = False
+        # It may have been registered once more meanwhile: then the next image begins this anew.
+        if self.state is State.CATCHING_UP and self._broker.image.offset >= self.epoch:
+            self.state = State.FENCED
+            self._ask_soon()
+
+    # Heartbeats
+
+    def _ask_soon(self) -> None:
+        self._is_due = True
+        if not self._is_asking:
+            self._again_in(0)
+
+    def _again_in(self, delay_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._environment.spawn.later(delay_ms, self._ask)
+
+    def _ask(self) -> None:
+        self._timer = None
+        if self._is_asking or self.state is State.STOPPED:
+            return
+        if self.state is State.REGISTERING:
+            self._register()
+            return
+        sent = self._broker.clocks.read()
+        sent_ms = sent.now_ms
+        leader = self._broker.consensus.leader_id
+        if (
+            self.state is State.ACTIVE
+            and not self._is_due
+            and leader == self._asked
+            and sent_ms - self._asked_ms < self._interval_ms
+        ):
+            self._again_in(min(LOOK_INTERVAL_MS, self._interval_ms - (sent_ms - self._asked_ms)))
+            return
+        self._asked, self._asked_ms = leader, sent_ms
+        self._is_asking = True
+        self._is_due = False
+        request = BrokerHeartbeatRequest(
+            broker_id=self._broker.node_id,
+            broker_epoch=self.epoch,
+            current_metadata_offset=self._broker.image.offset,
+            # A node that cannot follow the metadata does not know what it leads.
+            want_fence=self.state is State.CATCHING_UP or self._broker.consensus.is_stuck,
+            want_shut_down=self.state is State.STOPPING,
+            offline_log_dirs=self._broker.storage.offline_directory_ids,
+            full_log_dirs=self._broker.storage.full_directory_ids or None,
+            time_ms=sent.wall_ms,
+            steady_ms=self._broker.clocks.steady_ms(sent),
+            takes_session=True,
+        )
+        self._broker.ask_controller(
+            request,
+            HEARTBEAT_VERSION,
+            lambda response: self._answered(response, sent),
+            lane=LANE,
+            timeout_ms=CALL_TIMEOUT_MS,
+        )
+
+    def _answered(self, response: BrokerHeartbeatResponse | None, sent: Reading) -> None:
+        self._is_asking = False
+        if self.state is State.STOPPED:
+            return
+        if response is not None and not response.error_code:
+            self._last_heard_ms = sent.now_ms
+            self._broker.clocks.heard(sent, response)
+            self._heard(response, sent.now_ms)
+        elif response is not None and response.error_code in (
+            ErrorCode.STALE_BROKER_EPOCH,
+            ErrorCode.BROKER_ID_NOT_REGISTERED,
+        ):
+            self._broker.logger.warning("registering again", error=ErrorCode(response.error_code).name)
+            if self.state is State.STOPPING:
+                self._left()
+                return
+            self.state = State.REGISTERING
+            self._incarnation_id = None
+        if self.state is State.STOPPING and self._has_waited_enough():
+            self._left()
+        if self.state is State.STOPPED:
+            return
+        if self._is_due or self.state is State.REGISTERING:
+            self._again_in(0 if response is not None else RETRY_MS)
+        elif response is None or response.error_code:
+            self._is_due = True
+            self._again_in(RETRY_MS)
+        else:
+            self._again_in(
+                min(
+                    LOOK_INTERVAL_MS if self.state is State.ACTIVE else IMPATIENT_INTERVAL_MS,
+                    self._interval_ms,
+                )
+            )
+
+    def _heard(self, response: BrokerHeartbeatResponse, sent_ms: int) -> None:
+        if response.session_timeout_ms > 0:
+            self._take_session(response.session_timeout_ms)
+        if response.should_shut_down and self.state is State.STOPPING:
+            self._left()
+            return
+        if response.is_fenced:
+            if self.state is State.ACTIVE:
+                # It has given our partitions to others; the image will say so.
+                self._broker.logger.warning("fenced by the controller")
+                self.state = State.FENCED
+            return
+        self._lease_ends_ms = sent_ms + self._lease_ms
+        if self.state is State.FENCED:
+            self.state = State.ACTIVE
+            on_active, self._on_active = self._on_active, None
+            if on_active is not None:
+                on_active()
+
+    def _has_waited_enough(self) -> bool:
+        now_ms = self._environment.clock.now_ms()
+        return (
+            now_ms - self._leaving_since_ms > LEAVING_TIMEOUT_MS
+            or now_ms - self._last_heard_ms > LEAVING_UNHEARD_MS
+        )
+
+    def _left(self) -> None:
+        self.close()
+        then, self._on_left = self._on_left, None
+        if then is not None:
+            # At once: a client that asks in between would be told that nobody leads.
+            then()
+
+    def check(self) -> None:
+        assert self.state is not State.ACTIVE or self.epoch >= 0
+
+
+def _flushed_topics(keys: list[tuple[TopicId, int]]) -> list[FlushedTopic]:
+    topics: dict[bytes, list[int]] = {}
+    for topic_id, index in keys:
+        topics.setdefault(topic_id, []).append(index)
+    return [FlushedTopic(topic_id=topic_id, partitions=partitions) for topic_id, partitions in topics.items()]

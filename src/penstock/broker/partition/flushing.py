@@ -1,0 +1,179 @@
+"""Making what was appended to a partition durable: one flush at a time, and who waits for it.
+
+A flush covers everything that was appended before it began. What is appended meanwhile shares the next one, so
+however many producers wait for their disk, a partition costs it one fsync after another and not one for each
+batch. The fsync itself runs in a thread, and only some of all partitions' at a time: ``FlushQueue`` is where the
+others stand in line.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.environment import Environment
+from penstock.log.log import Log
+from penstock.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.logs import Logger
+    from penstock.broker.partition.hosted_partition import HostedPartition
+    from penstock.broker.storage.storage import Storage
+
+# At a time: each holds descriptors.
+FLUSHES_MAX = 16
+RETRY_MS = 100
+NEVER = -1
+
+
+class FlushQueue:
+    """The flushes of all the partitions of a node."""
+
+    def __init__(self, environment: Environment, logger: Logger) -> None:
+        self._environment = environment
+        self._logger = logger
+        # Partitions with appends that no flush has covered, oldest first.
+        self.unflushed: dict[HostedPartition, None] = {}
+        self._running = 0
+        # Those that stand in line.
+        self._waiting: dict[HostedPartition, None] = {}
+
+    def may_start(self, hosted: HostedPartition) -> bool:
+        """Whether there is room for one more flush; if not, the partition is called when there is."""
+        if self._running < FLUSHES_MAX:
+            return True
+        self._waiting[hosted] = None
+        return False
+
+    def start(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        """Run the work of a flush in a thread, and let the next one in when it has ended."""
+
+        def ended(_: None, error: Exception | None) -> None:
+            self._running -= 1
+            done(error)
+            # More than one, if need be: who was deleted meanwhile flushes nothing, and ends nothing.
+            while self._waiting and self._running < FLUSHES_MAX:
+                following = next(iter(self._waiting))
+                del self._waiting[following]
+                following.flush()
+
+        self._running += 1
+        self._environment.spawn.in_thread(work, ended, lane="flush")
+
+    def delay(self, hosted: HostedPartition, error: OSError) -> None:
+        """A flush could not even begin: again in a moment."""
+        self._logger.error("a flush has to wait", partition=repr(hosted), error=str(error))
+        self._environment.spawn.later(RETRY_MS, hosted.flush)
+
+    def drop(self, is_lost: Callable[[HostedPartition], bool]) -> None:
+        """The disk under some partitions has failed: nothing of theirs will be flushed."""
+        for partitions in (self.unflushed, self._waiting):
+            for hosted in [hosted for hosted in partitions if is_lost(hosted)]:
+                del partitions[hosted]
+
+
+class Flushing:
+    """Of one partition."""
+
+    __slots__ = (
+        "_hosted",
+        "_is_running",
+        "_is_wanted",
+        "_queue",
+        "_storage",
+        "_waiters",
+        "unflushed_since_ms",
+    )
+
+    def __init__(self, hosted: HostedPartition, storage: Storage) -> None:
+        self._hosted = hosted
+        self._storage = storage
+        self._queue = storage.flush_queue
+        self._is_running = False
+        # Asked for while one was running, or while others had to come first.
+        self._is_wanted = False
+        # (offset, callback), in the order of the offsets.
+        self._waiters: deque[tuple[int, Callable[[ErrorCode], None]]] = deque()
+        # When the oldest append that no flush has covered was made; NEVER when there is none.
+        self.unflushed_since_ms = NEVER
+
+    def appended(self, log: Log, flush_messages: int) -> int:
+        """Account for an append; the offset that must be flushed before it is acknowledged, or 0."""
+        end_offset = log.log_end_offset
+        if self.unflushed_since_ms < 0:
+            self.unflushed_since_ms = self._storage.environment.clock.now_ms()
+            self._queue.unflushed[self._hosted] = None
+        # As in Kafka, the append that reaches flush.messages is acknowledged after the flush it causes.
+        if end_offset - log.recovery_point >= flush_messages:
+            self.flush()
+            return end_offset
+        if log.has_rolled:
+            self.flush()
+        return 0
+
+    def when_flushed(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
+        """Call back once everything below the offset is on this disk, or will never be."""
+        hosted = self._hosted
+        if hosted.is_deleted:
+            callback(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        elif not hosted.is_open or offset <= hosted.log.recovery_point:
+            callback(ErrorCode.NONE)
+        else:
+            self._waiters.append((offset, callback))
+
+    def flush(self) -> None:
+        """Make everything appended so far durable, in a thread."""
+        hosted = self._hosted
+        if not hosted.is_open or hosted.is_deleted or hosted.is_offline:
+            return
+        if self._is_running or not self._queue.may_start(hosted):
+            self._is_wanted = True
+            return
+        log = hosted.log
+        try:
+            offset, work = log.prepare_flush()
+        except OSError as error:
+            # Too many open files, most likely. Nothing was tried, so nothing is lost: again in a moment.
+            self._queue.delay(hosted, error)
+            return
+        self._is_running = True
+        self._is_wanted = False
+        self.stop_counting()
+
+        def done(error: Exception | None) -> None:
+            self._is_running = False
+            if hosted.is_deleted or hosted.is_offline or not hosted.is_open:
+                return
+            if hosted.log is not log:
+                # That one was given up with its disk. The one in its place may have waited for this.
+                self._go_on(hosted.log)
+                return
+            if error is not None:
+                self._storage.flush_failed(hosted, error)
+                return
+            # The log may have been cut meanwhile: it knows how much of this still counts.
+            log.flushed(offset)
+            hosted.flushed(log)
+            self._go_on(log)
+
+        self._queue.start(work, done)
+
+    def _go_on(self, log: Log) -> None:
+        waiters = self._waiters
+        while waiters and waiters[0][0] <= log.recovery_point:
+            waiters.popleft()[1](ErrorCode.NONE)
+        if self._is_wanted or waiters:
+            self.flush()
+
+    def stop_counting(self) -> None:
+        """There is nothing more to flush: it is being done, or the log is gone."""
+        self.unflushed_since_ms = NEVER
+        self._queue.unflushed.pop(self._hosted, None)
+
+    def fail_waiters(self, error: ErrorCode) -> None:
+        """What somebody waits for will not happen here."""
+        waiters = list(self._waiters)
+        self._waiters.clear()
+        for _, callback in waiters:
+            callback(error)

@@ -1,0 +1,130 @@
+"""Followers on a full disk: they do not fetch, and go on deleting what their leaders have deleted.
+
+``replication/onlooker.py`` has the questions and what the answers mean. Here they are sent, to each leader one at a
+time and about some partitions at a time, and carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from penstock.broker.logs import Logger
+from penstock.broker.partition.hosted_partition import HostedPartition
+from penstock.broker.replication.replica_fetcher import FETCH_VERSION, Calling
+from penstock.broker.storage.storage import Storage
+from penstock.environment import Environment
+from penstock.protocol.messages.fetch import FetchResponse
+from penstock.replication.events import Append, Effect, PartitionKey, StartOver, Truncate
+from penstock.replication.onlooker import Position, effects, question
+
+LANE = "starts"
+# What is deleted is removed a minute later at the soonest, with Kafka's defaults.
+ASK_INTERVAL_MS = 5_000
+# In one request to one leader. Their logs may have to be opened first.
+ASKED_MAX = 500
+
+
+class FullFollowers:
+    def __init__(
+        self,
+        environment: Environment,
+        storage: Storage,
+        partitions: Iterable[HostedPartition],
+        peers: Calling,
+        logger: Logger,
+        *,
+        are_logs_ready: Callable[[], bool],
+    ) -> None:
+        self._environment = environment
+        self._storage = storage
+        self._partitions = partitions
+        self._peers = peers
+        self._logger = logger
+        self._are_logs_ready = are_logs_ready
+        self._next_ms = 0
+        # Leaders that have not answered yet.
+        self._asked: set[int] = set()
+        # By leader, how many of the partitions were asked about in this round.
+        self._places: dict[int, int] = {}
+
+    def look(self) -> None:
+        """To be called now and then while a disk is full."""
+        now_ms = self._environment.clock.now_ms()
+        if now_ms < self._next_ms or not self._are_logs_ready():
+            return
+        self._next_ms = now_ms + ASK_INTERVAL_MS
+        by_leader: dict[int, list[HostedPartition]] = {}
+        for hosted in self._partitions:
+            if self._rests(hosted):
+                by_leader.setdefault(hosted.leader, []).append(hosted)
+        for leader, resting in by_leader.items():
+            if leader in self._asked:
+                continue
+            place = self._places.get(leader, 0)
+            if place >= len(resting):
+                place = 0
+            self._places[leader] = place + ASKED_MAX
+            self._ask(leader, resting[place : place + ASKED_MAX])
+
+    def _rests(self, hosted: HostedPartition) -> bool:
+        """Whether it would be followed if there were room."""
+        return (
+            not hosted.is_leader
+            and hosted.leader >= 0
+            and not hosted.is_deleted
+            and not hosted.is_offline
+            and self._storage.has_no_room(hosted)
+        )
+
+    def _ask(self, leader: int, resting: list[HostedPartition]) -> None:
+        asked: dict[PartitionKey, HostedPartition] = {}
+        positions: dict[PartitionKey, Position] = {}
+        for hosted in resting:
+            try:
+                if (hosted.is_open or self._storage.holds(hosted)) and hosted.log.size_bytes:
+                    positions[hosted.key] = _position(hosted)
+                    asked[hosted.key] = hosted
+            except OSError as error:
+                self._logger.warning(
+                    "cannot see where the log begins", partition=repr(hosted), error=str(error)
+                )
+        if not asked:
+            return
+
+        def answered(response: FetchResponse | None) -> None:
+            self._asked.discard(leader)
+            if response is None or response.error_code:
+                return
+            for effect in effects(positions, response):
+                hosted = asked[effect.key]
+                try:
+                    # It may have changed its leader, have room again, or be gone.
+                    if self._rests(hosted) and _position(hosted) == positions[effect.key]:
+                        self._do(hosted, effect)
+                except OSError as error:
+                    self._logger.warning("cannot make room", partition=repr(hosted), error=str(error))
+
+        self._asked.add(leader)
+        self._peers.call(leader, LANE, question(positions), FETCH_VERSION, answered)
+
+    def _do(self, hosted: HostedPartition, effect: Effect) -> None:
+        start = hosted.log.log_start_offset
+        match effect:
+            case Append():
+                hosted.append_fetched(b"", effect.high_watermark, effect.leader_log_start)
+            case Truncate():
+                hosted.truncate_for(effect.epoch, effect.end_offset)
+            case StartOver():
+                hosted.start_over_at(effect.at)
+        if hosted.log.log_start_offset != start:
+            self._logger.info(
+                "deleted what the leader has deleted",
+                partition=repr(hosted),
+                start=hosted.log.log_start_offset,
+            )
+
+
+def _position(hosted: HostedPartition) -> Position:
+    """Raises OSError when its log cannot be opened."""
+    offset, last_epoch, _ = hosted.fetch_position()
+    return Position(hosted.leader_epoch, offset, last_epoch, hosted.high_watermark)

@@ -1,0 +1,374 @@
+"""Following and being followed: whom this broker fetches from, and what it tells the controller of who is in
+sync.
+
+``ReplicaFetchers`` has a ``Lane`` to each leader, or several with ``num.replica.fetchers``. ``IsrProposals``
+gathers what the partitions we lead have to propose and sends it to the controller, one AlterPartition at a
+time.
+
+What a newcomer gets wrong: a hosted partition may be taken offline at any moment, and then has no replication
+core any more. Whoever waited for an answer holds on to the core it asked for, and looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Protocol
+
+from penstock.broker.logs import Logger
+from penstock.broker.replication.replica_fetcher import Calling, Done, Hosted, Lane, Means
+from penstock.environment import Environment, Timer
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.brokers import (
+    AlterPartitionRequest,
+    AlterPartitionRequestPartition,
+    AlterPartitionRequestTopic,
+    AlterPartitionResponse,
+    AlterPartitionResponsePartition,
+    BrokerState,
+)
+from penstock.protocol.schema import Message
+from penstock.replication.events import Assignment, IsrProposal, PartitionKey
+from penstock.replication.follower import FetchLimits, Throttle
+from penstock.replication.partition import Partition
+from penstock.replication.silence import LOOK_INTERVAL_MS, Silence
+
+ALTER_PARTITION_VERSION = 3
+ALTER_LANE = "alter"
+ALTER_TIMEOUT_MS = 5_000
+ALTER_RETRY_FIRST_MS = 25
+ALTER_RETRY_MAX_MS = 1_000
+# Partitions of one turn of the loop, and so of one AlterPartition, so that our loop and the controller's stay
+# free. The rest goes with the next one.
+LOOKS_PER_TURN = 1_000
+
+
+class Asking(Protocol):
+    """A request to the active controller, wherever that is; None when it is not known, or does not answer."""
+
+    def __call__(self, request: Message, version: int, done: Done, *, lane: str, timeout_ms: int) -> None: ...
+
+
+class ReplicaFetchers:
+    """Everything this broker follows."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        peers: Calling,
+        logger: Logger,
+        *,
+        me: int,
+        broker_epoch: Callable[[], int],
+        limits: FetchLimits | None = None,
+        lanes: int = 1,
+    ) -> None:
+        self._means = Means(environment, peers, logger, me, broker_epoch, limits or FetchLimits(), Throttle())
+        self._lane_count = lanes
+        self._lanes: dict[tuple[int, int], Lane] = {}
+        self._followed: dict[PartitionKey, Lane] = {}
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._followed)
+
+    def follow(self, hosted: Hosted, *, is_throttled: bool = False) -> None:
+        """Fetch from the leader that the partition has now; for every assignment that does not make us it.
+
+        Raises:
+            OSError: its log cannot be opened. It is not followed then.
+        """
+        key = hosted.key
+        try:
+            core = hosted.replication
+        except OSError:
+            self.unfollow(key)
+            raise
+        if core.is_leader or core.leader < 0 or self._is_closed:
+            self.unfollow(key)
+            return
+        number = (key[1] + key[0][-1]) % self._lane_count
+        lane = self._lanes.get((core.leader, number))
+        if lane is None:
+            lane = self._lanes[core.leader, number] = Lane(self._means, core.leader, number)
+        known = self._followed.get(key)
+        if known is not None and known is not lane:
+            known.unfollow(key)
+        self._followed[key] = lane
+        lane.follow(hosted, is_throttled)
+
+    def unfollow(self, key: PartitionKey) -> None:
+        lane = self._followed.pop(key, None)
+        if lane is not None:
+            lane.unfollow(key)
+
+    def tell(self, hosted: Hosted) -> None:
+        """Where it stands has changed since it was last asked: its leader may be waiting to hear that."""
+        lane = self._followed.get(hosted.key)
+        if lane is not None and not self._is_closed:
+            # What cannot be opened has nothing to say.
+            with suppress(OSError):
+                lane.tell(hosted)
+
+    def set_lanes(self, count: int) -> bool:
+        """Use so many lanes to each leader; whether that is another number. Then follow everything again."""
+        is_other, self._lane_count = count != self._lane_count, count
+        return is_other
+
+    def set_throttle(self, bytes_per_second: int | None) -> None:
+        """For replicas that a reassignment is adding here; None for none."""
+        self._means.throttle.set_rate(bytes_per_second, self._means.environment.clock.now_ms())
+
+    def close(self) -> None:
+        self._is_closed = True
+        for lane in self._lanes.values():
+            lane.close()
+
+    def check(self) -> None:
+        for key, lane in self._followed.items():
+            assert key in lane
+        for lane in self._lanes.values():
+            lane.check()
+
+
+class IsrProposals:
+    """What the partitions that we lead want changed: who is in sync."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        ask_controller: Asking,
+        logger: Logger,
+        *,
+        me: int,
+        broker_epoch: Callable[[], int],
+        lag_max_ms: int,
+        silence: Silence,
+        live: Callable[[int], int | None],
+        on_answered: Callable[[Any], None],
+    ) -> None:
+        """``live(broker)``: whether the controller hears it, as in ``Partition``.
+
+        ``on_answered(hosted)``: its in-sync replicas, and so its high watermark, may have changed.
+        """
+        self._environment = environment
+        self._ask = ask_controller
+        self._logger = logger
+        self._me = me
+        self._broker_epoch = broker_epoch
+        self._silence = silence
+        self._live = live
+        self._on_answered = on_answered
+        # Worth asking for a proposal now.
+        self._wanted: dict[Hosted, None] = {}
+        # Somebody may fall behind; looked at now and then. A partition where all are at the end is not in it.
+        self._unsettled: dict[Hosted, None] = {}
+        self._in_flight: list[tuple[Hosted, Partition, IsrProposal]] = []
+        self._is_asking = False
+        self._is_scheduled = False
+        self._failures = 0
+        self._timer: Timer | None = None
+        self._is_closed = False
+        # Twice as often as a replica may lag, so that it is dropped after one and a half times that.
+        self._look_interval_ms = max(1, lag_max_ms // 2)
+        self._look_timer = environment.spawn.later(self._look_interval_ms, self._look_again)
+        self._silence_timer = environment.spawn.later(LOOK_INTERVAL_MS, self._listen)
+
+    def wants_proposal(self, hosted: Hosted) -> None:
+        """Its core says so, or it was assigned something as the leader."""
+        self._wanted[hosted] = None
+        self._unsettled[hosted] = None
+        if not self._is_asking and self._timer is None:
+            self._schedule()
+
+    def appended(self, hosted: Hosted) -> None:
+        """There is something that a follower does not have. Called at every append, so it does next to nothing."""
+        self._unsettled[hosted] = None
+
+    def controller_changed(self) -> None:
+        """Another controller: no need to wait any longer."""
+        self._failures = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._time_is_up()
+
+    def forget(self, hosted: Hosted) -> None:
+        """We do not lead it any more, or it is gone."""
+        self._wanted.pop(hosted, None)
+        self._unsettled.pop(hosted, None)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._look_timer.cancel()
+        self._silence_timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # Looking for laggards
+
+    def _look_again(self) -> None:
+        self._look_timer = self._environment.spawn.later(self._look_interval_ms, self._look_again)
+        self._look()
+
+    def _listen(self) -> None:
+        self._silence_timer = self._environment.spawn.later(LOOK_INTERVAL_MS, self._listen)
+        silent = self._silence.look(self._environment.clock.now_ms())
+        # A broker that the controller does not hear either is out of every ISR already.
+        lost = {broker for broker in silent if self._live(broker) is not None}
+        if lost:
+            self._look(lost)
+
+    def _look(self, silent: set[int] | None = None) -> None:
+        """Look who has fallen behind; only where one of these is in sync, if they are named.
+
+        A broker whose last partition here was moved away stays silent for ever.
+        """
+        everyone = list(self._unsettled)
+
+        def next_turn(start: int) -> None:
+            if self._is_closed:
+                return
+            for hosted in everyone[start : start + LOOKS_PER_TURN]:
+                core = core_of(hosted)
+                if core is not None and silent is not None and silent.isdisjoint(core.isr):
+                    continue
+                if core is None or core.is_settled:
+                    self._unsettled.pop(hosted, None)
+                elif hosted in self._unsettled:
+                    self._wanted[hosted] = None
+            if start + LOOKS_PER_TURN < len(everyone):
+                self._environment.spawn.soon(lambda: next_turn(start + LOOKS_PER_TURN))
+            elif self._wanted and not self._is_asking and self._timer is None:
+                self._schedule()
+
+        next_turn(0)
+
+    # Asking
+
+    def _schedule(self) -> None:
+        """At the end of this turn, so that whatever else it brings goes along."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._environment.spawn.soon(self._send)
+
+    def _send(self) -> None:
+        self._is_scheduled = False
+        if self._is_asking or self._is_closed or self._broker_epoch() < 0:
+            return
+        now_ms = self._environment.clock.now_ms()
+        topics: dict[bytes, list[AlterPartitionRequestPartition]] = {}
+        for hosted in list(islice(self._wanted, LOOKS_PER_TURN)):
+            del self._wanted[hosted]
+            core = core_of(hosted)
+            proposal = None if core is None else core.proposal(now_ms)
+            if core is not None and proposal is not None:
+                self._in_flight.append((hosted, core, proposal))
+                topic_id, index = hosted.key
+                topics.setdefault(topic_id, []).append(_asked(index, proposal))
+        if not self._in_flight and self._wanted:
+            self._schedule()
+        if not self._in_flight:
+            return
+        request = AlterPartitionRequest(
+            broker_id=self._me,
+            broker_epoch=self._broker_epoch(),
+            topics=[
+                AlterPartitionRequestTopic(topic_id=topic_id, partitions=partitions)
+                for topic_id, partitions in topics.items()
+            ],
+        )
+        self._is_asking = True
+        self._ask(
+            request, ALTER_PARTITION_VERSION, self._answered, lane=ALTER_LANE, timeout_ms=ALTER_TIMEOUT_MS
+        )
+
+    def _answered(self, response: AlterPartitionResponse | None) -> None:
+        if self._is_closed:
+            return
+        self._is_asking = False
+        sent, self._in_flight = self._in_flight, []
+        results: dict[PartitionKey, AlterPartitionResponsePartition] = {}
+        if response is not None and not response.error_code:
+            for topic in response.topics:
+                for result in topic.partitions:
+                    results[topic.topic_id, result.partition_index] = result
+        now_ms = self._environment.clock.now_ms()
+        has_failed = not results
+        for hosted, core, proposal in sent:
+            answer = results.get(hosted.key)
+            if answer is None:
+                core.answered(proposal, None, None, now_ms)
+            else:
+                has_failed = has_failed or bool(answer.error_code)
+                core.answered(proposal, answer.error_code, _assignment(core, answer), now_ms)
+                if answer.error_code:
+                    self._logger.info(
+                        "in-sync replicas not changed",
+                        partition=repr(hosted),
+                        error=ErrorCode(answer.error_code).name,
+                    )
+            if core is core_of(hosted):
+                if core.wants_proposal:
+                    self._wanted[hosted] = None
+                self._on_answered(hosted)
+        if not has_failed:
+            self._failures = 0
+            if self._wanted:
+                self._schedule()
+            return
+        self._failures += 1
+        if self._wanted:
+            delay_ms = min(ALTER_RETRY_MAX_MS, ALTER_RETRY_FIRST_MS << min(self._failures - 1, 10))
+            self._timer = self._environment.spawn.later(delay_ms, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self._schedule()
+
+    def check(self) -> None:
+        assert self._is_asking == bool(self._in_flight)
+        for _, core, proposal in self._in_flight:
+            in_flight = core.proposal_in_flight
+            # Cancelled by the image at the most: the next one waits until this one is answered.
+            assert in_flight is None or in_flight is proposal
+
+
+def core_of(hosted: Hosted) -> Partition | None:
+    """None while it has none, because its disk has failed."""
+    try:
+        return hosted.replication
+    except OSError:
+        return None
+
+
+def _asked(index: int, proposal: IsrProposal) -> AlterPartitionRequestPartition:
+    return AlterPartitionRequestPartition(
+        partition_index=index,
+        leader_epoch=proposal.leader_epoch,
+        new_isr_with_epochs=[
+            BrokerState(broker_id=broker, broker_epoch=epoch) for broker, epoch in proposal.isr
+        ],
+        # Whatever was lost by an unclean election is lost: from the first change on the partition is recovered.
+        leader_recovery_state=0,
+        partition_epoch=proposal.partition_epoch,
+    )
+
+
+def _assignment(core: Partition, answer: AlterPartitionResponsePartition) -> Assignment | None:
+    """What is committed now, as far as the answer says; the rest comes with the image."""
+    if answer.error_code:
+        return None
+    eligible = answer.eligible_leader_replicas
+    if eligible is None:
+        # A controller of an older release does not say. Until the image does, all whom it dropped may be eligible.
+        eligible = [broker for broker in dict.fromkeys((*core.elr, *core.isr)) if broker not in answer.isr]
+    return Assignment(
+        answer.leader_id,
+        answer.leader_epoch,
+        answer.partition_epoch,
+        core.replicas,
+        tuple(answer.isr),
+        tuple(eligible),
+        bool(answer.leader_recovery_state),
+    )

@@ -1,0 +1,186 @@
+"""Tells the controller in which data directory each replica lies, and which replicas are of no use.
+
+A broker with several directories reports where it has put each replica (KIP-858), so that the controller knows
+what is lost with a disk. A replica whose bytes turn out to be damaged is reported as lost all the same: the
+controller takes it out of the replicas in sync and gives its leadership to another, and only then is the
+damaged part cut off and fetched again. In the other order, a replica in sync would be without records that
+are committed.
+
+What a newcomer gets wrong: a lost replica that is the last one in sync stays where it is. Half of the only
+copy is more than nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.broker.partition.hosted_partition import HostedPartition
+from penstock.environment import Timer
+from penstock.metadata.values import LOST_DIRECTORY
+from penstock.protocol.messages.brokers import (
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsRequestDirectory,
+    AssignReplicasToDirsRequestPartition,
+    AssignReplicasToDirsRequestTopic,
+    AssignReplicasToDirsResponse,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+VERSION = 0
+LANE = "directories"
+RETRY_MS = 500
+# How soon a replica is mended that could not be, on a full disk mostly. An attempt may read the whole log.
+MEND_AGAIN_MS = 30_000
+PARTITIONS_PER_REQUEST_MAX = 2_000
+TIMEOUT_MS = 5_000
+
+
+class DirectoryReports:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        # What the controller should be told, in order.
+        self._waiting: dict[HostedPartition, None] = {}
+        # Damaged replicas and where the damage begins; they are mended once nobody counts on them.
+        self._damaged: dict[HostedPartition, int] = {}
+        self._mend_timer: Timer | None = None
+        self._is_asking = False
+        self._on_reported: list[Callable[[], None]] = []
+
+    def close(self) -> None:
+        if self._mend_timer is not None:
+            self._mend_timer.cancel()
+
+    @property
+    def has_damaged(self) -> bool:
+        """Whether any replica waits to be mended."""
+        return bool(self._damaged)
+
+    def when_reported(self, then: Callable[[], None]) -> None:
+        """Go on when the controller has heard of everything that was said so far."""
+        if self._is_asking:
+            self._on_reported.append(then)
+        else:
+            then()
+
+    def placed(self, hosted: HostedPartition) -> None:
+        """A replica has a directory."""
+        if len(self._broker.storage.directories) > 1:
+            self._report(hosted)
+
+    def damaged(self, hosted: HostedPartition, offset: int) -> None:
+        """The bytes of a replica are not what was written, from the batch with this offset on."""
+        if hosted in self._damaged or hosted.is_deleted or not self.has_others(hosted):
+            return
+        self._damaged[hosted] = offset
+        hosted.is_offline = True
+        self._broker.role_changed(hosted)
+        self._report(hosted)
+
+    def assigned(self, hosted: HostedPartition) -> None:
+        """The metadata says something new about a partition."""
+        offset = self._damaged.get(hosted)
+        if offset is None:
+            return
+        image = hosted.image
+        if hosted.is_deleted:
+            del self._damaged[hosted]
+        elif image.directory(self._broker.node_id) == LOST_DIRECTORY and self._broker.node_id not in (
+            *image.isr,
+            *image.eligible_leader_replicas,
+            image.leader,
+        ):
+            # Without the first, the image may be older than the report, and a change between the two may have let
+            # this replica into the ISR for what it had before.
+            del self._damaged[hosted]
+            try:
+                hosted.mend(offset)
+            except OSError as error:
+                self._broker.logger.error("cannot mend", partition=repr(hosted), error=str(error))
+                # It may have been found damaged once more on the way.
+                self._damaged[hosted] = min(offset, self._damaged.get(hosted, offset))
+                if self._mend_timer is None:
+                    self._mend_timer = self._broker.environment.spawn.later(MEND_AGAIN_MS, self._mend_again)
+                return
+            self._broker.logger.warning(
+                "fetching a damaged replica again", partition=repr(hosted), offset=offset
+            )
+            self._broker.role_changed(hosted)
+            self._report(hosted)
+
+    def _mend_again(self) -> None:
+        self._mend_timer = None
+        for hosted in list(self._damaged):
+            self.assigned(hosted)
+
+    def has_others(self, hosted: HostedPartition) -> bool:
+        """Whether another replica has, or may have, what this one lacks."""
+        image = hosted.image
+        return any(
+            replica != self._broker.node_id for replica in (*image.isr, *image.eligible_leader_replicas)
+        )
+
+    def _report(self, hosted: HostedPartition) -> None:
+        self._waiting[hosted] = None
+        if not self._is_asking:
+            self._is_asking = True
+            self._broker.environment.spawn.soon(self._ask)
+
+    def _ask(self) -> None:
+        directories: dict[bytes, dict[bytes, list[int]]] = {}
+        asked = list(self._waiting)[:PARTITIONS_PER_REQUEST_MAX]
+        for hosted in asked:
+            if hosted.is_deleted:
+                continue
+            try:
+                id = LOST_DIRECTORY if hosted in self._damaged else self._broker.storage.place(hosted).id
+            except OSError:
+                continue  # its disk is offline, which the controller hears with the next heartbeat
+            directories.setdefault(id, {}).setdefault(hosted.topic_id, []).append(hosted.index)
+        for hosted in asked:
+            del self._waiting[hosted]
+        if not directories:
+            self._settled()
+            return
+        request = AssignReplicasToDirsRequest(
+            broker_id=self._broker.node_id,
+            broker_epoch=self._broker.membership.epoch,
+            directories=[
+                AssignReplicasToDirsRequestDirectory(
+                    id=id,
+                    topics=[
+                        AssignReplicasToDirsRequestTopic(
+                            topic_id=topic,
+                            partitions=[
+                                AssignReplicasToDirsRequestPartition(partition_index=index)
+                                for index in indexes
+                            ],
+                        )
+                        for topic, indexes in topics.items()
+                    ],
+                )
+                for id, topics in directories.items()
+            ],
+        )
+
+        def answered(response: AssignReplicasToDirsResponse | None) -> None:
+            failed = response is None or bool(response.error_code)
+            if failed:
+                for hosted in asked:
+                    self._waiting[hosted] = None
+            if self._waiting:
+                self._broker.environment.spawn.later(RETRY_MS if failed else 0, self._ask)
+            else:
+                self._settled()
+            for hosted in asked:
+                self.assigned(hosted)
+
+        self._broker.ask_controller(request, VERSION, answered, lane=LANE, timeout_ms=TIMEOUT_MS)
+
+    def _settled(self) -> None:
+        self._is_asking = False
+        waiting, self._on_reported = self._on_reported, []
+        for then in waiting:
+            then()

@@ -1,0 +1,631 @@
+"""The data directories of a node: which partition lies in which, and what happens when a disk fails.
+
+The first directory holds the metadata log and what the broker remembers of its registration
+(``registration.py``); the partitions are spread over all of them (JBOD). A disk that fails takes its directory
+offline, and the partitions in it; the node goes on with the others, unless it is the first or the last one.
+
+A full disk has not failed. Its directory ``is_full`` from the first record that found no room until there is
+plenty again: no records are written to it meanwhile, the controller hears of it with the heartbeats and lets
+others lead and be in sync, and what has to be written all the same comes out of the ``Reserve``.
+
+Newcomers: a partition without a directory is an empty one (the directory appears at the first append), unless
+a checkpoint says that it was not empty. Then the disk lost it, and the partition refuses to start over.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.broker.options import ServeError
+from penstock.broker.partition.flushing import FlushQueue
+from penstock.broker.storage.checkpoint import Remembered
+from penstock.broker.storage.data_directory import (
+    FLUSHED_NOTE,
+    NO_ID,
+    Directory,
+    Identity,
+    identify,
+    is_reserved,
+)
+from penstock.broker.storage.flushed_note import FlushedNote
+from penstock.environment import NO_ROOM, Environment
+from penstock.log.log import CorruptLog, Log
+from penstock.log.names import read_partition_metadata, write_partition_metadata
+from penstock.metadata.image import Image
+from penstock.metadata.values import UNASSIGNED_DIRECTORY
+from penstock.model import TopicId, TopicPartition, format_id
+
+if TYPE_CHECKING:
+    from penstock.broker.logs import Logger
+    from penstock.broker.partition.hosted_partition import HostedPartition
+
+# To a write: the disk is full, or we are at some limit. Nothing on the disk is less trustworthy for it.
+_HARMLESS = (*NO_ROOM, errno.ENOENT, errno.EMFILE, errno.ENFILE)
+# To an open or a read: the disk itself. Whatever else is wrong, is wrong with one log.
+_BROKEN = (errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE)
+
+
+class Storage:
+    def __init__(
+        self,
+        environment: Environment,
+        data_dirs: Sequence[str],
+        node_id: int,
+        logger: Logger,
+        on_failure: Callable[[str], None],
+        on_directory_failed: Callable[[Directory, str], None] = lambda directory, reason: None,
+        on_room_changed: Callable[[Directory], None] = lambda directory: None,
+        *,
+        is_alone: bool = True,
+    ) -> None:
+        self.environment = environment
+        self._node_id = node_id
+        self._logger = logger
+        # Called with one line when the node cannot go on without a disk that failed; it stops.
+        self._on_failure = on_failure
+        # Called when it can: the partitions in that directory are gone.
+        self._on_directory_failed = on_directory_failed
+        # Called when a directory has become full, or is no longer.
+        self._on_room_changed = on_room_changed
+        # Whether any directory is full: asked for at every append.
+        self.is_any_full = False
+        self.flush_queue = FlushQueue(environment, logger)
+        # Where partitions lie, when there is a choice. Not all of them: see ``_home``.
+        self._homes: dict[tuple[TopicId, int], Directory] = {}
+        # What was deleted by metadata that may be an old one; None once it is not.
+        self._deleted_before: set[tuple[TopicId, int]] | None = set()
+
+        self.directories = [Directory(environment, path, logger) for path in data_dirs]
+        self._claim()
+        # None until this node was told by the others of its cluster.
+        self.cluster_id = identify(
+            self.directories, node_id, environment.random, is_alone=is_alone, attempt=self._attempt
+        )
+        for directory in self._online():
+            self._attempt(directory, partial(self._recall, directory))
+            self._attempt(directory, partial(self._write_cluster_id, directory))
+        self.is_any_full = any(directory.is_full for directory in self.directories)
+        self.flushed_note = FlushedNote(environment, os.path.join(self.path, FLUSHED_NOTE), logger)
+        self._attempt(self.directories[0], self.flushed_note.load)
+
+    # Start
+
+    def _claim(self) -> None:
+        paths = [directory.path for directory in self.directories]
+        for directory in self.directories:
+            if paths.count(directory.path) > 1:
+                raise ServeError(
+                    f"{directory.path} is given twice; every --data-dir must be another directory"
+                )
+            self._attempt(directory, directory.claim)
+
+    def _attempt(self, directory: Directory, step: Callable[[], None]) -> None:
+        """A step of the start: the node starts without a directory that fails, but not without the first."""
+        try:
+            step()
+        except OSError as error:
+            if directory is self.directories[0]:
+                raise ServeError(
+                    f"cannot use the data directory {directory.path}: {error.strerror}"
+                ) from error
+            directory.is_online = False
+            directory.is_blank = error.errno in NO_ROOM and directory.holds_nothing()
+            self._logger.error("started without a directory", path=directory.path, error=str(error))
+
+    def _recall(self, directory: Directory) -> None:
+        directory.recall()
+        if len(self.directories) > 1:
+            directory.partition_count = sum(1 for _ in directory.partitions())
+
+    def adopt_cluster_id(self, cluster_id: str) -> None:
+        """The others say which cluster this is. Raises ServeError when this node belongs to another."""
+        if self.cluster_id is None:
+            self.cluster_id = cluster_id
+            self._write_cluster_ids(self._online())
+        elif self.cluster_id != cluster_id:
+            raise ServeError(
+                f"{self.path} belongs to the cluster {self.cluster_id}, and the controllers are of "
+                f"{cluster_id}; choose another --data-dir"
+            )
+
+    def _write_cluster_ids(self, directories: list[Directory]) -> None:
+        for directory in directories:
+            try:
+                self._write_cluster_id(directory)
+            except OSError as error:
+                self.check_disk(directory, error)
+
+    def _write_cluster_id(self, directory: Directory) -> None:
+        """Where not even the reserve has room, it is written later; a process that starts before then is told by
+        the others, as the first one was. Raises OSError when it fails otherwise.
+        """
+        if directory.cluster_id == self.cluster_id or not directory.is_online:
+            return
+        try:
+            directory.identify(Identity(self.cluster_id, self._node_id, directory.id))
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+
+    # The directories
+
+    @property
+    def path(self) -> str:
+        """Of the first directory, in which the metadata lies."""
+        return self.directories[0].path
+
+    @property
+    def directory_ids(self) -> list[bytes]:
+        """Those that can be used."""
+        return [directory.id for directory in self._online()]
+
+    @property
+    def offline_directory_ids(self) -> list[bytes]:
+        return [
+            directory.id
+            for directory in self.directories
+            if not directory.is_online and directory.id != NO_ID
+        ]
+
+    @property
+    def full_directory_ids(self) -> list[bytes]:
+        return [directory.id for directory in self._online() if directory.is_full]
+
+    @property
+    def lost_page_cache(self) -> bool:
+        return any(directory.lost_page_cache for directory in self.directories)
+
+    def has_lost(self, directory_id: bytes) -> bool:
+        """Whether the metadata names a directory that this node no longer has: a wiped or replaced disk.
+
+        As long as there is one that cannot be read, that may be the one.
+        """
+        if is_reserved(directory_id):
+            return False
+        return all(
+            directory.is_blank or directory.id not in (directory_id, NO_ID) for directory in self.directories
+        )
+
+    def _online(self) -> list[Directory]:
+        return [directory for directory in self.directories if directory.is_online]
+
+    # Partitions
+
+    def quarantine_strays(self, image: Image) -> None:
+        """Compare what is in the directories with committed metadata, which must not be an old one.
+
+        What no metadata explains is set aside, never removed. A replica that the metadata has given to others
+        is removed, and so is one of a topic that was deleted. Of one that is there twice, the copy in the
+        directory that the metadata names stays.
+        """
+        deleted, self._deleted_before = self._deleted_before, None
+        seen: dict[TopicPartition, Directory] = {}
+        for directory in self._online():
+            for name in list(directory.partitions()):
+                topic = image.topics.get(name.topic)
+                found_id = directory.topic_id_of(*name) if deleted else None
+                if (
+                    deleted
+                    and found_id is not None
+                    and (found_id, name.partition) in deleted
+                    and found_id not in image.topics_by_id
+                ):
+                    self._remove(directory, name, found_id, "removing a replica of a topic that was deleted")
+                elif topic is None or name.partition >= len(topic.partitions):
+                    _set_aside(directory, name, "no topic in the metadata has this partition")
+                elif self._node_id not in topic.partitions[name.partition].replicas:
+                    self._remove_moved(directory, name, topic.id)
+                else:
+                    home = directory
+                    if name in seen:
+                        named = topic.partitions[name.partition].directory(self._node_id)
+                        home, spare = _choose(name, topic.id, named, seen[name], directory)
+                        _set_aside(spare, name, f"the partition is in {home.path} too")
+                    seen[name] = home
+                    self._settle(topic.id, name.partition, home)
+            directory.checkpoint.keep_only(image)
+        self.flushed_note.keep_only(image)
+
+    @property
+    def knows_strays(self) -> bool:
+        """Whether what is in the directories was compared with metadata that is not an old one."""
+        return self._deleted_before is None
+
+    def _remove_moved(self, directory: Directory, name: TopicPartition, topic_id: TopicId) -> None:
+        if directory.topic_id_of(*name) != topic_id:
+            _set_aside(directory, name, "this node has no replica of the partition")
+            return
+        self._remove(directory, name, topic_id, "removing a replica that was moved away")
+
+    def _remove(self, directory: Directory, name: TopicPartition, topic_id: TopicId, reason: str) -> None:
+        self._logger.info(reason, partition=str(name))
+        directory.partition_count -= 1
+        # Should it come back, it is not missed.
+        directory.checkpoint.forget(topic_id, name.partition)
+        self._remove_later([directory.rename(*name, "delete")], 0)
+
+    def _settle(self, topic_id: TopicId, index: int, directory: Directory) -> None:
+        if len(self.directories) > 1:
+            self._homes[topic_id, index] = directory
+
+    def partitions_to_recover(self) -> list[TopicPartition]:
+        """Those whose logs the last run did not close."""
+        unclean = [directory for directory in self._online() if not directory.was_clean]
+        return [name for directory in unclean for name in directory.partitions()]
+
+    def remembered_high_watermark(self, hosted: HostedPartition) -> int:
+        """How far the log was committed when the checkpoint was written: a hint, never too high."""
+        home = self._known_home(hosted)
+        return 0 if home is None else home.checkpoint.get(hosted.topic_id, hosted.index).high_watermark
+
+    def holds(self, hosted: HostedPartition) -> bool:
+        """Whether the partition has a directory, on a disk that works."""
+        directory = self.directory_of(hosted)
+        return directory is not None and directory.is_online
+
+    def directory_of(self, hosted: HostedPartition) -> Directory | None:
+        """Where the partition's files are; None when it has none. It may be offline."""
+        known = self._known_home(hosted)
+        if known is not None and not known.is_online:
+            return known  # and nobody asks a disk that failed
+        for directory in self._online() if known is None else [known]:
+            if directory.holds(hosted.topic, hosted.index):
+                return directory
+        return None
+
+    def _known_home(self, hosted: HostedPartition) -> Directory | None:
+        if len(self.directories) == 1:
+            return self.directories[0]
+        return self._homes.get((hosted.topic_id, hosted.index))
+
+    def _home(self, hosted: HostedPartition, placed_in: bytes = UNASSIGNED_DIRECTORY) -> Directory:
+        """Where the partition lies or will lie: found, as the metadata has it, or where there are fewest.
+
+        Raises:
+            OSError: it lies on a disk that failed.
+        """
+        home = self._known_home(hosted)
+        if home is None:
+            home = self.directory_of(hosted)
+        if home is None:
+            named = [
+                directory
+                for directory in self.directories
+                if directory.id == placed_in != UNASSIGNED_DIRECTORY
+            ]
+            home = (
+                named[0] if named else min(self._online(), key=lambda one: (one.is_full, one.partition_count))
+            )
+            if not named and not (is_reserved(placed_in) or self.has_lost(placed_in)):
+                raise OSError(errno.EIO, "its directory cannot be read", str(hosted))
+            home.partition_count += 1
+        self._settle(hosted.topic_id, hosted.index, home)
+        if not home.is_online:
+            raise OSError(errno.EIO, "the directory is offline", home.path)
+        return home
+
+    def open_log(
+        self, hosted: HostedPartition, placed_in: bytes = UNASSIGNED_DIRECTORY, *, may_cut: bool = True
+    ) -> Log:
+        """Open the partition's log; ``placed_in`` is the directory that the metadata names.
+
+        Raises:
+            CorruptLog: it is damaged, and the damage may not be cut off.
+            OSError: its files cannot be used, or its directory is offline.
+        """
+        home = self._home(hosted, placed_in)
+        try:
+            return self._open_in(home, hosted, may_cut=may_cut)
+        except OSError as error:
+            if error.errno in _BROKEN:
+                self.check_disk(home, error)
+            raise
+
+    def _open_in(self, home: Directory, hosted: HostedPartition, *, may_cut: bool) -> Log:
+        path = home.path_of(hosted.topic, hosted.index)
+        files = self.environment.files
+        checkpoint = home.checkpoint
+        remembered = checkpoint.get(hosted.topic_id, hosted.index)
+        if home.holds(hosted.topic, hosted.index):
+            topic_id = read_partition_metadata(files, path)
+            if topic_id is not None and topic_id != hosted.topic_id:
+                home.quarantine(
+                    hosted.topic, hosted.index, f"it belongs to the topic with id {format_id(topic_id)}"
+                )
+            elif topic_id is None and home.lost_page_cache and remembered.recovery_point == 0:
+                # Nothing in it was ever flushed, and it may be of a topic of this name that was deleted meanwhile.
+                home.quarantine(
+                    hosted.topic, hosted.index, "a power loss has taken the note of which topic it belongs to"
+                )
+        elif remembered.recovery_point > remembered.log_start_offset:
+            raise OSError(errno.ENOENT, "the checkpoint says it held data", path)
+        log = Log.open(
+            self.environment,
+            path,
+            hosted.config.log,
+            clean=home.was_clean,
+            recovery_point=remembered.recovery_point,
+            log_start_offset=remembered.log_start_offset or None,
+            may_cut=may_cut,
+            before_cut=lambda offset: self._lower(home, hosted, offset),
+        )
+        log.give_room = home.reserve.give_spare
+        if log.recovery is not None and log.recovery.had_more:
+            # If the machine was up all the time, whatever was written is there as it was written, or damaged. After
+            # a power loss it may be just what no fsync had covered; but how far they had come since the checkpoint
+            # is not written down, and a flushed replica has confirmed all of that.
+            log.recovery.was_cut = True
+        self.schedule_removal(hosted, log)
+        if not home.was_clean and log.log_end_offset > log.recovery_point:
+            # What recovery kept was readable from the page cache; now it is on the disk as well.
+            offset, work = log.prepare_flush()
+            work()
+            log.flushed(offset)
+        return log
+
+    def _lower(self, home: Directory, hosted: HostedPartition, offset: int) -> None:
+        try:
+            home.checkpoint.lower(hosted.topic_id, hosted.index, offset)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            # To cut is what makes room. Nothing can grow behind the cut before there is some.
+            self._logger.warning("the checkpoint could not be lowered", partition=repr(hosted))
+
+    def place(self, hosted: HostedPartition) -> Directory:
+        """The directory that the partition is in, or will be in. Raises OSError when that is offline."""
+        return self._home(hosted)
+
+    def make_directory(self, hosted: HostedPartition) -> None:
+        """Make the partition's directory, if it has none, and write into it whose it is."""
+        home = self._home(hosted)
+        path = home.path_of(hosted.topic, hosted.index)
+        files = self.environment.files
+        home.checkpoint.renew(hosted.topic_id, hosted.index)
+        files.make_directory(path)
+        if read_partition_metadata(files, path) is None:
+            write_partition_metadata(files, path, hosted.topic_id)
+
+    def give_up(self, hosted: HostedPartition, offset: int) -> None:
+        """The partition's data is lost from an offset on, and others have it.
+
+        The next open takes nothing above as known to be on the disk. If none of it is here, the partition may begin
+        again, empty and in any directory.
+        """
+        home = self.directory_of(hosted)
+        if home is not None and home.is_online:
+            self._lower(home, hosted, offset)
+            return
+        for directory in self._online():
+            directory.checkpoint.forget(hosted.topic_id, hosted.index)
+        self._leave_home(hosted)
+
+    def _leave_home(self, hosted: HostedPartition) -> None:
+        home = self._homes.pop((hosted.topic_id, hosted.index), None)
+        if home is not None:
+            home.partition_count -= 1
+
+    # Failing disks
+
+    def append_failed(self, hosted: HostedPartition, error: OSError) -> None:
+        """The log is as it was, the client is told. A disk that fails goes offline, a full one does not."""
+        home = self._known_home(hosted)
+        if home is not None and error.errno in NO_ROOM:
+            self._filled(home, error)
+            return
+        self._logger.error("cannot write", partition=f"{hosted.topic}-{hosted.index}", error=str(error))
+        self.check_disk(home, error)
+
+    def read_failed(self, path: str, error: Exception) -> None:
+        """What lies there cannot be read: a disk that fails goes offline, so that others lead what is on it."""
+        if isinstance(error, OSError) and error.errno in _BROKEN:
+            for directory in self.directories:
+                if path.startswith(f"{directory.path}/"):
+                    self.check_disk(directory, error)
+
+    def giving_up(self, hosted: HostedPartition, start: int, end: int) -> None:
+        """Records that were committed, as far as was known here, are about to be cut off."""
+        self._logger.error(
+            "giving up committed records that the leader does not have",
+            partition=repr(hosted),
+            start=start,
+            end=end,
+        )
+
+    def flush_failed(self, hosted: HostedPartition, error: Exception) -> None:
+        # After a failed fsync the page cache no longer tells what is on the disk.
+        home = self._known_home(hosted) or self.directories[0]
+        self._fail(home, f"fsync of {hosted.topic}-{hosted.index} under {home.path} failed: {error}")
+
+    def check_disk(self, directory: Directory | None, error: OSError) -> None:
+        """Take the directory offline if an error of a write says that its disk failed."""
+        # A damaged log is one log's trouble.
+        if directory is not None and not isinstance(error, CorruptLog) and error.errno not in _HARMLESS:
+            self._fail(directory, f"the disk under {directory.path} failed: {error}")
+
+    # Full disks
+
+    def has_no_room(self, hosted: HostedPartition) -> bool:
+        """Whether records of the partition find no room for the time being."""
+        if not self.is_any_full:
+            return False
+        home = self._known_home(hosted)
+        return home is not None and home.is_full
+
+    def _filled(self, directory: Directory, error: OSError | None) -> None:
+        """From now on no records are written here. One line: there may be thousands of batches a second."""
+        if directory.is_full or not directory.is_online:
+            return
+        directory.is_full = self.is_any_full = True
+        self._logger.error(
+            "the disk is full: cannot write records until there is room",
+            path=directory.path,
+            error="metadata took from the reserve" if error is None else str(error),
+        )
+        # Not at once: the caller is in the middle of its write.
+        self.environment.spawn.soon(lambda: self._on_room_changed(directory))
+
+    def look_for_room(self) -> None:
+        """To be called now and then: see whether full disks have room again."""
+        self._write_cluster_ids([directory for directory in self._online() if not directory.is_full])
+        for directory in self._online():
+            if not directory.reserve.is_whole:
+                self._filled(directory, None)
+            if directory.is_full and not directory.is_looked_at:
+                self._look(directory)
+
+    def _look(self, directory: Directory) -> None:
+        def done(_: None, error: Exception | None) -> None:
+            directory.is_looked_at = False
+            if error is None and directory.is_full and directory.is_online:
+                directory.is_full = False
+                self.is_any_full = any(each.is_full for each in self._online())
+                self._logger.warning("there is room on the disk again", path=directory.path)
+                self._on_room_changed(directory)
+            elif isinstance(error, OSError):
+                self.check_disk(directory, error)
+
+        directory.is_looked_at = True
+        self.environment.spawn.in_thread(directory.reserve.look, done, lane="upkeep")
+
+    def give_reserves(self) -> None:
+        """What a node writes last, to be started from, it writes whether there is room or not."""
+        for directory in self._online():
+            while directory.is_full and directory.reserve.give():
+                pass
+
+    def _fail(self, directory: Directory, reason: str) -> None:
+        """Nothing is read from or written to this directory any more."""
+        if not directory.is_online:
+            return
+        directory.is_online = False
+        if directory is self.directories[0] or not self._online():
+            self._on_failure(reason)
+            return
+        self._logger.error("a directory went offline", path=directory.path, reason=reason)
+        self.flush_queue.drop(lambda hosted: self._known_home(hosted) is directory)
+        self._on_directory_failed(directory, reason)
+
+    # Deleting
+
+    def delete_log(self, hosted: HostedPartition) -> None:
+        """Rename at once, so that the name is free; remove later, for readers that are still at it.
+
+        For a topic that was deleted, and for a replica that is now another node's. While a start replays what
+        was committed before, it only notes that: by now, what lies under the name may be another topic's, or the
+        replica may be back.
+        """
+        if self._deleted_before is not None:
+            self._deleted_before.add((hosted.topic_id, hosted.index))
+            if hosted.is_open:
+                hosted.log.abandon()
+            return
+        home = self.directory_of(hosted)
+        for directory in self._online():
+            directory.checkpoint.forget(hosted.topic_id, hosted.index)
+        self.flushed_note.remove((hosted.topic_id, hosted.index))
+        self._leave_home(hosted)
+        if home is None or not home.is_online:
+            return
+        log = hosted.log if hosted.is_open else None
+        try:
+            target = home.rename(hosted.topic, hosted.index, "delete")
+        except OSError as error:
+            self._logger.error("cannot delete", partition=repr(hosted), error=str(error))
+            return
+        if log is not None:
+            # Readers that are in the middle of it must not open the files of a new topic of the same name.
+            log.moved(target)
+
+        def close() -> None:
+            if log is not None:
+                log.abandon()
+
+        self._remove_later([target], hosted.config.file_delete_delay_ms, close)
+
+    def schedule_removal(self, hosted: HostedPartition, log: Log) -> None:
+        """Remove the segments that a log has let go of, after the delay."""
+        doomed, log.doomed = log.doomed, []
+        if doomed:
+            self._remove_later(doomed, hosted.config.file_delete_delay_ms)
+
+    def _remove_later(
+        self, paths: list[str], delay_ms: int, first: Callable[[], None] = lambda: None
+    ) -> None:
+        def work() -> None:
+            for path in paths:
+                self.environment.files.remove(path)
+
+        def done(_: None, error: Exception | None) -> None:
+            if error is not None:
+                self._logger.error("cannot remove", paths=paths, error=str(error))
+
+        def remove() -> None:
+            first()
+            for path in paths:
+                self.environment.files.forget(path)
+            self.environment.spawn.in_thread(work, done, lane="upkeep")
+
+        self.environment.spawn.later(delay_ms, remove)
+
+    # Checkpoints
+
+    def remember(self, partitions: Iterable[HostedPartition]) -> None:
+        """Take down for the next checkpoint where these logs begin, and how far they are durable."""
+        for hosted in partitions:
+            home = self._known_home(hosted)
+            # What was deleted since somebody made the list is not to be found again.
+            if hosted.is_open and not hosted.is_deleted and home is not None and home.is_online:
+                log = hosted.log
+                home.checkpoint.remember(
+                    hosted.topic_id,
+                    hosted.index,
+                    Remembered(log.recovery_point, log.log_start_offset, hosted.high_watermark),
+                )
+
+    def prepare_checkpoint(self) -> Callable[[], None]:
+        """The work of writing the checkpoints, for a worker thread. It raises OSError when one could not be."""
+        works = [directory.checkpoint.prepare_write() for directory in self._online()]
+        # Those whose disk was full at the start.
+        works += [
+            directory.note_boot
+            for directory in self._online()
+            if not directory.has_noted_boot and not directory.lost_page_cache
+        ]
+
+        def write() -> None:
+            failed: OSError | None = None
+            for work in works:
+                try:
+                    work()
+                except OSError as error:
+                    failed = error
+            if failed is not None:
+                raise failed
+
+        return write
+
+    def leave_clean_marker(self, broker_epoch: int) -> None:
+        """Say that every log was closed."""
+        for directory in self._online():
+            if directory.has_noted_boot:
+                directory.leave_clean_marker(broker_epoch)
+
+
+def _set_aside(directory: Directory, name: TopicPartition, reason: str) -> None:
+    directory.quarantine(*name, reason)
+    directory.partition_count -= 1
+
+
+def _choose(
+    name: TopicPartition, topic_id: TopicId, named: bytes, one: Directory, other: Directory
+) -> tuple[Directory, Directory]:
+    """Which of two directories that hold the same partition is the right one, and which is not."""
+    by_id = [directory for directory in (one, other) if directory.topic_id_of(*name) == topic_id]
+    if other in by_id and (one not in by_id or other.id == named):
+        return other, one
+    return one, other

@@ -1,0 +1,141 @@
+"""Options as somebody gave them, to the source or to the sink: names that are checked, values that are read.
+
+What a newcomer gets wrong: Spark hands options on in lower case, however they were written, and so they are looked
+up in any case here. Every mistake raises ``SparkOptionError`` with one line about it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.spark.errors import SparkOptionError
+from penstock.wire import BadBootstrap, parse_bootstrap
+
+# What fields of the protocol hold, and numbers of Java's.
+INT16_MAX, INT32_MAX, INT64_MAX = 2**15 - 1, 2**31 - 1, 2**63 - 1
+
+# Settings of all Java clients that tune connections, retries and metrics which are not there in this one.
+OF_JAVA_CLIENTS = (
+    "kafka.auto.include.jmx.reporter",
+    "kafka.client.dns.lookup",
+    "kafka.connections.max.idle.ms",
+    "kafka.enable.metrics.push",
+    "kafka.metadata.max.age.ms",
+    "kafka.metadata.recovery.rebootstrap.trigger.ms",
+    "kafka.metadata.recovery.strategy",
+    "kafka.metric.reporters",
+    "kafka.metrics.num.samples",
+    "kafka.metrics.recording.level",
+    "kafka.metrics.sample.window.ms",
+    "kafka.receive.buffer.bytes",
+    "kafka.reconnect.backoff.max.ms",
+    "kafka.reconnect.backoff.ms",
+    "kafka.retry.backoff.max.ms",
+    "kafka.retry.backoff.ms",
+    "kafka.send.buffer.bytes",
+    "kafka.socket.connection.setup.timeout.max.ms",
+    "kafka.socket.connection.setup.timeout.ms",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The options that the source, or the sink, knows."""
+
+    # "source" or "sink", for messages.
+    of: str
+    # With a meaning here, as they are documented.
+    meant: tuple[str, ...]
+    # Accepted, because a job that moves here from Spark's Kafka connector may have set them.
+    without_effect: tuple[str, ...]
+    # Of that connector, but in contradiction to what is done here; and what to do instead.
+    refused: Mapping[str, str]
+
+
+class OptionValues:
+    def __init__(self, options: Mapping[str, str], names: Names) -> None:
+        """Raises SparkOptionError for an option that is not known, or has no place here."""
+        self._values = {name.lower(): str(value).strip() for name, value in options.items()}
+        _check_names(self._values, names)
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self._values
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name.lower()]
+
+    def get(self, name: str) -> str | None:
+        return self._values.get(name.lower())
+
+    def text(self, name: str, default: str) -> str:
+        return self._values.get(name.lower(), default)
+
+    # Values of one kind
+
+    def flag(self, name: str, default: bool) -> bool:
+        text = self.text(name, str(default)).lower()
+        if text not in {"true", "false"}:
+            raise SparkOptionError(f"{name} is true or false, not {text!r}")
+        return text == "true"
+
+    def positive(self, name: str, highest: int = INT64_MAX) -> int | None:
+        text = self.get(name)
+        if text is None:
+            return None
+        if not text.isdecimal() or int(text) == 0:
+            raise SparkOptionError(f"{name} needs a whole number above 0, not {text!r}")
+        return at_most(name, int(text), highest)
+
+    # What the source and the sink both need
+
+    def bootstrap(self) -> str:
+        """Where the brokers are; refuses connections that are not plain, which nobody here can make yet."""
+        text = self.get("kafka.bootstrap.servers") or self.get("bootstrap")
+        if not text:
+            raise SparkOptionError(
+                "option kafka.bootstrap.servers is missing; give HOST:PORT of your brokers"
+            )
+        if "bootstrap" in self and self["bootstrap"] != text:
+            raise SparkOptionError("bootstrap and kafka.bootstrap.servers differ; give one of them")
+        try:
+            parse_bootstrap(text)
+        except BadBootstrap as error:
+            raise SparkOptionError(f"kafka.bootstrap.servers {text}: {error}") from None
+        security = self.text("kafka.security.protocol", "PLAINTEXT")
+        if security.upper() != "PLAINTEXT":
+            raise SparkOptionError(
+                f"kafka.security.protocol {security} is not supported so far, only PLAINTEXT connections"
+            )
+        return text
+
+    def client_id(self, default: str) -> str:
+        text = self.text("kafka.client.id", default)
+        if len(text.encode()) > INT16_MAX:
+            raise SparkOptionError(f"kafka.client.id has more than {INT16_MAX} bytes; give a shorter name")
+        return text
+
+
+def at_most(name: str, value: int, highest: int) -> int:
+    if value > highest:
+        raise SparkOptionError(f"{name} needs at most {highest}, not {value}")
+    return value
+
+
+def _check_names(given: Mapping[str, str], names: Names) -> None:
+    known = {name.lower(): name for name in (*names.meant, *names.without_effect)}
+    refused = {name.lower(): (name, reason) for name, reason in names.refused.items()}
+    for name in given:
+        if name in refused:
+            spelling, reason = refused[name]
+            raise SparkOptionError(f"option {spelling} has no place here: {reason}")
+    for name in given:
+        if name in known:
+            continue
+        if name.startswith(("kafka.ssl.", "kafka.sasl.")):
+            raise SparkOptionError(
+                f"option {name}: only plain connections are supported so far; leave it out"
+            )
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+        raise SparkOptionError(f"unknown option {name} of the {names.of}; did you mean {known[near[0]]}?")
