@@ -80,13 +80,13 @@ class FakePeers:
     def set_address(self, node_id: int, host: str, port: int) -> None:
         self.addresses[node_id] = (host, port)
 
-    def is_refused(self, node_id: int, lane: str) -> bool:
+    def is_refused(self, node_id: int, channel: str) -> bool:
         return not self._stage.nodes[node_id].is_up and (self._node.id, node_id) not in self._stage.cuts
 
     def call(
         self,
         node_id: int,
-        lane: str,
+        channel: str,
         request: Message,
         version: int,
         done: Callable[[Any | None], None],

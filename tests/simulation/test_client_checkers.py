@@ -26,9 +26,11 @@ def checkers() -> ClientCheckers:
     return ClientCheckers()
 
 
-def send(checkers: ClientCheckers, *values: bytes, lane: str = "lane", is_promise: bool = True) -> None:
+def send(
+    checkers: ClientCheckers, *values: bytes, producer: str = "producer", is_promise: bool = True
+) -> None:
     for number, value in enumerate(values):
-        checkers.promises.sending(HERE, lane, number, value, is_promise=is_promise)
+        checkers.promises.sending(HERE, producer, number, value, is_promise=is_promise)
 
 
 def read(checkers: ClientCheckers, offset: int, value: bytes, epoch: int = 0, by: str = "reader") -> None:
@@ -121,14 +123,14 @@ def test_what_somebody_asked_to_delete_may_be_gone(checkers: ClientCheckers) -> 
     checkers.promises.final({HERE: 4})
 
 
-def test_values_of_one_lane_out_of_order(checkers: ClientCheckers) -> None:
+def test_values_of_one_producer_out_of_order(checkers: ClientCheckers) -> None:
     send(checkers, b"a", b"b", b"c")
     read(checkers, 5, b"a")
     with pytest.raises(Violation, match="order"):
         read(checkers, 4, b"b")
 
 
-def test_values_of_one_lane_out_of_order_that_are_not_neighbours(checkers: ClientCheckers) -> None:
+def test_values_of_one_producer_out_of_order_that_are_not_neighbours(checkers: ClientCheckers) -> None:
     send(checkers, b"a", b"b", b"c")
     read(checkers, 5, b"a")
     read(checkers, 4, b"c")

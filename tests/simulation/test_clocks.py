@@ -20,7 +20,7 @@ def begun(seed: int, nodes: int, **settings: str) -> swarm.Run:
     plan = swarm.plan_for(seed, seconds=60, nodes=nodes)
     # Each broker leads something.
     plan = replace(plan, partitions=4, segment_bytes=2_048, clock_skew_ms=0, administers=False, faults=())
-    run = swarm.Run(replace(plan, lane_interval_ms=400))
+    run = swarm.Run(replace(plan, produce_interval_ms=400))
     run.cluster._settings = {**run.cluster._settings, "log.retention.check.interval.ms": "1000", **settings}
     run._begin()
     assert run.loop.run_until(partial(has_written, run, 50), 60_000)
@@ -28,7 +28,7 @@ def begun(seed: int, nodes: int, **settings: str) -> swarm.Run:
 
 
 def written(run: swarm.Run) -> int:
-    return sum(lane.acknowledged for lane in run.lanes)
+    return sum(producer.acknowledged for producer in run.producers)
 
 
 def has_written(run: swarm.Run, count: int) -> bool:

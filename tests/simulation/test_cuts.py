@@ -20,7 +20,15 @@ WITHOUT_WRITES_MAX_MS = 12_000
 def test_two_nodes_cut_from_each_other_cost_a_session_of_writes(case: str) -> None:
     plan = swarm.plan_for(2, seconds=CUT_MS / 1000, nodes=3)
     run = swarm.Run(
-        replace(plan, data_dirs=1, partitions=6, lanes=1, gamblers=0, lane_interval_ms=400.0, clock_drift=0.0)
+        replace(
+            plan,
+            data_dirs=1,
+            partitions=6,
+            producers=1,
+            gamblers=0,
+            produce_interval_ms=400.0,
+            clock_drift=0.0,
+        )
     )
     run._begin()
     assert run.loop.run_until(run.inspector.is_whole, swarm.LIVENESS_MS)
@@ -42,15 +50,15 @@ def test_two_nodes_cut_from_each_other_cost_a_session_of_writes(case: str) -> No
         run.fabric.cut(other.host, one.host)
 
     began_ms = run.loop.now_ms
-    counts = {lane: lane.acknowledged for lane in run.lanes}
-    last_ms = dict.fromkeys(run.lanes, began_ms)
+    counts = {producer: producer.acknowledged for producer in run.producers}
+    last_ms = dict.fromkeys(run.producers, began_ms)
     longest_ms = 0.0
     while run.loop.now_ms < began_ms + CUT_MS:
         run.loop.run_for(100)
-        for lane in run.lanes:
-            longest_ms = max(longest_ms, run.loop.now_ms - last_ms[lane])
-            if lane.acknowledged != counts[lane]:
-                counts[lane], last_ms[lane] = lane.acknowledged, run.loop.now_ms
+        for producer in run.producers:
+            longest_ms = max(longest_ms, run.loop.now_ms - last_ms[producer])
+            if producer.acknowledged != counts[producer]:
+                counts[producer], last_ms[producer] = producer.acknowledged, run.loop.now_ms
     assert longest_ms < WITHOUT_WRITES_MAX_MS
     run.fabric.mend_all()
     assert run.loop.run_until(run.inspector.is_whole, swarm.LIVENESS_MS), run.inspector.what_is_missing()

@@ -33,11 +33,11 @@ class Filled(swarm.Run):
                 administers=False,
                 restarts_all=False,
                 partitions=4,
-                lanes=1,
+                producers=1,
                 gamblers=0,
                 members=2,
                 segment_bytes=2_048,
-                lane_interval_ms=200.0,
+                produce_interval_ms=200.0,
                 latency_ms=1.0,
                 clock_drift=0.0,
                 clock_skew_ms=0,
@@ -71,15 +71,15 @@ class Filled(swarm.Run):
 
     def longest_gap_ms(self, for_ms: float) -> float:
         """The longest time in which a partition that is written to had nothing acknowledged."""
-        longest, since = 0.0, {lane: self.loop.now_ms for lane in self.lanes}
-        counts = {lane: lane.acknowledged for lane in self.lanes}
+        longest, since = 0.0, {producer: self.loop.now_ms for producer in self.producers}
+        counts = {producer: producer.acknowledged for producer in self.producers}
         end_ms = self.loop.now_ms + for_ms
         while self.loop.now_ms < end_ms:
             self.loop.run_for(100)
-            for lane in self.lanes:
-                longest = max(longest, self.loop.now_ms - since[lane])
-                if lane.acknowledged != counts[lane]:
-                    counts[lane], since[lane] = lane.acknowledged, self.loop.now_ms
+            for producer in self.producers:
+                longest = max(longest, self.loop.now_ms - since[producer])
+                if producer.acknowledged != counts[producer]:
+                    counts[producer], since[producer] = producer.acknowledged, self.loop.now_ms
         return longest
 
     def finish(self) -> None:
@@ -152,9 +152,9 @@ def test_all_disks_full_stop_writes_and_lose_nothing() -> None:
     for machine in run.cluster.machines.values():
         machine.disk.fill()
     run.loop.run_for(20_000)
-    before = [lane.acknowledged for lane in run.lanes]
+    before = [producer.acknowledged for producer in run.producers]
     run.loop.run_for(20_000)
-    assert [lane.acknowledged for lane in run.lanes] == before
+    assert [producer.acknowledged for producer in run.producers] == before
     for machine in run.cluster.machines.values():
         assert machine.is_running
         machine.disk.free()

@@ -42,11 +42,11 @@ def run(seed: int, faults: tuple[str, ...], *, is_flushed: bool, segment_bytes: 
         plan_for(seed, seconds=SECONDS, nodes=3),
         faults=faults,
         fault_interval_ms=1_500.0,
-        lane_interval_ms=300.0,
+        produce_interval_ms=300.0,
         is_flushed=is_flushed,
         segment_bytes=segment_bytes,
         members=2,
-        lanes=2,
+        producers=2,
         partitions=2,
         administers=False,
     )

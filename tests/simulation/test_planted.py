@@ -42,7 +42,7 @@ def quiet(seed: int, seconds: float) -> Plan:
         asks_by_time=False,
         restarts_all=False,
         clock_skew_ms=0,
-        lane_interval_ms=400.0,
+        produce_interval_ms=400.0,
     )
 
 

@@ -40,8 +40,8 @@ class Expiring(Filled):
         assert self.loop.run_until(lambda: not self.has_room(machine), 10_000)
 
     def hush(self) -> None:
-        for lane in self.lanes:
-            lane.is_open = False
+        for producer in self.producers:
+            producer.is_open = False
 
     def has_room(self, machine: Machine) -> bool:
         assert machine.booted is not None
@@ -114,8 +114,8 @@ def test_a_full_follower_that_asks_where_its_leaders_begin_is_not_taken_to_be_in
     """Not even on a quiet partition, of which it has everything."""
     run = Filled(4)
     run.loop.run_for(5_000)
-    for lane in run.lanes:
-        lane.is_open = False
+    for producer in run.producers:
+        producer.is_open = False
     run.loop.run_for(2_000)
     machine = run.leader()
     broker = machine.booted.broker  # type: ignore[union-attr]

@@ -355,7 +355,7 @@ class Broker:
         version: int,
         done: Callable[[Any | None], None],
         *,
-        lane: str = "forward",
+        channel: str = "forward",
         timeout_ms: int = FORWARD_TIMEOUT_MS,
     ) -> None:
         """Ask the active controller, be it here; ``done(None)`` when there is no answer."""
@@ -365,7 +365,7 @@ class Broker:
         elif leader is None or leader == self.node_id:
             self.environment.spawn.soon(lambda: done(None))
         else:
-            self.peers.call(leader, lane, request, version, done, timeout_ms=timeout_ms)
+            self.peers.call(leader, channel, request, version, done, timeout_ms=timeout_ms)
 
     def decide(self, request: Message, call: Call) -> Any:
         """Have the controller handle a request: this node's own for the others, the active one for clients."""

@@ -167,11 +167,11 @@ class Client:
     async def back_off(self) -> None:
         await sleep(self.process, self.chance.uniform(20, 300))
 
-    def wire(self, address: Address, lane: str = "") -> Wire:
-        """The connection to a broker; long polls have lanes of their own."""
-        wire = self._wires.get((address, lane))
+    def wire(self, address: Address, channel: str = "") -> Wire:
+        """The connection to a broker; long polls have channels of their own."""
+        wire = self._wires.get((address, channel))
         if wire is None or wire.is_closed:
-            wire = self._wires[(address, lane)] = Wire(self.process, self._network, address)
+            wire = self._wires[(address, channel)] = Wire(self.process, self._network, address)
         return wire
 
     async def call(
@@ -181,7 +181,7 @@ class Client:
         version: int,
         *,
         timeout_ms: float = CALL_TIMEOUT_MS,
-        lane: str = "",
+        channel: str = "",
     ) -> Any:
         """The answer, or None. Without a broker: any."""
         if broker is None:
@@ -192,13 +192,15 @@ class Client:
             address = self.brokers[broker]
         else:
             return None
-        return await self.wire(address, lane).call(request, version, timeout_ms)
+        return await self.wire(address, channel).call(request, version, timeout_ms)
 
     async def refresh(self, topics: list[str], *, create: bool = False) -> MetadataResponse | None:
         request = MetadataRequest(
             topics=[MetadataRequestTopic(name=name) for name in topics], allow_auto_topic_creation=create
         )
-        response: MetadataResponse | None = await self.call(None, request, METADATA_VERSION, lane="metadata")
+        response: MetadataResponse | None = await self.call(
+            None, request, METADATA_VERSION, channel="metadata"
+        )
         if response is None:
             return None
         if response.brokers:

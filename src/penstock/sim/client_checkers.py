@@ -60,8 +60,8 @@ class OneValuePerOffset:
 @dataclass(slots=True)
 class Sent:
     place: Place
-    # Within one lane order is kept; empty where nobody promises that.
-    lane: str
+    # Within one producer order is kept; empty where nobody promises that.
+    producer: str
     number: int
     # Whether an acknowledgement of it is a promise: acks=all.
     is_promise: bool
@@ -80,14 +80,14 @@ class EveryPromiseKept:
         self.sent: dict[bytes, Sent] = {}
         # Where each value was read.
         self._found: dict[bytes, tuple[Place, int]] = {}
-        # Number -> offset for each lane, which go up together.
+        # Number -> offset for each producer, which go up together.
         self._order: dict[tuple[str, Place], dict[int, int]] = {}
         self.acknowledged = 0
         self.refused = 0
 
-    def sending(self, place: Place, lane: str, number: int, value: bytes, *, is_promise: bool) -> Sent:
+    def sending(self, place: Place, producer: str, number: int, value: bytes, *, is_promise: bool) -> Sent:
         assert value not in self.sent
-        sent = self.sent[value] = Sent(place, lane, number, is_promise)
+        sent = self.sent[value] = Sent(place, producer, number, is_promise)
         return sent
 
     def acked(self, value: bytes, offset: int) -> None:
@@ -129,9 +129,9 @@ class EveryPromiseKept:
         self._in_order(sent, offset, value)
 
     def _in_order(self, sent: Sent, offset: int, value: bytes) -> None:
-        if not sent.lane:
+        if not sent.producer:
             return
-        known = self._order.setdefault((sent.lane, sent.place), {})
+        known = self._order.setdefault((sent.producer, sent.place), {})
         if sent.number in known:
             return
         known[sent.number] = offset
@@ -139,7 +139,7 @@ class EveryPromiseKept:
             neighbour = known.get(sent.number + step)
             if neighbour is not None and (offset - neighbour) * -step <= 0:
                 raise Violation(
-                    f"order: {value!r} of {sent.lane} at {offset} of {sent.place}, its neighbour at {neighbour}"
+                    f"order: {value!r} of {sent.producer} at {offset} of {sent.place}, its neighbour at {neighbour}"
                 )
 
     def final(self, read_to: dict[Place, int]) -> None:
@@ -156,10 +156,10 @@ class EveryPromiseKept:
                 )
             if value not in self._found:
                 raise Violation(f"unseen: {value!r}, acknowledged at {sent.offset} of {sent.place}")
-        for (lane, place), offsets in self._order.items():
+        for (producer, place), offsets in self._order.items():
             in_order = [offsets[number] for number in sorted(offsets)]
             if in_order != sorted(in_order):
-                raise Violation(f"order: {lane} in {place}: {in_order}")
+                raise Violation(f"order: {producer} in {place}: {in_order}")
 
 
 class StartsOnlyGrow:

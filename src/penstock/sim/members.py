@@ -114,9 +114,9 @@ class Member:
 
     async def _ask(self, request: Any, version: int, timeout_ms: float = 5_000) -> Any:
         assert self._coordinator is not None
-        lane = f"group {self._name}"
+        channel = f"group {self._name}"
         response = await self._client.call(
-            self._coordinator, request, version, timeout_ms=timeout_ms, lane=lane
+            self._coordinator, request, version, timeout_ms=timeout_ms, channel=channel
         )
         if response is None:
             self._coordinator = None

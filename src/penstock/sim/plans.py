@@ -78,12 +78,12 @@ class Plan:
     clock_skew_ms: int
     clock_drift: float
     partitions: int
-    lanes: int
+    producers: int
     gamblers: int
     readers: int
     members: int
     administers: bool
-    lane_interval_ms: float
+    produce_interval_ms: float
     # When all is healed, every node is started again.
     restarts_all: bool
 
@@ -208,12 +208,12 @@ def _first_generation(seed: int, seconds: float, nodes: int | None) -> Plan:
         clock_skew_ms=chance.choice([0, 0, 100, 5_000]),
         clock_drift=chance.choice([0.0, 0.0, 0.0001, 0.005]),
         partitions=chance.choice([1, 2, 4]),
-        lanes=chance.choice([1, 2, 3]),
+        producers=chance.choice([1, 2, 3]),
         gamblers=chance.choice([0, 1, 2]),
         readers=chance.choice([1, 1, 2]),
         members=chance.choice([0, 2, 3]),
         administers=chance.random() < 0.5,
-        lane_interval_ms=chance.choice([400.0, 2_000.0]),
+        produce_interval_ms=chance.choice([400.0, 2_000.0]),
         restarts_all=chance.random() < 0.3,
     )
 

@@ -1,7 +1,7 @@
 """The producers of a simulated run, each on a host of its own.
 
-A ``Lane`` is an idempotent producer of one partition, as careful as the Java client: it repeats a batch until
-it is acknowledged, in order, with up to five in flight. A ``Gambler`` sends once and takes what it gets.
+An ``IdempotentProducer`` writes to one partition, as careful as the Java client: it repeats a batch until it is
+acknowledged, in order, with up to five in flight. A ``Gambler`` sends once and takes what it gets.
 
 Traffic is sparse on purpose: what is interesting happens between two records, and every request costs real
 time.
@@ -47,7 +47,7 @@ FORGOTTEN = (
 
 
 class Identity:
-    """The producer id that the lanes of one producer share."""
+    """The producer id that the partitions of one client share."""
 
     def __init__(self) -> None:
         self.producer_id = -1
@@ -60,7 +60,7 @@ class _Batch:
         self.sequence = sequence
 
 
-class Lane:
+class IdempotentProducer:
     """An idempotent producer of one partition with acks=all."""
 
     def __init__(
@@ -73,8 +73,8 @@ class Lane:
         *,
         identity: Identity,
         interval_ms: float,
-        # The lane to the topic that had this name before: the same producer goes on where it was.
-        predecessor: Lane | None = None,
+        # Wrote to the topic that had this name before: this one goes on where that was.
+        predecessor: IdempotentProducer | None = None,
     ) -> None:
         self._client = client
         self._chance = client.chance
@@ -137,7 +137,7 @@ class Lane:
             if not self._client.brokers:
                 await self._client.refresh([])
             return False
-        if self._identity.producer_id < 0:  # another lane may have been faster
+        if self._identity.producer_id < 0:  # another partition of this client may have been faster
             self._identity.producer_id, self._identity.epoch = response.producer_id, response.producer_epoch
         return True
 

@@ -144,7 +144,7 @@ class Reader:
                 {place: self._checkers.starts.acknowledged(place) for place in in_session},
             )
             response: FetchResponse | None = await client.call(
-                broker, request, self.version, timeout_ms=FETCH_WAIT_MS + 5_000, lane="fetch"
+                broker, request, self.version, timeout_ms=FETCH_WAIT_MS + 5_000, channel="fetch"
             )
             if response is None or response.error_code:
                 session_id = session_epoch = 0

@@ -26,7 +26,7 @@ from penstock.sim.members import Member
 from penstock.sim.network import Fabric
 from penstock.sim.operators import Operator, Recreator
 from penstock.sim.plans import Plan, plan_for
-from penstock.sim.producers import Gambler, Identity, Lane
+from penstock.sim.producers import Gambler, IdempotentProducer, Identity
 from penstock.sim.readers import Reader
 from penstock.sim.report import Report
 from penstock.sim.topics import RECREATED, Topics
@@ -70,7 +70,7 @@ class Run:
         self._is_closing = False
         # By host.
         self._clients: dict[str, Process] = {}
-        self.lanes: list[Lane] = []
+        self.producers: list[IdempotentProducer] = []
         self.gamblers: list[Gambler] = []
         self.readers: list[Reader] = []
         self.members: list[Member] = []
@@ -78,7 +78,7 @@ class Run:
         self.operator: Operator | None = None
         self.recreator: Recreator | None = None
         # The newest to the topic that is made again, by partition and number.
-        self._recreated_lanes: dict[tuple[int, int], Lane] = {}
+        self._recreated_producers: dict[tuple[int, int], IdempotentProducer] = {}
 
     # The run
 
@@ -180,23 +180,25 @@ class Run:
             missing = self.inspector.what_is_missing() or "a node that was wiped does not vote again"
             raise Violation(f"not whole {LIVENESS_MS} ms after everything was healed: {missing}")
         # Whatever can be written is written in a cluster that is whole.
-        before = [lane.acknowledged for lane in self.lanes]
+        before = [producer.acknowledged for producer in self.producers]
         heartbeats = sum(member.heartbeats for member in self.members)
         self.loop.run_for(SETTLING_MS)
-        for lane, count in zip(self.lanes, before):
-            if lane.is_wanted and lane.acknowledged == count:
-                raise Violation(f"{lane} got nothing acknowledged in {SETTLING_MS} ms after all was whole")
+        for producer, count in zip(self.producers, before):
+            if producer.is_wanted and producer.acknowledged == count:
+                raise Violation(
+                    f"{producer} got nothing acknowledged in {SETTLING_MS} ms after all was whole"
+                )
         if self.members and sum(member.heartbeats for member in self.members) == heartbeats:
             raise Violation(f"no member of the group was in a generation for {SETTLING_MS} ms without faults")
         self._is_closing = True
-        for lane in self.lanes:
-            lane.is_open = False
+        for producer in self.producers:
+            producer.is_open = False
         for gambler in self.gamblers:
             gambler.is_open = False
         for member in self.members:
             member.is_open = False
-        if not self.loop.run_until(lambda: all(lane.is_idle for lane in self.lanes), LIVENESS_MS):
-            waiting = [str(lane) for lane in self.lanes if not lane.is_idle]
+        if not self.loop.run_until(lambda: all(producer.is_idle for producer in self.producers), LIVENESS_MS):
+            waiting = [str(producer) for producer in self.producers if not producer.is_idle]
             raise Violation(f"never acknowledged in {LIVENESS_MS} ms without faults: {waiting}")
 
     def _end(self) -> None:
@@ -286,29 +288,30 @@ class Run:
     def _use(self, places: list[Place]) -> None:
         """Write to partitions that were just made."""
         plan, chance = self.plan, self.loop.streams["swarm"]
-        shared, identity = self._client(f"producer-{len(self.lanes)}"), Identity()
+        shared, identity = self._client(f"producer-{len(self.producers)}"), Identity()
         for place in places:
             self.inspector.expect(place)
-            for number in range(plan.lanes if place.partition == 0 else 1):
-                name = f"lane-{len(self.lanes)}"
+            for number in range(plan.producers if place.partition == 0 else 1):
+                # The name seeds its random stream and is part of its values: another would change every run.
+                name = f"lane-{len(self.producers)}"
                 client = shared if number == 0 else self._client(name)
                 key = (place.partition, number)
                 is_again = place.topic == RECREATED
-                lane = Lane(
+                producer = IdempotentProducer(
                     client,
                     self.checkers,
                     self.topics,
                     place,
                     name,
                     identity=identity if number == 0 else Identity(),
-                    interval_ms=plan.lane_interval_ms,
-                    predecessor=self._recreated_lanes.get(key) if is_again else None,
+                    interval_ms=plan.produce_interval_ms,
+                    predecessor=self._recreated_producers.get(key) if is_again else None,
                 )
                 if is_again:
-                    self._recreated_lanes[key] = lane
-                lane.is_open = not self._is_closing
-                self.lanes.append(lane)
-                start(client.process, lane.run())
+                    self._recreated_producers[key] = producer
+                producer.is_open = not self._is_closing
+                self.producers.append(producer)
+                start(client.process, producer.run())
             for _ in range(plan.gamblers if place.partition == 0 else 0):
                 name = f"gambler-{len(self.gamblers)}"
                 client = self._client(name)
@@ -318,7 +321,7 @@ class Run:
                     self.topics,
                     place,
                     name,
-                    interval_ms=plan.lane_interval_ms * 2,
+                    interval_ms=plan.produce_interval_ms * 2,
                     acks=chance.choice([1, -1]),
                 )
                 gambler.is_open = not self._is_closing

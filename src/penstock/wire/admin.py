@@ -23,7 +23,7 @@ from penstock.wire.errors import (
     UnsupportedBroker,
     words_of,
 )
-from penstock.wire.links import Address, Answered, Ask, Lane
+from penstock.wire.links import Address, Answered, Ask, Channel
 from penstock.wire.operations import UNKNOWN_TOPIC_MS, ask_anybody, back_off, know_leaders, refresh
 
 CREATE_TOPICS, DESCRIBE_CONFIGS = 19, 32
@@ -58,7 +58,7 @@ def create_topic(
     controller: Address | None = None
     while True:
         asked = controller or core.candidates()[0]
-        answer = (yield [Question(asked, Lane.CONTROL, ask)])[0]
+        answer = (yield [Question(asked, Channel.CONTROL, ask)])[0]
         if not isinstance(answer, Answered):
             if answer.is_unsupported:
                 raise UnsupportedBroker(answer.why)

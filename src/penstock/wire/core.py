@@ -25,7 +25,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from penstock.wire.cluster import Cluster, parse_bootstrap
 from penstock.wire.errors import TimedOut, Unreachable, WireError
-from penstock.wire.links import Address, Answer, Ask, Effect, Lane, Links
+from penstock.wire.links import Address, Answer, Ask, Channel, Effect, Links
 
 # While no broker has ever answered, somebody has most likely misspelt the address or not started a broker.
 FIRST_CONTACT_MS = 15_000
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 class Question(NamedTuple):
     address: Address
-    lane: Lane
+    channel: Channel
     ask: Ask
 
 
@@ -213,7 +213,7 @@ class Core:
         turn = self._rotation % len(known) if known else 0
         known = known[turn:] + known[:turn]
         everybody = list(dict.fromkeys([*known, *self.cluster.bootstrap]))
-        return sorted(everybody, key=lambda address: self.links.doubts(address, Lane.CONTROL))
+        return sorted(everybody, key=lambda address: self.links.doubts(address, Channel.CONTROL))
 
     def back_off_ms(self, failures: int) -> int:
         """How long to wait after so many failures in a row: not at all after the first."""
@@ -262,7 +262,7 @@ class Core:
         task.missing = len(wish)
         for number, question in enumerate(wish):
             self.links.ask(
-                question.address, question.lane, question.ask, self.now_ms, _Collecting(self, task, number)
+                question.address, question.channel, question.ask, self.now_ms, _Collecting(self, task, number)
             )
 
     def collected(self, task: Task[Any], number: int, answer: Answer) -> None:

@@ -31,7 +31,7 @@ from penstock.wire.errors import (
     UnsupportedBroker,
     words_of,
 )
-from penstock.wire.links import Address, Ask, Failed, Lane
+from penstock.wire.links import Address, Ask, Channel, Failed
 from penstock.wire.operations import ask_anybody, back_off
 
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 8, 9, 10
@@ -154,7 +154,7 @@ def _ask_coordinator(core: Core, task: Task[Any], group: str, key: int, message:
     """The coordinator's answer; None when it gave none and should be looked for again."""
     address = yield from coordinator(core, task, group)
     ask = Ask(key, lambda _: message, BY_NAME_VERSION_MAX)
-    answer = (yield [Question(address, Lane.CONTROL, ask)])[0]
+    answer = (yield [Question(address, Channel.CONTROL, ask)])[0]
     if not isinstance(answer, Failed):
         return answer.message
     if answer.is_unsupported:

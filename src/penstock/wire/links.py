@@ -1,6 +1,6 @@
 """Connections to brokers, without sockets: who was asked what, in which version, and since when.
 
-A link is one connection to an address on a lane. It goes
+A link is one connection to an address on a channel. It goes
 
     CONNECTING   the shell was told to connect
     GREETING     connected; ApiVersions was sent, and questions wait until it is answered
@@ -10,7 +10,7 @@ A link is one connection to an address on a lane. It goes
 and never back: who asks again gets a new link. The shell does what ``effects`` say, in order, and reports with
 ``connected``, ``received`` and ``lost``.
 
-Lanes exist because a broker answers in order: metadata must not wait behind a fetch that waits for records.
+Channels exist because a broker answers in order: metadata must not wait behind a fetch that waits for records.
 What a newcomer gets wrong: a failure says whether the question may have been acted on. One that never left may
 be repeated by anybody, one that did only by who knows that repeating is harmless.
 """
@@ -54,7 +54,7 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Lane(Enum):
+class Channel(Enum):
     CONTROL = auto()
     FETCH = auto()
     PRODUCE = auto()
@@ -136,19 +136,19 @@ class Link:
         "address",
         "asked",
         "begun_ms",
+        "channel",
         "heard_ms",
         "id",
         "inbox",
-        "lane",
         "state",
         "versions",
         "waiting",
     )
 
-    def __init__(self, link_id: int, address: Address, lane: Lane, inbox: Inbox, now_ms: int) -> None:
+    def __init__(self, link_id: int, address: Address, channel: Channel, inbox: Inbox, now_ms: int) -> None:
         self.id = link_id
         self.address = address
-        self.lane = lane
+        self.channel = channel
         self.state = State.CONNECTING
         self.inbox = inbox
         self.begun_ms = now_ms
@@ -180,7 +180,7 @@ class Links:
         self._request_timeout_ms = request_timeout_ms
         self._buffers = Buffers()
         self._by_id: dict[int, Link] = {}
-        self._by_place: dict[tuple[Address, Lane], Link] = {}
+        self._by_place: dict[tuple[Address, Channel], Link] = {}
         self._failures: dict[Address, _Failures] = {}
         self._links_made = 0
         self._correlation_id = 0
@@ -190,24 +190,24 @@ class Links:
 
     # What the core wants
 
-    def ask(self, address: Address, lane: Lane, ask: Ask, now_ms: int, done: Done) -> None:
+    def ask(self, address: Address, channel: Channel, ask: Ask, now_ms: int, done: Done) -> None:
         """``done`` is called once, perhaps before this returns."""
-        link = self._by_place.get((address, lane))
+        link = self._by_place.get((address, channel))
         if link is None:
             failures = self._failures.get(address)
             if failures is not None and now_ms < failures.no_attempt_before_ms:
                 done(Failed(failures.why, may_be_done=False))
                 return
-            link = self._open(address, lane, now_ms)
+            link = self._open(address, channel, now_ms)
         asked = _Asked(ask, done)
         if link.state is State.READY:
             self._send(link, asked, now_ms)
         else:
             link.waiting.append(asked)
 
-    def doubts(self, address: Address, lane: Lane) -> int:
+    def doubts(self, address: Address, channel: Channel) -> int:
         """How little a question there may hope for an answer: 0 connected, 1 nothing known, 2 it failed lately."""
-        link = self._by_place.get((address, lane))
+        link = self._by_place.get((address, channel))
         if link is not None and link.state is State.READY:
             return 0
         return 2 if address in self._failures else 1
@@ -274,7 +274,7 @@ class Links:
         """Assert what must be true between two events."""
         assert len(self._by_id) == len(self._by_place)
         for place, link in self._by_place.items():
-            assert self._by_id[link.id] is link and place == (link.address, link.lane)
+            assert self._by_id[link.id] is link and place == (link.address, link.channel)
             if link.state is State.READY:
                 assert not link.waiting, "a link that is ready lets nobody wait"
                 assert link.versions
@@ -285,10 +285,10 @@ class Links:
 
     # Private
 
-    def _open(self, address: Address, lane: Lane, now_ms: int) -> Link:
+    def _open(self, address: Address, channel: Channel, now_ms: int) -> Link:
         self._links_made += 1
-        link = Link(self._links_made, address, lane, Inbox(self._buffers), now_ms)
-        self._by_id[link.id] = self._by_place[address, lane] = link
+        link = Link(self._links_made, address, channel, Inbox(self._buffers), now_ms)
+        self._by_id[link.id] = self._by_place[address, channel] = link
         self.effects.append(Connect(link.id, address))
         return link
 
@@ -372,7 +372,7 @@ class Links:
         return max(first.sent_ms, link.heard_ms) + self._request_timeout_ms + first.ask.patience_ms
 
     def _fell_silent(self, link: Link, now_ms: int) -> None:
-        """Its address is no more to be trusted, and neither are its other lanes that have been silent as long."""
+        """Trust its address no longer, nor its other channels that have been silent as long."""
         silent_s = (now_ms - max(link.heard_ms, link.begun_ms)) / 1000
         why = f"{link.address} has been silent for {silent_s:.0f} s"
         since_ms = max(link.heard_ms, link.asked[0].sent_ms) if link.asked else link.heard_ms
@@ -393,7 +393,7 @@ class Links:
         self._end(link, why)
 
     def _end(self, link: Link, why: str) -> None:
-        del self._by_id[link.id], self._by_place[link.address, link.lane]
+        del self._by_id[link.id], self._by_place[link.address, link.channel]
         self.effects.append(Disconnect(link.id))
         asked, waiting = list(link.asked), list(link.waiting)
         link.asked.clear()

@@ -34,7 +34,7 @@ from penstock.wire.errors import (
     WireError,
     words_of,
 )
-from penstock.wire.links import Address, Answered, Ask, Failed, Lane
+from penstock.wire.links import Address, Answered, Ask, Channel, Failed
 
 FETCH, LIST_OFFSETS, METADATA = 1, 2, 3
 
@@ -87,7 +87,7 @@ def ask_anybody(core: Core, task: Task[Any], ask: Ask) -> Steps[Answered]:
     """Ask one broker after the other until one answers."""
     while True:
         for address in core.candidates():
-            answer = (yield [Question(address, Lane.CONTROL, ask)])[0]
+            answer = (yield [Question(address, Channel.CONTROL, ask)])[0]
             if isinstance(answer, Answered):
                 task.is_cut_off = False
                 return answer
@@ -268,7 +268,7 @@ def _offsets_question(
         timeout_ms=30_000,
     )
     version_min = LIST_MAX_TIMESTAMP if MAX_TIMESTAMP in group.values() else LIST_COMMITTED * read_committed
-    return Question(address, Lane.CONTROL, Ask(LIST_OFFSETS, lambda _: message, version_min=version_min))
+    return Question(address, Channel.CONTROL, Ask(LIST_OFFSETS, lambda _: message, version_min=version_min))
 
 
 def _retry_or_raise(task: Task[Any], at: TopicPartition, code: int, message: str | None = None) -> None:
@@ -317,7 +317,7 @@ def fetch(
             continue
         other_since_ms = None
         ask = _fetch_ask(at, offset, settings, topic, partition)
-        answer = (yield [Question(address, Lane.FETCH, ask)])[0]
+        answer = (yield [Question(address, Channel.FETCH, ask)])[0]
         if isinstance(answer, Failed):
             if answer.is_unsupported:
                 raise UnsupportedBroker(answer.why)

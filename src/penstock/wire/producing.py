@@ -39,7 +39,7 @@ from penstock.wire.errors import (
     WireError,
     words_of,
 )
-from penstock.wire.links import Address, Answer, Ask, Failed, Lane
+from penstock.wire.links import Address, Answer, Ask, Channel, Failed
 from penstock.wire.operations import UNKNOWN_TOPIC_MS, ask_anybody, back_off, no_such, refresh
 from penstock.wire.sequences import Batch, Identity, OnAck, Queue
 
@@ -325,7 +325,7 @@ class Producing:
         self._requests[address] = self._requests.get(address, 0) + 1
         self._core.links.ask(
             address,
-            Lane.PRODUCE,
+            Channel.PRODUCE,
             ask,
             self._core.now_ms,
             lambda answer: self._answered(address, sent, names, answer),

@@ -50,7 +50,9 @@ class Stage:
         for act in due:
             act()
 
-    def _call(self, node: int, lane: str, request: Any, version: int, done: Any, *, timeout_ms: int) -> None:
+    def _call(
+        self, node: int, channel: str, request: Any, version: int, done: Any, *, timeout_ms: int
+    ) -> None:
         self.asked.append((node, done))
 
     def _later(self, delay_ms: int, act: Callable[[], None]) -> None:

@@ -85,16 +85,16 @@ class Setting:
         self.other = Answering(self.fabric, "other")
         self.peers.set_address(2, "other", PORT)
         self.lost: list[tuple[int, str]] = []
-        self.peers.on_lost.append(lambda node, lane: self.lost.append((node, lane)))
+        self.peers.on_lost.append(lambda node, channel: self.lost.append((node, channel)))
 
     def ask(
-        self, number: int, *, node: int = 2, lane: str = "heartbeat", timeout_ms: int = 1_000
+        self, number: int, *, node: int = 2, channel: str = "heartbeat", timeout_ms: int = 1_000
     ) -> list[Any]:
         answers: list[Any] = []
         self.on_me(
             lambda: self.peers.call(
                 node,
-                lane,
+                channel,
                 BrokerHeartbeatRequest(broker_id=number),
                 VERSION,
                 lambda answer: answers.append(None if answer is None else answer.throttle_time_ms),
@@ -123,8 +123,8 @@ def test_answers_come_to_those_who_asked_in_order(setting: Setting) -> None:
     assert len(setting.other.streams) == 1
 
 
-def test_each_lane_has_a_connection_of_its_own(setting: Setting) -> None:
-    first, second = setting.ask(1, lane="a"), setting.ask(2, lane="b")
+def test_each_channel_has_a_connection_of_its_own(setting: Setting) -> None:
+    first, second = setting.ask(1, channel="a"), setting.ask(2, channel="b")
     setting.run(500)
     assert (first, second) == ([1], [2])
     assert len(setting.other.streams) == 2

@@ -74,16 +74,16 @@ class Loop:
 
 class Sent:
     def __init__(
-        self, node: int, lane: str, request: Any, done: Callable[[Any], None], timeout_ms: int
+        self, node: int, channel: str, request: Any, done: Callable[[Any], None], timeout_ms: int
     ) -> None:
         self.node = node
-        self.lane = lane
+        self.channel = channel
         self.request = request
         self.done = done
         self.timeout_ms = timeout_ms
 
     def __repr__(self) -> str:
-        return f"{self.lane} to {self.node}: {named(self.request)}"
+        return f"{self.channel} to {self.node}: {named(self.request)}"
 
 
 class FakePeers:
@@ -93,7 +93,7 @@ class FakePeers:
     def call(
         self,
         node_id: int,
-        lane: str,
+        channel: str,
         request: Message,
         version: int,
         done: Callable[[Any], None],
@@ -101,7 +101,7 @@ class FakePeers:
         timeout_ms: int = 5_000,
     ) -> None:
         encode(request, version)
-        self.sent.append(Sent(node_id, lane, request, done, timeout_ms))
+        self.sent.append(Sent(node_id, channel, request, done, timeout_ms))
 
 
 class FakeLogger:
@@ -246,7 +246,7 @@ def test_what_is_fetched_is_appended_and_the_next_fetch_goes_on_behind_it() -> N
     hosted = FakeHosted(0)
     here.follow(hosted)
     sent = here.take()
-    assert (sent.node, sent.lane, sent.timeout_ms) == (2, "fetch-0", 500 + FETCH_PATIENCE_MS)
+    assert (sent.node, sent.channel, sent.timeout_ms) == (2, "fetch-0", 500 + FETCH_PATIENCE_MS)
     assert sent.request.replica_state.replica_epoch == 101
     here.answer(sent, data(0, b"abc", high_watermark=2))
     assert hosted.end_offset == 3
@@ -270,7 +270,7 @@ def test_each_leader_has_a_loop_of_its_own() -> None:
 def test_several_lanes_to_one_leader_share_its_partitions() -> None:
     here = Following(lanes=2)
     here.follow(*[FakeHosted(index) for index in range(4)])
-    sent = sorted([(sent.lane, named(sent.request)) for sent in here.peers.sent])
+    sent = sorted([(sent.channel, named(sent.request)) for sent in here.peers.sent])
     assert sent == [("fetch-0", [1, 3]), ("fetch-1", [0, 2])]
 
 
@@ -282,11 +282,11 @@ def test_partitions_move_to_other_lanes_when_there_are_more_and_nothing_is_appen
     assert here.fetchers.set_lanes(2) and not here.fetchers.set_lanes(2)
     here.follow(*everyone)
     moved = here.take()
-    assert (moved.lane, named(moved.request)) == ("fetch-1", [0, 2])
+    assert (moved.channel, named(moved.request)) == ("fetch-1", [0, 2])
     here.answer(moved, data(0, b"abc", high_watermark=2))
     here.answer(under_way, data(0, b"abc", high_watermark=2), data(1, b"ab", high_watermark=2))
     assert [hosted.end_offset for hosted in everyone] == [3, 2, 0, 0]
-    assert {sent.lane for sent in here.peers.sent} == {"fetch-0", "fetch-1"}
+    assert {sent.channel for sent in here.peers.sent} == {"fetch-0", "fetch-1"}
 
 
 def test_a_partition_whose_leader_moves_is_fetched_from_the_new_one() -> None:
@@ -345,7 +345,7 @@ def test_a_partition_assigned_while_a_request_lies_at_the_leader_does_not_wait_f
     parked = here.take()
     here.follow(second)
     urgent = here.take()
-    assert (urgent.lane, named(urgent.request)) == ("fetch-0-urgent", [1])
+    assert (urgent.channel, named(urgent.request)) == ("fetch-0-urgent", [1])
     assert urgent.request.max_wait_ms == 20
     here.answer(urgent, data(1, b"abc"), session=5)
     assert second.end_offset == 3
@@ -356,7 +356,7 @@ def test_a_partition_assigned_while_a_request_lies_at_the_leader_does_not_wait_f
     assert not here.peers.sent
     here.answer(urgent, data(1, b"de"), session=5)
     both = here.take()
-    assert (both.lane, offsets(both.request)) == ("fetch-0", [(1, 5)])
+    assert (both.channel, offsets(both.request)) == ("fetch-0", [(1, 5)])
     assert not here.peers.sent
     here.answer(both, data(1, b"f"))
     assert second.end_offset == 6
@@ -370,13 +370,13 @@ def test_more_than_the_second_line_takes_wait_for_the_first() -> None:
         here.fetchers.follow(FakeHosted(index))
     here.loop.run_for(0)
     urgent = here.take()
-    assert (urgent.lane, named(urgent.request)) == ("fetch-0-urgent", list(range(1, URGENT_MAX + 1)))
+    assert (urgent.channel, named(urgent.request)) == ("fetch-0-urgent", list(range(1, URGENT_MAX + 1)))
     here.answer(urgent, session=5)
     urgent = here.take()
     here.answer(parked, data(0))
     here.answer(urgent, session=5)
     rest = here.take()
-    assert (rest.lane, rest.request.max_wait_ms) == ("fetch-0", 0)
+    assert (rest.channel, rest.request.max_wait_ms) == ("fetch-0", 0)
     assert named(rest.request)[:10] == list(range(URGENT_MAX + 1, URGENT_MAX + 11))
     here.answer(rest)
     last = here.take()
@@ -394,7 +394,7 @@ def test_the_first_line_does_not_wait_for_ever_for_the_second() -> None:
     assert not here.peers.sent
     here.loop.run_for(100)
     alone = here.take()
-    assert (alone.lane, named(alone.request)) == ("fetch-0", [])
+    assert (alone.channel, named(alone.request)) == ("fetch-0", [])
     stuck.done(None)
     here.loop.run_for(1_000)
     assert named(here.take().request) == [1]
@@ -424,13 +424,13 @@ def test_a_start_that_is_written_down_is_told_while_a_request_lies_at_the_leader
     hosted.log_start_offset = 7
     here.tell(hosted)
     urgent = here.take()
-    assert (urgent.lane, starts(urgent.request)) == ("fetch-0-urgent", [(0, 7)])
+    assert (urgent.channel, starts(urgent.request)) == ("fetch-0-urgent", [(0, 7)])
     here.answer(parked, data(0, b"abc"), data(1, b"ab"))
     assert (hosted.end_offset, other.end_offset) == (0, 2)
     here.answer(urgent, data(0, b"abc"), session=5)
     assert hosted.end_offset == 3
     again = here.take()
-    assert (again.lane, starts(again.request)) == ("fetch-0", [(1, 0), (0, 7)])
+    assert (again.channel, starts(again.request)) == ("fetch-0", [(1, 0), (0, 7)])
     assert not here.peers.sent
 
 
@@ -443,7 +443,7 @@ def test_a_start_that_is_written_down_is_told_with_the_next_request_if_none_is_o
     here.tell(hosted)
     here.loop.run_for(1_000)
     sent = here.take()
-    assert (sent.lane, starts(sent.request)) == ("fetch-0", [(0, 7)])
+    assert (sent.channel, starts(sent.request)) == ("fetch-0", [(0, 7)])
 
 
 def test_a_start_that_is_written_down_does_not_tell_of_what_is_not_flushed() -> None:
@@ -727,10 +727,10 @@ class Proposing(Following):
         )
 
     def ask(
-        self, request: Message, version: int, done: Callable[[Any], None], *, lane: str, timeout_ms: int
+        self, request: Message, version: int, done: Callable[[Any], None], *, channel: str, timeout_ms: int
     ) -> None:
         assert isinstance(request, AlterPartitionRequest)
-        assert (version, lane) == (3, "alter")
+        assert (version, channel) == (3, "alter")
         encode(request, version)
         self.asked.append((request, done))
 

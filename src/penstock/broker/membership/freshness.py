@@ -23,7 +23,7 @@ from penstock.protocol.messages.quorum import (
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
-LANE = "quorum-offset"
+CHANNEL = "quorum-offset"
 DESCRIBE_VERSION = 2
 TIMEOUT_MS = 1_000
 RETRY_MS = 50
@@ -85,7 +85,7 @@ class Freshness:
             answered(None)
         else:
             self._broker.peers.call(
-                leader, LANE, _QUESTION, DESCRIBE_VERSION, answered, timeout_ms=TIMEOUT_MS
+                leader, CHANNEL, _QUESTION, DESCRIBE_VERSION, answered, timeout_ms=TIMEOUT_MS
             )
 
     def _later(self, delay_ms: int, act: Callable[[], None]) -> None:

@@ -50,7 +50,7 @@ CALL_TIMEOUT_MS = 2_000
 # How long a stopping broker waits for its leaderships to be taken over, and how long for an answer at all.
 LEAVING_TIMEOUT_MS = 10_000
 LEAVING_UNHEARD_MS = 2_000
-LANE = "heartbeat"
+CHANNEL = "heartbeat"
 
 
 class State(Enum):
@@ -178,7 +178,7 @@ class Membership:
         )
         self._is_asking = True
         self._broker.ask_controller(
-            request, REGISTRATION_VERSION, self._registered, lane=LANE, timeout_ms=CALL_TIMEOUT_MS
+            request, REGISTRATION_VERSION, self._registered, channel=CHANNEL, timeout_ms=CALL_TIMEOUT_MS
         )
 
     def _registered(self, response: BrokerRegistrationResponse | None) -> None:
@@ -273,7 +273,7 @@ class Membership:
             request,
             HEARTBEAT_VERSION,
             lambda response: self._answered(response, sent),
-            lane=LANE,
+            channel=CHANNEL,
             timeout_ms=CALL_TIMEOUT_MS,
         )
 

@@ -1,7 +1,7 @@
 """Connections to the other nodes of the cluster, over which this one asks them things.
 
-One connection for each (node, lane). Answers come in the order of the requests, so whatever may wait long (a
-long poll, a change that has to be committed) has a lane of its own, and a heartbeat never stands behind it.
+One connection for each (node, channel). Answers come in the order of the requests, so whatever may wait long (a
+long poll, a change that has to be committed) has a channel of its own, and a heartbeat never stands behind it.
 A connection is made when first needed, kept, and made again by the next call after it was lost.
 
 What a newcomer gets wrong: an answer may hold views of the receive buffer, and they are valid only until
@@ -43,23 +43,23 @@ class Peers:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._addresses: dict[int, tuple[str, int]] = {}
-        self._channels: dict[tuple[int, str], _Channel] = {}
+        self._connections: dict[tuple[int, str], _Connection] = {}
         self._is_closed = False
-        # (node, lane): an established connection ended, and nobody listens there any more.
+        # (node, channel): an established connection ended, and nobody listens there any more.
         self.on_lost: list[Callable[[int, str], None]] = []
 
     def set_address(self, node_id: int, host: str, port: int) -> None:
         if self._addresses.get(node_id) == (host, port):
             return
         self._addresses[node_id] = (host, port)
-        for (node, _), channel in list(self._channels.items()):
+        for (node, _), connection in list(self._connections.items()):
             if node == node_id:
-                channel.close()
+                connection.close()
 
     def call(
         self,
         node_id: int,
-        lane: str,
+        channel: str,
         request: Message,
         version: int,
         done: Done,
@@ -71,12 +71,12 @@ class Peers:
         if address is None or self._is_closed:
             self._environment.spawn.soon(lambda: done(None))
             return
-        self._channel(node_id, lane).call(address, request, version, done, timeout_ms)
+        self._connection(node_id, channel).call(address, request, version, done, timeout_ms)
 
-    def is_refused(self, node_id: int, lane: str) -> bool:
+    def is_refused(self, node_id: int, channel: str) -> bool:
         """Whether the last attempt to connect was refused: nobody listens there."""
-        channel = self._channels.get((node_id, lane))
-        return channel is not None and channel.is_refused
+        connection = self._connections.get((node_id, channel))
+        return connection is not None and connection.is_refused
 
     def probe(self, node_id: int, done: Callable[[bool], None]) -> None:
         """``done(True)`` as soon as nobody listens at the node's address; ``done(False)`` if somebody keeps to."""
@@ -105,22 +105,22 @@ class Peers:
 
     def close(self) -> None:
         self._is_closed = True
-        for channel in list(self._channels.values()):
-            channel.close()
+        for connection in list(self._connections.values()):
+            connection.close()
 
-    def _channel(self, node_id: int, lane: str) -> _Channel:
-        channel = self._channels.get((node_id, lane))
-        if channel is None:
-            channel = self._channels[node_id, lane] = _Channel(
-                self._environment, lambda: self._lost(node_id, lane)
+    def _connection(self, node_id: int, channel: str) -> _Connection:
+        connection = self._connections.get((node_id, channel))
+        if connection is None:
+            connection = self._connections[node_id, channel] = _Connection(
+                self._environment, lambda: self._lost(node_id, channel)
             )
-        return channel
+        return connection
 
-    def _lost(self, node_id: int, lane: str) -> None:
+    def _lost(self, node_id: int, channel: str) -> None:
         def probed(is_refused: bool) -> None:
             if is_refused and not self._is_closed:
                 for listener in self.on_lost:
-                    listener(node_id, lane)
+                    listener(node_id, channel)
 
         if not self._is_closed:
             self.probe(node_id, probed)
@@ -139,7 +139,7 @@ class _Asked:
         self.timer = timer
 
 
-class _Channel:
+class _Connection:
     def __init__(self, environment: Environment, on_lost: Callable[[], None]) -> None:
         self._environment = environment
         self._on_lost = on_lost

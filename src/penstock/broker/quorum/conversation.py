@@ -161,12 +161,14 @@ class Conversation:
                         self._addresses.learn(node.node_id, (endpoint.host, endpoint.port))
             answer = wire.read_answer(node_id, request, response)
             self._tell(lambda now_ms: self._raft.answered(request, answer, now_ms))
-            if response is None and peers.is_refused(node_id, letter.lane):
-                self._peer_lost(node_id, letter.lane)
+            if response is None and peers.is_refused(node_id, letter.channel):
+                self._peer_lost(node_id, letter.channel)
 
-        peers.call(node_id, letter.lane, letter.message, letter.version, done, timeout_ms=letter.timeout_ms)
+        peers.call(
+            node_id, letter.channel, letter.message, letter.version, done, timeout_ms=letter.timeout_ms
+        )
 
-    def _peer_lost(self, node_id: int, _lane: str) -> None:
+    def _peer_lost(self, node_id: int, _channel: str) -> None:
         """Nobody listens there any more: its process is gone."""
         self._tell(lambda now_ms: self._raft.unreachable(node_id, now_ms))
 

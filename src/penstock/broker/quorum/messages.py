@@ -38,9 +38,9 @@ from penstock.raft.quorum import Voter
 from penstock.raft.storage import EpochEnd, SnapshotId
 
 # Long polls and long downloads do not hold up votes.
-LANE = "quorum"
-FETCH_LANE = "quorum-fetch"
-SNAPSHOT_LANE = "snapshot"
+CHANNEL = "quorum"
+FETCH_CHANNEL = "quorum-fetch"
+SNAPSHOT_CHANNEL = "snapshot"
 
 # The newest each: all nodes of a cluster run the same release.
 VOTE_VERSION = 2
@@ -65,7 +65,7 @@ Addresses: TypeAlias = Mapping[int, tuple[str, int]]
 class Letter(NamedTuple):
     """A request ready to be sent."""
 
-    lane: str
+    channel: str
     message: Message
     version: int
     timeout_ms: int
@@ -78,7 +78,7 @@ def write(request: Request, cluster_id: str | None, me: Voter, addresses: Addres
     match request:
         case FetchRequest():
             return Letter(
-                FETCH_LANE, _fetch(request, cluster_id), FETCH_VERSION, request.max_wait_ms + TIMEOUT_MS
+                FETCH_CHANNEL, _fetch(request, cluster_id), FETCH_VERSION, request.max_wait_ms + TIMEOUT_MS
             )
         case VoteRequest():
             vote = messages.VoteRequestPartition(
@@ -94,7 +94,7 @@ def write(request: Request, cluster_id: str | None, me: Voter, addresses: Addres
             message: Message = messages.VoteRequest(
                 cluster_id=cluster_id, voter_id=request.voter.id, topics=votes
             )
-            return Letter(LANE, message, VOTE_VERSION, TIMEOUT_MS)
+            return Letter(CHANNEL, message, VOTE_VERSION, TIMEOUT_MS)
         case BeginEpochRequest():
             begin = messages.BeginQuorumEpochRequestPartition(
                 voter_directory_id=request.voter.directory,
@@ -109,7 +109,7 @@ def write(request: Request, cluster_id: str | None, me: Voter, addresses: Addres
                 ],
                 leader_endpoints=endpoints_of(me.id, addresses),
             )
-            return Letter(LANE, message, BEGIN_VERSION, TIMEOUT_MS)
+            return Letter(CHANNEL, message, BEGIN_VERSION, TIMEOUT_MS)
         case EndEpochRequest():
             end = messages.EndQuorumEpochRequestPartition(
                 leader_id=request.leader_id,
@@ -124,13 +124,13 @@ def write(request: Request, cluster_id: str | None, me: Voter, addresses: Addres
                 topics=[messages.EndQuorumEpochRequestTopic(topic_name=CLUSTER_METADATA, partitions=[end])],
                 leader_endpoints=endpoints_of(me.id, addresses),
             )
-            return Letter(LANE, message, END_VERSION, TIMEOUT_MS)
+            return Letter(CHANNEL, message, END_VERSION, TIMEOUT_MS)
         case DescribeRequest():
             described = messages.DescribeQuorumRequestTopic(
                 topic_name=CLUSTER_METADATA, partitions=[messages.DescribeQuorumRequestPartition()]
             )
             return Letter(
-                LANE, messages.DescribeQuorumRequest(topics=[described]), DESCRIBE_VERSION, TIMEOUT_MS
+                CHANNEL, messages.DescribeQuorumRequest(topics=[described]), DESCRIBE_VERSION, TIMEOUT_MS
             )
         case SnapshotRequest():
             piece = messages.FetchSnapshotRequestPartition(
@@ -147,7 +147,7 @@ def write(request: Request, cluster_id: str | None, me: Voter, addresses: Addres
                 max_bytes=SNAPSHOT_CHUNK_BYTES,
                 topics=[messages.FetchSnapshotRequestTopic(name=CLUSTER_METADATA, partitions=[piece])],
             )
-            return Letter(SNAPSHOT_LANE, message, SNAPSHOT_VERSION, SNAPSHOT_TIMEOUT_MS)
+            return Letter(SNAPSHOT_CHANNEL, message, SNAPSHOT_VERSION, SNAPSHOT_TIMEOUT_MS)
         case ChangeVoterRequest():
             raise AssertionError("operators ask for that, not nodes")
 

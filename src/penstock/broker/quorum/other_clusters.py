@@ -16,7 +16,7 @@ from penstock.protocol.messages.cluster import DescribeClusterRequest, DescribeC
 if TYPE_CHECKING:
     from penstock.broker.network.peers import Peers
 
-LANE = "cluster"
+CHANNEL = "cluster"
 DESCRIBE_CLUSTER_VERSION = 0
 RETRY_MS = 5_000
 
@@ -74,4 +74,4 @@ class OtherClusters:
             if not self._is_closed:
                 self._ask(peers, node_id)
 
-        peers.call(node_id, LANE, DescribeClusterRequest(), DESCRIBE_CLUSTER_VERSION, done)
+        peers.call(node_id, CHANNEL, DescribeClusterRequest(), DESCRIBE_CLUSTER_VERSION, done)

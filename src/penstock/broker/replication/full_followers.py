@@ -17,7 +17,7 @@ from penstock.protocol.messages.fetch import FetchResponse
 from penstock.replication.events import Append, Effect, PartitionKey, StartOver, Truncate
 from penstock.replication.onlooker import Position, effects, question
 
-LANE = "starts"
+CHANNEL = "starts"
 # What is deleted is removed a minute later at the soonest, with Kafka's defaults.
 ASK_INTERVAL_MS = 5_000
 # In one request to one leader. Their logs may have to be opened first.
@@ -105,7 +105,7 @@ class FullFollowers:
                     self._logger.warning("cannot make room", partition=repr(hosted), error=str(error))
 
         self._asked.add(leader)
-        self._peers.call(leader, LANE, question(positions), FETCH_VERSION, answered)
+        self._peers.call(leader, CHANNEL, question(positions), FETCH_VERSION, answered)
 
     def _do(self, hosted: HostedPartition, effect: Effect) -> None:
         start = hosted.log.log_start_offset

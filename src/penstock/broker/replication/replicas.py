@@ -35,7 +35,7 @@ from penstock.replication.partition import Partition
 from penstock.replication.silence import LOOK_INTERVAL_MS, Silence
 
 ALTER_PARTITION_VERSION = 3
-ALTER_LANE = "alter"
+ALTER_CHANNEL = "alter"
 ALTER_TIMEOUT_MS = 5_000
 ALTER_RETRY_FIRST_MS = 25
 ALTER_RETRY_MAX_MS = 1_000
@@ -47,7 +47,9 @@ LOOKS_PER_TURN = 1_000
 class Asking(Protocol):
     """A request to the active controller, wherever that is; None when it is not known, or does not answer."""
 
-    def __call__(self, request: Message, version: int, done: Done, *, lane: str, timeout_ms: int) -> None: ...
+    def __call__(
+        self, request: Message, version: int, done: Done, *, channel: str, timeout_ms: int
+    ) -> None: ...
 
 
 class ReplicaFetchers:
@@ -280,7 +282,11 @@ class IsrProposals:
         )
         self._is_asking = True
         self._ask(
-            request, ALTER_PARTITION_VERSION, self._answered, lane=ALTER_LANE, timeout_ms=ALTER_TIMEOUT_MS
+            request,
+            ALTER_PARTITION_VERSION,
+            self._answered,
+            channel=ALTER_CHANNEL,
+            timeout_ms=ALTER_TIMEOUT_MS,
         )
 
     def _answered(self, response: AlterPartitionResponse | None) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
 VERSION = 0
-LANE = "directories"
+CHANNEL = "directories"
 RETRY_MS = 500
 # How soon a replica is mended that could not be, on a full disk mostly. An attempt may read the whole log.
 MEND_AGAIN_MS = 30_000
@@ -177,7 +177,7 @@ class DirectoryReports:
             for hosted in asked:
                 self.assigned(hosted)
 
-        self._broker.ask_controller(request, VERSION, answered, lane=LANE, timeout_ms=TIMEOUT_MS)
+        self._broker.ask_controller(request, VERSION, answered, channel=CHANNEL, timeout_ms=TIMEOUT_MS)
 
     def _settled(self) -> None:
         self._is_asking = False
