@@ -31,7 +31,8 @@ from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.partition.hosted_partitions import Partitions
 from penstock.broker.quorum.consensus import Consensus, ConsensusSettings
 from penstock.broker.replication.full_followers import FullFollowers
-from penstock.broker.replication.replicas import IsrProposals, ReplicaFetchers
+from penstock.broker.replication.isr_proposals import IsrProposals
+from penstock.broker.replication.replica_fetchers import ReplicaFetchers
 from penstock.broker.storage.data_directory import METADATA_DIRECTORY, Directory
 from penstock.broker.storage.directory_reports import DirectoryReports
 from penstock.broker.storage.housekeeping import Housekeeping
@@ -182,7 +183,7 @@ class Broker:
                 partition_max_bytes=config.replica_fetch_max_bytes,
                 backoff_ms=config.replica_fetch_backoff_ms,
             ),
-            lanes=config.num_replica_fetchers,
+            fetchers_per_leader=config.num_replica_fetchers,
         )
         self.directories = DirectoryReports(self)
         # Every log that the last run did not close was looked at.
@@ -335,7 +336,7 @@ class Broker:
             broker_value("max.connections", layers),
             broker_value("max.connections.per.ip", layers),
         )
-        if self.fetchers.set_lanes(broker_value("num.replica.fetchers", layers)):
+        if self.fetchers.set_fetchers_per_leader(broker_value("num.replica.fetchers", layers)):
             self._follow_some(list(self.partitions))
 
     def _became_active(self, is_active: bool) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.broker.config import BrokerConfig
 from penstock.broker.partition.hosted_partitions import Partitions
-from penstock.broker.replication.replicas import _assignment
+from penstock.broker.replication.isr_proposals import _assignment
 from penstock.metadata.image import Delta
 from penstock.metadata.topic_settings import MIN_ISR
 from penstock.metadata.values import BROKER_RESOURCE, TOPIC_RESOURCE

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.replication.isr_proposals import LOOKS_PER_TURN, IsrProposals
 from penstock.broker.replication.replica_fetcher import FETCH_PATIENCE_MS, URGENT_MAX
-from penstock.broker.replication.replicas import LOOKS_PER_TURN, IsrProposals, ReplicaFetchers
+from penstock.broker.replication.replica_fetchers import ReplicaFetchers
 from penstock.environment import Buffer, Environment
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import (
@@ -188,7 +189,7 @@ class FakeHosted:
 
 
 class Following:
-    def __init__(self, *, lanes: int = 1) -> None:
+    def __init__(self, *, fetchers_per_leader: int = 1) -> None:
         self.loop = Loop()
         self.peers = FakePeers()
         self.logger = FakeLogger()
@@ -206,7 +207,7 @@ class Following:
             self.logger,  # type: ignore[arg-type]
             me=ME,
             broker_epoch=lambda: 101,
-            lanes=lanes,
+            fetchers_per_leader=fetchers_per_leader,
         )
 
     def follow(self, *everyone: FakeHosted, is_throttled: bool = False) -> None:
@@ -268,7 +269,7 @@ def test_each_leader_has_a_loop_of_its_own() -> None:
 
 
 def test_several_lanes_to_one_leader_share_its_partitions() -> None:
-    here = Following(lanes=2)
+    here = Following(fetchers_per_leader=2)
     here.follow(*[FakeHosted(index) for index in range(4)])
     sent = sorted([(sent.channel, named(sent.request)) for sent in here.peers.sent])
     assert sent == [("fetch-0", [1, 3]), ("fetch-1", [0, 2])]
@@ -279,7 +280,7 @@ def test_partitions_move_to_other_lanes_when_there_are_more_and_nothing_is_appen
     everyone = [FakeHosted(index) for index in range(4)]
     here.follow(*everyone)
     under_way = here.take()
-    assert here.fetchers.set_lanes(2) and not here.fetchers.set_lanes(2)
+    assert here.fetchers.set_fetchers_per_leader(2) and not here.fetchers.set_fetchers_per_leader(2)
     here.follow(*everyone)
     moved = here.take()
     assert (moved.channel, named(moved.request)) == ("fetch-1", [0, 2])

@@ -1,12 +1,12 @@
-"""The loops that fetch from leaders.
+"""The loop that fetches from one leader.
 
-A ``Lane`` is a loop without an end: the core builds a request, ``Peers`` sends it, the core says what the
+A ``ReplicaFetcher`` is a loop without an end: the core builds a request, ``Peers`` sends it, the core says what the
 answer means, the hosted partitions do it, and on to the next.
 
-What a newcomer gets wrong: a request lies at the leader for half a second when there is nothing new, and
-cannot be called back. A partition that is assigned meanwhile does not wait for it: until the next turn of the
-loop it is fetched on a second line. Otherwise every failover would cost that half second, for a new leader
-commits nothing before its followers have come to it.
+A request lies at the leader for half a second when there is nothing new, and cannot be called back. A partition
+that is assigned meanwhile does not wait for it: until the first loop has its answer, a second one fetches it.
+Otherwise every failover would cost that half second, for a new leader commits nothing before its followers have
+come to it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from penstock.replication.partition import Partition
 FETCH_VERSION = 17
 # How long an answer may take beyond the time that it may lie at the leader.
 FETCH_PATIENCE_MS = 4_500
-# How long a request may lie at the leader on the second line. Short, because the first one waits for it.
+# How long a request may lie at the leader on the second loop. Short, because the first one waits for it.
 URGENT_WAIT_MS = 20
 # But not for longer than this.
 URGENT_PATIENCE_MS = 100
-# More than these are not urgent: who comes to the second line has to move to the first one afterwards.
+# More than these are not urgent: who comes to the second loop has to move to the first one afterwards.
 URGENT_MAX = 1_000
 
 Done: TypeAlias = Callable[[Any | None], None]
@@ -78,8 +78,8 @@ class Hosted(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What all lanes of a node have in common."""
+class FetcherContext:
+    """What all fetchers of a node share."""
 
     environment: Environment
     peers: Calling
@@ -90,13 +90,13 @@ class Means:
     throttle: Throttle
 
 
-class Lane:
-    """The way to one leader: a line that goes on for ever, and a second one for who cannot wait."""
+class ReplicaFetcher:
+    """Fetches from one leader: a loop without an end, and a second one for partitions that cannot wait."""
 
-    def __init__(self, means: Means, leader: int, number: int) -> None:
-        self._first = _Line(means, leader, f"fetch-{number}", means.limits, self._turned)
-        urgent = means.limits._replace(max_wait_ms=min(URGENT_WAIT_MS, means.limits.max_wait_ms))
-        self._second = _Line(means, leader, f"fetch-{number}-urgent", urgent, self._turned)
+    def __init__(self, context: FetcherContext, leader: int, number: int) -> None:
+        self._first = _FetchLoop(context, leader, f"fetch-{number}", context.limits, self._turned)
+        urgent = context.limits._replace(max_wait_ms=min(URGENT_WAIT_MS, context.limits.max_wait_ms))
+        self._second = _FetchLoop(context, leader, f"fetch-{number}-urgent", urgent, self._turned)
 
     def __contains__(self, key: PartitionKey) -> bool:
         return key in self._first.hosted or key in self._second.hosted
@@ -125,11 +125,11 @@ class Lane:
         self._first.unfollow(key)
         self._second.unfollow(key)
 
-    def _turned(self, line: _Line) -> None:
-        """A line has been answered. Whenever neither is out, the first takes over what the second has."""
+    def _turned(self, loop: _FetchLoop) -> None:
+        """A loop has been answered. Whenever neither is out, the first takes over what the second has."""
         first, second = self._first, self._second
         if first.core.is_outstanding:
-            line.go_on()
+            loop.go_on()
             return
         if second.core.is_outstanding:
             # It will be back at once; if not, something is wrong with its connection and not with ours.
@@ -149,23 +149,23 @@ class Lane:
         assert not any(key in self._second.hosted for key in self._first.hosted)
 
 
-class _Line:
-    """One fetcher and its loop."""
+class _FetchLoop:
+    """One fetching core and the requests it makes."""
 
     def __init__(
         self,
-        means: Means,
+        context: FetcherContext,
         leader: int,
         name: str,
         limits: FetchLimits,
-        on_turn: Callable[[_Line], None],
+        on_turn: Callable[[_FetchLoop], None],
     ) -> None:
-        self._means = means
+        self._context = context
         self._leader = leader
         self._name = name
         self._timeout_ms = limits.max_wait_ms + FETCH_PATIENCE_MS
         self._on_turn = on_turn
-        self.core = Fetcher(means.me, limits=limits, throttle=means.throttle)
+        self.core = Fetcher(context.me, limits=limits, throttle=context.throttle)
         self.hosted: dict[PartitionKey, Hosted] = {}
         self._throttled: dict[PartitionKey, bool] = {}
         # Not to be asked about before they are flushed; waiting for them is waiting for all.
@@ -236,7 +236,7 @@ class _Line:
         """Go on at the end of this turn: ten thousand partitions may be assigned in it."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._means.environment.spawn.soon(self._scheduled)
+            self._context.environment.spawn.soon(self._scheduled)
 
     def _scheduled(self) -> None:
         self._is_scheduled = False
@@ -250,11 +250,11 @@ class _Line:
             self._timer = None
         if self._is_closed or self._unflushed:
             return
-        environment = self._means.environment
+        environment = self._context.environment
         now_ms = environment.clock.now_ms()
-        request = self.core.request(now_ms, self._means.broker_epoch())
+        request = self.core.request(now_ms, self._context.broker_epoch())
         if request is not None:
-            self._means.peers.call(
+            self._context.peers.call(
                 self._leader,
                 self._name,
                 request,
@@ -269,7 +269,7 @@ class _Line:
 
     def go_on_after(self, delay_ms: int) -> None:
         if self._timer is None and not self._is_closed:
-            self._timer = self._means.environment.spawn.later(delay_ms, self.go_on)
+            self._timer = self._context.environment.spawn.later(delay_ms, self.go_on)
 
     def _time_is_up(self) -> None:
         self._timer = None
@@ -278,7 +278,7 @@ class _Line:
     def _answered(self, request: FetchRequest, response: FetchResponse | None) -> None:
         if self._is_closed:
             return
-        now_ms = self._means.environment.clock.now_ms()
+        now_ms = self._context.environment.clock.now_ms()
         # A turn follows at once: whatever is done here need not schedule another.
         was_scheduled, self._is_scheduled = self._is_scheduled, True
         for effect in self.core.answered(request, response, now_ms):
@@ -294,7 +294,7 @@ class _Line:
             is_done = self._do(hosted, effect)
         except OSError as error:
             # Its disk has failed, perhaps at a partition before it. One loop serves many disks and goes on.
-            self._means.logger.warning("cannot follow", partition=repr(hosted), error=str(error))
+            self._context.logger.warning("cannot follow", partition=repr(hosted), error=str(error))
             is_done = False
         if not is_done and self.hosted.get(effect.key) is hosted:
             self.core.failed(effect.key, now_ms)
@@ -314,7 +314,7 @@ class _Line:
                 if error == ErrorCode.LOG_DIR_NOT_FOUND:
                     # The controller has not heard yet on which disk it will lie, as after a disk was replaced.
                     return False
-                self._means.logger.warning(
+                self._context.logger.warning(
                     "cannot append what was fetched",
                     partition=repr(hosted),
                     leader=self._leader,
@@ -324,7 +324,7 @@ class _Line:
             case Truncate():
                 hosted.truncate_for(effect.epoch, effect.end_offset)
             case StartOver():
-                self._means.logger.warning(
+                self._context.logger.warning(
                     "starting over where the leader's log begins", partition=repr(hosted), offset=effect.at
                 )
                 hosted.start_over_at(effect.at)
@@ -348,7 +348,7 @@ class _Line:
             try:
                 self._moved(hosted)
             except OSError:
-                self.core.failed(hosted.key, self._means.environment.clock.now_ms())
+                self.core.failed(hosted.key, self._context.environment.clock.now_ms())
             if not self._unflushed:
                 self._schedule()
 

@@ -1,23 +1,20 @@
-"""Following and being followed: whom this broker fetches from, and what it tells the controller of who is in
-sync.
+"""What this broker tells the controller of who is in sync.
 
-``ReplicaFetchers`` has a ``Lane`` to each leader, or several with ``num.replica.fetchers``. ``IsrProposals``
-gathers what the partitions we lead have to propose and sends it to the controller, one AlterPartition at a
-time.
+``IsrProposals`` gathers what the partitions we lead have to propose and sends it to the controller, one
+AlterPartition at a time.
 
-What a newcomer gets wrong: a hosted partition may be taken offline at any moment, and then has no replication
-core any more. Whoever waited for an answer holds on to the core it asked for, and looks again.
+A hosted partition may be taken offline at any moment, and then has no replication core any more. So a proposal
+under way keeps the core it was made by, and its answer looks whether that is still the partition's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import islice
 from typing import Any, Protocol
 
 from penstock.broker.logs import Logger
-from penstock.broker.replication.replica_fetcher import Calling, Done, Hosted, Lane, Means
+from penstock.broker.replication.replica_fetcher import Done, Hosted
 from penstock.environment import Environment, Timer
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import (
@@ -30,7 +27,6 @@ from penstock.protocol.messages.brokers import (
 )
 from penstock.protocol.schema import Message
 from penstock.replication.events import Assignment, IsrProposal, PartitionKey
-from penstock.replication.follower import FetchLimits, Throttle
 from penstock.replication.partition import Partition
 from penstock.replication.silence import LOOK_INTERVAL_MS, Silence
 
@@ -50,88 +46,6 @@ class Asking(Protocol):
     def __call__(
         self, request: Message, version: int, done: Done, *, channel: str, timeout_ms: int
     ) -> None: ...
-
-
-class ReplicaFetchers:
-    """Everything this broker follows."""
-
-    def __init__(
-        self,
-        environment: Environment,
-        peers: Calling,
-        logger: Logger,
-        *,
-        me: int,
-        broker_epoch: Callable[[], int],
-        limits: FetchLimits | None = None,
-        lanes: int = 1,
-    ) -> None:
-        self._means = Means(environment, peers, logger, me, broker_epoch, limits or FetchLimits(), Throttle())
-        self._lane_count = lanes
-        self._lanes: dict[tuple[int, int], Lane] = {}
-        self._followed: dict[PartitionKey, Lane] = {}
-        self._is_closed = False
-
-    def __len__(self) -> int:
-        return len(self._followed)
-
-    def follow(self, hosted: Hosted, *, is_throttled: bool = False) -> None:
-        """Fetch from the leader that the partition has now; for every assignment that does not make us it.
-
-        Raises:
-            OSError: its log cannot be opened. It is not followed then.
-        """
-        key = hosted.key
-        try:
-            core = hosted.replication
-        except OSError:
-            self.unfollow(key)
-            raise
-        if core.is_leader or core.leader < 0 or self._is_closed:
-            self.unfollow(key)
-            return
-        number = (key[1] + key[0][-1]) % self._lane_count
-        lane = self._lanes.get((core.leader, number))
-        if lane is None:
-            lane = self._lanes[core.leader, number] = Lane(self._means, core.leader, number)
-        known = self._followed.get(key)
-        if known is not None and known is not lane:
-            known.unfollow(key)
-        self._followed[key] = lane
-        lane.follow(hosted, is_throttled)
-
-    def unfollow(self, key: PartitionKey) -> None:
-        lane = self._followed.pop(key, None)
-        if lane is not None:
-            lane.unfollow(key)
-
-    def tell(self, hosted: Hosted) -> None:
-        """Where it stands has changed since it was last asked: its leader may be waiting to hear that."""
-        lane = self._followed.get(hosted.key)
-        if lane is not None and not self._is_closed:
-            # What cannot be opened has nothing to say.
-            with suppress(OSError):
-                lane.tell(hosted)
-
-    def set_lanes(self, count: int) -> bool:
-        """Use so many lanes to each leader; whether that is another number. Then follow everything again."""
-        is_other, self._lane_count = count != self._lane_count, count
-        return is_other
-
-    def set_throttle(self, bytes_per_second: int | None) -> None:
-        """For replicas that a reassignment is adding here; None for none."""
-        self._means.throttle.set_rate(bytes_per_second, self._means.environment.clock.now_ms())
-
-    def close(self) -> None:
-        self._is_closed = True
-        for lane in self._lanes.values():
-            lane.close()
-
-    def check(self) -> None:
-        for key, lane in self._followed.items():
-            assert key in lane
-        for lane in self._lanes.values():
-            lane.check()
 
 
 class IsrProposals:

@@ -1,0 +1,100 @@
+"""All the partitions that this broker follows, and the fetchers that do it.
+
+There is one ``ReplicaFetcher`` to each leader, or several with ``num.replica.fetchers``. A partition always goes
+to the same one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from penstock.broker.logs import Logger
+from penstock.broker.replication.replica_fetcher import Calling, FetcherContext, Hosted, ReplicaFetcher
+from penstock.environment import Environment
+from penstock.replication.events import PartitionKey
+from penstock.replication.follower import FetchLimits, Throttle
+
+
+class ReplicaFetchers:
+    """Everything this broker follows."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        peers: Calling,
+        logger: Logger,
+        *,
+        me: int,
+        broker_epoch: Callable[[], int],
+        limits: FetchLimits | None = None,
+        fetchers_per_leader: int = 1,
+    ) -> None:
+        self._context = FetcherContext(
+            environment, peers, logger, me, broker_epoch, limits or FetchLimits(), Throttle()
+        )
+        self._per_leader = fetchers_per_leader
+        self._fetchers: dict[tuple[int, int], ReplicaFetcher] = {}
+        self._followed: dict[PartitionKey, ReplicaFetcher] = {}
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._followed)
+
+    def follow(self, hosted: Hosted, *, is_throttled: bool = False) -> None:
+        """Fetch from the leader that the partition has now; for every assignment that does not make us it.
+
+        Raises:
+            OSError: its log cannot be opened. It is not followed then.
+        """
+        key = hosted.key
+        try:
+            core = hosted.replication
+        except OSError:
+            self.unfollow(key)
+            raise
+        if core.is_leader or core.leader < 0 or self._is_closed:
+            self.unfollow(key)
+            return
+        number = (key[1] + key[0][-1]) % self._per_leader
+        fetcher = self._fetchers.get((core.leader, number))
+        if fetcher is None:
+            fetcher = self._fetchers[core.leader, number] = ReplicaFetcher(self._context, core.leader, number)
+        known = self._followed.get(key)
+        if known is not None and known is not fetcher:
+            known.unfollow(key)
+        self._followed[key] = fetcher
+        fetcher.follow(hosted, is_throttled)
+
+    def unfollow(self, key: PartitionKey) -> None:
+        fetcher = self._followed.pop(key, None)
+        if fetcher is not None:
+            fetcher.unfollow(key)
+
+    def tell(self, hosted: Hosted) -> None:
+        """Where it stands has changed since it was last asked: its leader may be waiting to hear that."""
+        fetcher = self._followed.get(hosted.key)
+        if fetcher is not None and not self._is_closed:
+            # What cannot be opened has nothing to say.
+            with suppress(OSError):
+                fetcher.tell(hosted)
+
+    def set_fetchers_per_leader(self, count: int) -> bool:
+        """Whether the number has changed. Then everything has to be followed again."""
+        is_other, self._per_leader = count != self._per_leader, count
+        return is_other
+
+    def set_throttle(self, bytes_per_second: int | None) -> None:
+        """For replicas that a reassignment is adding here; None for none."""
+        self._context.throttle.set_rate(bytes_per_second, self._context.environment.clock.now_ms())
+
+    def close(self) -> None:
+        self._is_closed = True
+        for fetcher in self._fetchers.values():
+            fetcher.close()
+
+    def check(self) -> None:
+        for key, fetcher in self._followed.items():
+            assert key in fetcher
+        for fetcher in self._fetchers.values():
+            fetcher.check()
