@@ -10,12 +10,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from penstock.broker.clocks.clock_watch import ClockWatch
 from penstock.broker.config import BrokerConfig, TopicConfig
-from penstock.broker.controller.active_controller import ActiveController, refusal
+from penstock.broker.controller.active_controller import ActiveController
 from penstock.broker.controller.broker_connections import BrokerConnections
+from penstock.broker.controller.controller_client import FORWARD_RETRY_MS, ControllerClient
 from penstock.broker.coordination.coordinators import Coordinators
 from penstock.broker.coordination.producer_ids import ProducerIds
 from penstock.broker.handlers.metadata_pages import MetadataPages
@@ -23,18 +23,18 @@ from penstock.broker.logs import Logger
 from penstock.broker.membership.freshness import Freshness
 from penstock.broker.membership.membership import Membership, State
 from penstock.broker.membership.registration import Registration
-from penstock.broker.network.connection import WAITING, Call, Encoded
+from penstock.broker.network.connection import Encoded
 from penstock.broker.network.fetch_sessions import FetchSessions
 from penstock.broker.network.peers import Peers
 from penstock.broker.options import ServeOptions
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.partition.hosted_partitions import Partitions
 from penstock.broker.quorum.consensus import Consensus, ConsensusSettings
+from penstock.broker.replication.directory_reports import DirectoryReports
 from penstock.broker.replication.full_followers import FullFollowers
 from penstock.broker.replication.isr_proposals import IsrProposals
 from penstock.broker.replication.replica_fetchers import ReplicaFetchers
 from penstock.broker.storage.data_directory import METADATA_DIRECTORY, Directory
-from penstock.broker.storage.directory_reports import DirectoryReports
 from penstock.broker.storage.housekeeping import Housekeeping
 from penstock.broker.storage.storage import Storage
 from penstock.environment import Environment
@@ -44,9 +44,6 @@ from penstock.metadata.settings import LONG_MAX
 from penstock.metadata.topics import CONSUMER_OFFSETS
 from penstock.metadata.values import LOST_DIRECTORY
 from penstock.model import BrokerId, TopicId
-from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from penstock.protocol.schema import Message
 from penstock.raft.settings import RaftSettings
 from penstock.replication.follower import FetchLimits
 from penstock.replication.silence import Silence
@@ -55,14 +52,8 @@ from penstock.replication.silence import Silence
 THROTTLE = "follower.replication.throttled.rate"
 # Kafka's number for a listener without TLS and SASL.
 PLAINTEXT = 0
-CREATE_TOPICS_VERSION = 7
 # With more logs to close, asking the kernel for everything at once is several times faster.
 SYNCED_ONE_BY_ONE_MAX = 32
-# A request for the controller waits this long for there to be one.
-FORWARD_TIMEOUT_MS = 20_000
-FORWARD_RETRY_MS = 50
-# After the controller has made a topic, this broker should hear of it; longer than this nobody waits.
-SEEN_TIMEOUT_MS = 2_000
 RECOVERED_PER_TURN = 16
 # Partitions to begin to follow in one turn of the loop: some 30 ms.
 FOLLOWED_PER_TURN = 500
@@ -95,7 +86,6 @@ class Broker:
         # Answers in bytes, by what was asked; valid for the current image.
         self.encoded_api_versions: dict[tuple[str, int], tuple[int, Encoded]] = {}
         self.metadata_pages = MetadataPages(environment.spawn)
-        self._on_seen: list[Callable[[], None]] = []
         # Called when this broker has handed over what it leads and answers no more.
         self.on_left: Callable[[], None] = lambda: None
 
@@ -145,9 +135,30 @@ class Broker:
             cluster_id=self.storage.cluster_id or "",
             brokers_expected=self.brokers_expected,
         )
-        self.connections_of_brokers = BrokerConnections(self)
-        self.membership = Membership(self, rack=options.rack, on_active=on_active)
-        self.producer_ids = ProducerIds(self)
+        self.controller = ControllerClient(
+            environment, config, self.consensus, self.active_controller, self.peers, node_id=self.node_id
+        )
+        self.connections_of_brokers = BrokerConnections(
+            self.consensus, self.active_controller, self.peers, node_id=self.node_id
+        )
+        self.membership = Membership(
+            environment,
+            config,
+            logger,
+            self.storage,
+            self.registration,
+            self.clocks,
+            self.consensus,
+            self.controller,
+            node_id=self.node_id,
+            rack=options.rack,
+            prepare_partitions=self.prepare_partitions,
+            on_active=on_active,
+            on_failure=on_failure,
+        )
+        self.producer_ids = ProducerIds(
+            self.controller, node_id=self.node_id, broker_epoch=lambda: self.membership.epoch
+        )
         self.fetch_sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, environment.clock, environment.random
         )
@@ -161,7 +172,7 @@ class Broker:
         )
         self.proposals = IsrProposals(
             environment,
-            self.ask_controller,
+            self.controller.ask,
             logger,
             me=self.node_id,
             broker_epoch=lambda: self.membership.epoch,
@@ -185,11 +196,19 @@ class Broker:
             ),
             fetchers_per_leader=config.num_replica_fetchers,
         )
-        self.directories = DirectoryReports(self)
+        self.directories = DirectoryReports(
+            environment,
+            self.storage,
+            self.controller,
+            logger,
+            node_id=self.node_id,
+            broker_epoch=lambda: self.membership.epoch,
+            role_changed=self.role_changed,
+        )
         # Every log that the last run did not close was looked at.
         self._has_recovered = False
         self.coordinators = Coordinators(self)
-        self.freshness = Freshness(self)
+        self.freshness = Freshness(environment, self.consensus, self.peers, node_id=self.node_id)
         self.full_followers = FullFollowers(
             environment,
             self.storage,
@@ -322,10 +341,7 @@ class Broker:
             self.coordinators.topics_deleted()
         self.membership.image_moved()
         self.freshness.image_moved()
-        if self._on_seen:
-            waiting, self._on_seen = self._on_seen, []
-            for look in waiting:
-                look()
+        self.controller.image_moved()
 
     def _take_settings(self) -> None:
         """Go by the settings of brokers that can be changed while they run."""
@@ -347,119 +363,6 @@ class Broker:
 
     def _topic_config(self, image: Image, name: str) -> TopicConfig:
         return self.config.topic_config(image, self.node_id, name)
-
-    # The controller
-
-    def ask_controller(
-        self,
-        request: Message,
-        version: int,
-        done: Callable[[Any | None], None],
-        *,
-        channel: str = "forward",
-        timeout_ms: int = FORWARD_TIMEOUT_MS,
-    ) -> None:
-        """Ask the active controller, be it here; ``done(None)`` when there is no answer."""
-        leader = self.consensus.leader_id
-        if self.consensus.is_active:
-            self.active_controller.handle(request, version, done, from_broker=True)
-        elif leader is None or leader == self.node_id:
-            self.environment.spawn.soon(lambda: done(None))
-        else:
-            self.peers.call(leader, channel, request, version, done, timeout_ms=timeout_ms)
-
-    def decide(self, request: Message, call: Call) -> Any:
-        """Have the controller handle a request: this node's own for the others, the active one for clients."""
-        if call.is_internal:
-            self.active_controller.handle(request, call.version, call.answer, from_broker=True)
-        else:
-            self.forward(request, call.version, call.answer)
-        return WAITING
-
-    def forward(self, request: Message, version: int, answer: Callable[[Any], None]) -> None:
-        """``answer(response)`` of the active controller, waiting until there is one."""
-        deadline_ms = self.environment.clock.now_ms() + FORWARD_TIMEOUT_MS
-
-        def ask() -> None:
-            leader = self.consensus.leader_id
-            was_known = self.consensus.is_active or (leader is not None and leader != self.node_id)
-
-            def done(response: Any | None) -> None:
-                if response is not None and not _is_from_wrong_controller(response):
-                    answer(response)
-                elif self.environment.clock.now_ms() >= deadline_ms:
-                    answer(response or refusal(request, version, ErrorCode.NOT_CONTROLLER))
-                elif (
-                    response is not None
-                    or not was_known
-                    or (leader is not None and self.peers.is_refused(leader, "forward"))
-                ):
-                    # It certainly was not carried out: again, when there is another controller.
-                    self.environment.spawn.later(FORWARD_RETRY_MS, ask)
-                else:
-                    # Perhaps it was carried out. The client knows better whether to ask again.
-                    answer(refusal(request, version, ErrorCode.NOT_CONTROLLER))
-
-            self.ask_controller(request, version, done)
-
-        ask()
-
-    def create_topics(
-        self, names: list[str], connected_ms: int, done: Callable[[dict[str, int]], None]
-    ) -> None:
-        """Create topics, with the broker's defaults, because a client that connected then asked for them."""
-        topics = [CreatableTopic(name=name, num_partitions=-1, replication_factor=-1) for name in names]
-        self._create(
-            topics,
-            lambda response: done({topic.name: topic.error_code for topic in response.topics}),
-            connected_for_ms=self.environment.clock.now_ms() - connected_ms,
-        )
-
-    def create_offsets_topic(self, done: Callable[[int], None]) -> None:
-        topic = CreatableTopic(
-            name=CONSUMER_OFFSETS,
-            num_partitions=self.config.offsets_topic_num_partitions,
-            # As many as other topics have, unless somebody has said how many.
-            replication_factor=(
-                self.config.offsets_topic_replication_factor
-                if "offsets.topic.replication.factor" in self.config.static
-                else -1
-            ),
-            configs=[
-                CreatableTopicConfig(name="cleanup.policy", value="compact"),
-                CreatableTopicConfig(
-                    name="segment.bytes", value=str(self.config.offsets_topic_segment_bytes)
-                ),
-            ],
-        )
-        self._create([topic], lambda response: done(response.topics[0].error_code))
-
-    def _create(
-        self, topics: list[CreatableTopic], done: Callable[[Any], None], *, connected_for_ms: int = -1
-    ) -> None:
-        def created(response: Any) -> None:
-            for topic in response.topics:
-                if topic.error_code == ErrorCode.TOPIC_ALREADY_EXISTS:
-                    # Another broker was asked for it at the same moment. It is there, which is what is wanted.
-                    topic.error_code = ErrorCode.NONE
-            made = [topic.name for topic in response.topics if not topic.error_code]
-            self.when_seen(made, lambda: done(response))
-
-        request = CreateTopicsRequest(topics=topics, connected_for_ms=connected_for_ms)
-        self.forward(request, CREATE_TOPICS_VERSION, created)
-
-    def when_seen(self, names: list[str], then: Callable[[], None]) -> None:
-        """Go on when this broker knows the topics, so that who made them finds them here."""
-        deadline_ms = self.environment.clock.now_ms() + SEEN_TIMEOUT_MS
-
-        def look() -> None:
-            topics = self.image.topics
-            if all(name in topics for name in names) or self.environment.clock.now_ms() >= deadline_ms:
-                then()
-            else:
-                self._on_seen.append(look)
-
-        look()
 
     # The host of the partitions
 
@@ -641,14 +544,3 @@ class Broker:
         self.membership.directories_changed()
         # Also those that have nothing on any disk yet: they would have their first record there.
         self._begin_with([hosted for hosted in self.partitions if not hosted.is_leader], 0)
-
-
-def _is_from_wrong_controller(response: Any) -> bool:
-    """Whether the node that answered is not the active controller."""
-    if getattr(response, "error_code", 0) == ErrorCode.NOT_CONTROLLER:
-        return True
-    for results in ("topics", "responses", "results", "replica_election_results"):
-        found = getattr(response, results, None)
-        if found and getattr(found[0], "error_code", 0) == ErrorCode.NOT_CONTROLLER:
-            return True
-    return False

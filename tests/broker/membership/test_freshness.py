@@ -22,14 +22,10 @@ class Stage:
     def __init__(self) -> None:
         self.timers: list[tuple[int, Callable[[], None]]] = []
         self.asked: list[tuple[int, Callable[[Any], None]]] = []
-        self.broker: Any = SimpleNamespace(
-            node_id=1,
-            consensus=SimpleNamespace(is_active=False, leader_id=2),
-            image=SimpleNamespace(offset=10),
-            peers=SimpleNamespace(call=self._call),
-            environment=SimpleNamespace(spawn=SimpleNamespace(later=self._later)),
-        )
-        self.freshness = Freshness(self.broker)
+        environment: Any = SimpleNamespace(spawn=SimpleNamespace(later=self._later))
+        peers: Any = SimpleNamespace(call=self._call)
+        self.consensus: Any = SimpleNamespace(is_active=False, leader_id=2, image=SimpleNamespace(offset=10))
+        self.freshness = Freshness(environment, self.consensus, peers, node_id=1)
         self.went_on: list[str] = []
 
     def wait(self, name: str) -> None:
@@ -41,7 +37,7 @@ class Stage:
         self.asked.pop(0)[1](DescribeQuorumResponse(topics=[topic]))
 
     def move_to(self, offset: int) -> None:
-        self.broker.image.offset = offset
+        self.consensus.image.offset = offset
         self.freshness.image_moved()
 
     def pass_time(self, delay_ms: int) -> None:
@@ -61,7 +57,7 @@ class Stage:
 
 def test_the_node_that_commits_asks_nobody() -> None:
     stage = Stage()
-    stage.broker.consensus.is_active = True
+    stage.consensus.is_active = True
     stage.wait("a")
     assert stage.went_on == ["a"]
     assert stage.asked == []
@@ -104,7 +100,7 @@ def test_a_node_that_leads_no_longer_is_not_believed() -> None:
     stage.wait("a")
     stage.answer(5, ErrorCode.NOT_LEADER_OR_FOLLOWER)
     assert stage.went_on == []
-    stage.broker.consensus.leader_id = 3
+    stage.consensus.leader_id = 3
     stage.pass_time(freshness.RETRY_MS)
     assert stage.asked[0][0] == 3
     stage.answer(11)
@@ -113,10 +109,10 @@ def test_a_node_that_leads_no_longer_is_not_believed() -> None:
 
 def test_nobody_waits_for_ever_and_a_late_answer_is_for_nobody() -> None:
     stage = Stage()
-    stage.broker.consensus.leader_id = None
+    stage.consensus.leader_id = None
     stage.wait("a")
     stage.pass_time(freshness.RETRY_MS)
-    stage.broker.consensus.leader_id = 2
+    stage.consensus.leader_id = 2
     stage.pass_time(freshness.RETRY_MS)
     stage.pass_time(freshness.TIMEOUT_MS)
     assert stage.went_on == ["a"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,8 +27,18 @@ class Stage:
     def __init__(self) -> None:
         self.clock = Clock()
         config, _ = BrokerConfig.load({})
-        broker = SimpleNamespace(environment=SimpleNamespace(clock=self.clock), config=config)
-        self.membership = Membership(broker, rack=None, on_active=lambda: None)  # type: ignore[arg-type]
+        environment: Any = SimpleNamespace(clock=self.clock)
+        unused: Any = None
+        self.membership = Membership(
+            environment,
+            config,
+            *[unused] * 6,
+            node_id=1,
+            rack=None,
+            prepare_partitions=lambda then: None,
+            on_active=lambda: None,
+            on_failure=lambda reason: None,
+        )
         self.membership.state = State.ACTIVE
 
     def lease_ms(self, session_ms: int) -> int:

@@ -6,19 +6,22 @@ lost only when nobody listens there; one that merely opened another connection i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from penstock.broker.controller.active_controller import ActiveController
 from penstock.broker.network.connection import Connection
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
+from penstock.broker.network.peers import Peers
+from penstock.broker.quorum.consensus import Consensus
 
 
 class BrokerConnections:
     """Over which connection each broker sends its heartbeats, so that the end of one is noticed."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self, consensus: Consensus, active_controller: ActiveController, peers: Peers, *, node_id: int
+    ) -> None:
+        self._consensus = consensus
+        self._active_controller = active_controller
+        self._peers = peers
+        self._node_id = node_id
         # The connection that the last heartbeat of a broker came on, and its epoch; None when that has ended.
         self._known: dict[int, tuple[Connection | None, int]] = {}
 
@@ -34,12 +37,12 @@ class BrokerConnections:
         connection, epoch = self._known.get(broker_id, (None, -1))
         if connection is None and epoch >= 0:
             del self._known[broker_id]
-            self._broker.active_controller.broker_lost(broker_id, epoch)
+            self._active_controller.broker_lost(broker_id, epoch)
 
     def probe_all(self) -> None:
         """Look after every broker of which nothing was heard here."""
-        for known in self._broker.image.brokers.values():
-            if not known.fenced and known.id != self._broker.node_id:
+        for known in self._consensus.image.brokers.values():
+            if not known.fenced and known.id != self._node_id:
                 self._probe(known.id, known.epoch)
 
     def _ended(self, connection: Connection, broker_id: int, epoch: int) -> None:
@@ -52,7 +55,7 @@ class BrokerConnections:
         def probed(is_refused: bool) -> None:
             connection = self._known.get(broker_id, (None, epoch))[0]
             if is_refused and connection is None:
-                self._broker.active_controller.broker_lost(broker_id, epoch)
+                self._active_controller.broker_lost(broker_id, epoch)
 
-        if self._broker.consensus.is_active:
-            self._broker.peers.probe(broker_id, probed)
+        if self._consensus.is_active:
+            self._peers.probe(broker_id, probed)

@@ -372,7 +372,7 @@ class Coordinators:
         if CONSUMER_OFFSETS in self._broker.image.topics:
             then(ErrorCode.NONE)
         else:
-            self._broker.create_offsets_topic(then)
+            self._broker.controller.create_offsets_topic(then)
 
     def __iter__(self) -> Iterator[GroupPartition]:
         return iter([partition for partition in self._partitions.values() if partition.is_loaded])

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from penstock.broker.controller.controller_client import ControllerClient
 from penstock.protocol.messages.brokers import AllocateProducerIdsRequest, AllocateProducerIdsResponse
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 ALLOCATE_VERSION = 0
 
@@ -16,8 +13,12 @@ ALLOCATE_VERSION = 0
 class ProducerIds:
     """Hands out producer ids from blocks that the controller has given this broker."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self, controller: ControllerClient, *, node_id: int, broker_epoch: Callable[[], int]
+    ) -> None:
+        self._controller = controller
+        self._node_id = node_id
+        self._broker_epoch = broker_epoch
         self._next = 0
         # Exclusive.
         self._end = 0
@@ -33,10 +34,8 @@ class ProducerIds:
         self._waiting.append((done, refused))
         if not self._is_asking:
             self._is_asking = True
-            request = AllocateProducerIdsRequest(
-                broker_id=self._broker.node_id, broker_epoch=self._broker.membership.epoch
-            )
-            self._broker.forward(request, ALLOCATE_VERSION, self._allocated)
+            request = AllocateProducerIdsRequest(broker_id=self._node_id, broker_epoch=self._broker_epoch())
+            self._controller.forward(request, ALLOCATE_VERSION, self._allocated)
 
     def _allocated(self, response: AllocateProducerIdsResponse) -> None:
         self._is_asking = False

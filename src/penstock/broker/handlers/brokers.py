@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 def broker_registration(broker: Broker, request: BrokerRegistrationRequest, call: Call) -> Any:
     broker.connections_of_brokers.registering(request.broker_id)
-    return broker.decide(request, call)
+    return broker.controller.decide(request, call)
 
 
 def broker_heartbeat(broker: Broker, request: BrokerHeartbeatRequest, call: Call) -> Any:
     broker.connections_of_brokers.heard(call.connection, request.broker_id, request.broker_epoch)
-    return broker.decide(request, call)
+    return broker.controller.decide(request, call)
 
 
 def alter_partition(broker: Broker, request: AlterPartitionRequest, call: Call) -> Any:
-    return broker.decide(request, call)
+    return broker.controller.decide(request, call)
 
 
 def unregister_broker(broker: Broker, request: UnregisterBrokerRequest, call: Call) -> Any:
@@ -49,12 +49,12 @@ def unregister_broker(broker: Broker, request: UnregisterBrokerRequest, call: Ca
             error_code=ErrorCode.INVALID_REQUEST,
             error_message=f"Broker {known.id} is running; stop it first.",
         )
-    return broker.decide(request, call)
+    return broker.controller.decide(request, call)
 
 
 def allocate_producer_ids(broker: Broker, request: AllocateProducerIdsRequest, call: Call) -> Any:
-    return broker.decide(request, call)
+    return broker.controller.decide(request, call)
 
 
 def assign_replicas_to_dirs(broker: Broker, request: AssignReplicasToDirsRequest, call: Call) -> Any:
-    return broker.decide(request, call)
+    return broker.controller.decide(request, call)

@@ -41,11 +41,11 @@ def describe_configs(broker: Broker, request: DescribeConfigsRequest, call: Call
 
 
 def alter_configs(broker: Broker, request: AlterConfigsRequest, call: Call) -> Any:
-    return broker.decide(request, call)
+    return broker.controller.decide(request, call)
 
 
 def incremental_alter_configs(broker: Broker, request: IncrementalAlterConfigsRequest, call: Call) -> Any:
-    return broker.decide(request, call)
+    return broker.controller.decide(request, call)
 
 
 def list_config_resources(

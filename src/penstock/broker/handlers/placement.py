@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 
 def elect_leaders(broker: Broker, request: ElectLeadersRequest, call: Call) -> Any:
-    return broker.decide(request, call)
+    return broker.controller.decide(request, call)
 
 
 def alter_partition_reassignments(
     broker: Broker, request: AlterPartitionReassignmentsRequest, call: Call
 ) -> Any:
-    return broker.decide(request, call)
+    return broker.controller.decide(request, call)
 
 
 def list_partition_reassignments(
     broker: Broker, request: ListPartitionReassignmentsRequest, call: Call
 ) -> Any:
-    return broker.decide(request, call)
+    return broker.controller.decide(request, call)
 
 
 def describe_log_dirs(broker: Broker, request: DescribeLogDirsRequest, call: Call) -> DescribeLogDirsResponse:

@@ -62,7 +62,7 @@ def metadata(broker: Broker, request: MetadataRequest, call: Call) -> Any:
         # The rest is created when the client asks again, as it does for topics that are not there.
         del creatable[TOPICS_CREATED_PER_REQUEST_MAX:]
         if creatable:
-            broker.create_topics(
+            broker.controller.create_topics(
                 creatable,
                 call.connected_ms,
                 lambda errors: call.answer(_named_topics(broker, request, topics, errors)),
@@ -237,7 +237,7 @@ def _describe_topic(
 
 def create_topics(broker: Broker, request: CreateTopicsRequest, call: Call) -> Any:
     if call.is_internal:
-        return broker.decide(request, call)
+        return broker.controller.decide(request, call)
 
     request.connected_for_ms = -1
     # The controller lets brokers create the topics they need, and it cannot tell for whom one asks.
@@ -255,15 +255,15 @@ def create_topics(broker: Broker, request: CreateTopicsRequest, call: Call) -> A
             for name in dict.fromkeys(own)
         ]
         # Whoever made a topic here finds it here.
-        broker.when_seen([] if request.validate_only else made, lambda: call.answer(response))
+        broker.controller.when_seen([] if request.validate_only else made, lambda: call.answer(response))
 
-    broker.forward(request, call.version, created)
+    broker.controller.forward(request, call.version, created)
     return WAITING
 
 
 def delete_topics(broker: Broker, request: DeleteTopicsRequest, call: Call) -> Any:
-    return broker.decide(request, call)
+    return broker.controller.decide(request, call)
 
 
 def create_partitions(broker: Broker, request: CreatePartitionsRequest, call: Call) -> Any:
-    return broker.decide(request, call)
+    return broker.controller.decide(request, call)

@@ -12,16 +12,16 @@ to go on without it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.broker.network.peers import Peers
+from penstock.broker.quorum.consensus import Consensus
+from penstock.environment import Environment
 from penstock.protocol.messages.quorum import (
     DescribeQuorumRequest,
     DescribeQuorumRequestPartition,
     DescribeQuorumRequestTopic,
 )
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 CHANNEL = "quorum-offset"
 DESCRIBE_VERSION = 2
@@ -37,8 +37,11 @@ _QUESTION = DescribeQuorumRequest(
 
 
 class Freshness:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, environment: Environment, consensus: Consensus, peers: Peers, *, node_id: int) -> None:
+        self._environment = environment
+        self._consensus = consensus
+        self._peers = peers
+        self._node_id = node_id
         # They came after the question under way was sent, so its answer says nothing to them.
         self._next: list[Callable[[], None]] = []
         self._current: list[Callable[[], None]] = []
@@ -47,7 +50,7 @@ class Freshness:
 
     def when_fresh(self, then: Callable[[], None]) -> None:
         """Go on when the image has what was committed before this call: at once on the node that commits."""
-        if self._broker.consensus.is_active:
+        if self._consensus.is_active:
             then()
             return
         self._next.append(then)
@@ -55,7 +58,7 @@ class Freshness:
             self._begin()
 
     def image_moved(self) -> None:
-        if self._offset is not None and self._broker.image.offset + 1 >= self._offset:
+        if self._offset is not None and self._consensus.image.offset + 1 >= self._offset:
             self._end()
 
     def _begin(self) -> None:
@@ -77,16 +80,14 @@ class Freshness:
                 # Another leads by now, or nobody yet.
                 self._later(RETRY_MS, self._ask)
 
-        if self._broker.consensus.is_active:
+        if self._consensus.is_active:
             self._end()
             return
-        leader = self._broker.consensus.leader_id
-        if leader is None or leader == self._broker.node_id:
+        leader = self._consensus.leader_id
+        if leader is None or leader == self._node_id:
             answered(None)
         else:
-            self._broker.peers.call(
-                leader, CHANNEL, _QUESTION, DESCRIBE_VERSION, answered, timeout_ms=TIMEOUT_MS
-            )
+            self._peers.call(leader, CHANNEL, _QUESTION, DESCRIBE_VERSION, answered, timeout_ms=TIMEOUT_MS)
 
     def _later(self, delay_ms: int, act: Callable[[], None]) -> None:
         """Unless those who wait now have gone on before."""
@@ -96,7 +97,7 @@ class Freshness:
             if self._current is waiting:
                 act()
 
-        self._broker.environment.spawn.later(delay_ms, due)
+        self._environment.spawn.later(delay_ms, due)
 
     def _end(self) -> None:
         done, self._current, self._offset = self._current, [], None

@@ -18,10 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
 
+from penstock.broker.clocks.clock_watch import ClockWatch
 from penstock.broker.clocks.timekeeper import Reading
-from penstock.environment import Timer
+from penstock.broker.config import BrokerConfig
+from penstock.broker.controller.controller_client import ControllerClient
+from penstock.broker.logs import Logger
+from penstock.broker.membership.registration import Registration
+from penstock.broker.quorum.consensus import Consensus
+from penstock.broker.storage.storage import Storage
+from penstock.environment import Environment, Timer
 from penstock.metadata.image import Endpoint
 from penstock.model import TopicId
 from penstock.protocol.errors import ErrorCode
@@ -33,9 +39,6 @@ from penstock.protocol.messages.brokers import (
     FlushedTopic,
     Listener,
 )
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 REGISTRATION_VERSION = 4
 HEARTBEAT_VERSION = 1
@@ -63,11 +66,39 @@ class State(Enum):
 
 
 class Membership:
-    def __init__(self, broker: Broker, *, rack: str | None, on_active: Callable[[], None]) -> None:
-        self._broker = broker
-        self._environment = broker.environment
+    def __init__(
+        self,
+        environment: Environment,
+        config: BrokerConfig,
+        logger: Logger,
+        storage: Storage,
+        registration: Registration,
+        clocks: ClockWatch,
+        consensus: Consensus,
+        controller: ControllerClient,
+        *,
+        node_id: int,
+        rack: str | None,
+        prepare_partitions: Callable[[Callable[[], None]], None],
+        on_active: Callable[[], None],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        """``prepare_partitions(then)`` looks at the logs, so that this broker may be let in.
+
+        ``on_active()`` is called once, at the first time it is; ``on_failure(reason)`` when it never can be.
+        """
+        self._environment = environment
+        self._config = config
+        self._logger = logger
+        self._storage = storage
+        self._clocks = clocks
+        self._consensus = consensus
+        self._controller = controller
+        self._registration = registration
+        self._node_id = node_id
         self._rack = rack
-        # Called at the first time this broker is let in.
+        self._prepare_partitions = prepare_partitions
+        self._fail = on_failure
         self._on_active: Callable[[], None] | None = on_active
         self._endpoints: list[Endpoint] = []
         self.state = State.REGISTERING
@@ -76,7 +107,7 @@ class Membership:
         # Of this attempt to register, as often as it has to be made.
         self._incarnation_id: bytes | None = None
         # As this broker was started, until a controller tells.
-        self._take_session(broker.config.broker_session_timeout_ms)
+        self._take_session(config.broker_session_timeout_ms)
         # Exclusive, monotonic.
         self._lease_ends_ms = 0
         self._timer: Timer | None = None
@@ -95,7 +126,7 @@ class Membership:
     def _take_session(self, session_ms: int) -> None:
         self._lease_ms = session_ms * 2 // 3
         # Twice in a lease, or the lease would end between two of them.
-        self._interval_ms = min(self._broker.config.broker_heartbeat_interval_ms, max(1, self._lease_ms // 2))
+        self._interval_ms = min(self._config.broker_heartbeat_interval_ms, max(1, self._lease_ms // 2))
 
     def is_serving(self) -> bool:
         """Whether this broker may answer clients about its partitions."""
@@ -111,7 +142,7 @@ class Membership:
     @property
     def has_current_image(self) -> bool:
         """Whether the image tells all that was decided before this process was registered."""
-        return self.state is not State.REGISTERING and self._broker.image.offset >= self.epoch
+        return self.state is not State.REGISTERING and self._consensus.image.offset >= self.epoch
 
     def start(self, endpoints: list[Endpoint]) -> None:
         self._endpoints = endpoints
@@ -119,10 +150,10 @@ class Membership:
 
     def image_moved(self) -> None:
         """The committed image is newer; perhaps new enough."""
-        is_new_enough = self.state is State.CATCHING_UP and self._broker.image.offset >= self.epoch
+        is_new_enough = self.state is State.CATCHING_UP and self._consensus.image.offset >= self.epoch
         if is_new_enough and not self._is_preparing:
             self._is_preparing = True
-            self._broker.prepare_partitions(self._prepared)
+            self._prepare_partitions(self._prepared)
         if self.state is State.FENCED or self.state is State.REGISTERING:
             self._ask_soon()
 
@@ -149,12 +180,12 @@ class Membership:
     # Registering
 
     def _register(self) -> None:
-        cluster_id = self._broker.cluster_id
+        # None on a fresh node that has not heard from its cluster.
+        cluster_id = self._consensus.image.cluster_id or self._storage.cluster_id
         if cluster_id is None:
-            # Nobody has told us yet which cluster this is.
             self._again_in(RETRY_MS)
             return
-        storage, registration = self._broker.storage, self._broker.registration
+        storage, registration = self._storage, self._registration
         if self._incarnation_id is None:
             self._incarnation_id = registration.incarnation_id(
                 repr((self._endpoints, self._rack, [id.hex() for id in storage.directory_ids]))
@@ -163,7 +194,7 @@ class Membership:
             self._again_in(UNWRITTEN_RETRY_MS)
             return
         request = BrokerRegistrationRequest(
-            broker_id=self._broker.node_id,
+            broker_id=self._node_id,
             cluster_id=cluster_id,
             incarnation_id=self._incarnation_id,
             listeners=[
@@ -177,7 +208,7 @@ class Membership:
             flushed=_flushed_topics(storage.flushed_note.noted()),
         )
         self._is_asking = True
-        self._broker.ask_controller(
+        self._controller.ask(
             request, REGISTRATION_VERSION, self._registered, channel=CHANNEL, timeout_ms=CALL_TIMEOUT_MS
         )
 
@@ -194,7 +225,7 @@ class Membership:
                 self._refused(response.error_code)
             self._again_in(RETRY_MS)
             return
-        if not self._broker.registration.remember_epoch(response.broker_epoch):
+        if not self._registration.remember_epoch(response.broker_epoch):
             # Under the same incarnation id the answer will be the same.
             self._again_in(UNWRITTEN_RETRY_MS)
             return
@@ -207,10 +238,10 @@ class Membership:
         if error in (ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION):
             return  # soon it will be
         name = ErrorCode(error).name
-        self._broker.logger.warning("the controller does not register this broker", error=name)
+        self._logger.warning("the controller does not register this broker", error=name)
         if error == ErrorCode.INCONSISTENT_CLUSTER_ID:
-            storage = self._broker.storage
-            self._broker.fail(
+            storage = self._storage
+            self._fail(
                 f"{storage.path} belongs to the cluster {storage.cluster_id}, and the controllers to another; "
                 f"choose another --data-dir"
             )
@@ -219,7 +250,7 @@ class Membership:
         """Every log is open that has to be."""
         self._is_preparing = False
         # It may have been registered once more meanwhile: then the next image begins this anew.
-        if self.state is State.CATCHING_UP and self._broker.image.offset >= self.epoch:
+        if self.state is State.CATCHING_UP and self._consensus.image.offset >= self.epoch:
             self.state = State.FENCED
             self._ask_soon()
 
@@ -242,9 +273,9 @@ class Membership:
         if self.state is State.REGISTERING:
             self._register()
             return
-        sent = self._broker.clocks.read()
+        sent = self._clocks.read()
         sent_ms = sent.now_ms
-        leader = self._broker.consensus.leader_id
+        leader = self._consensus.leader_id
         if (
             self.state is State.ACTIVE
             and not self._is_due
@@ -257,19 +288,19 @@ class Membership:
         self._is_asking = True
         self._is_due = False
         request = BrokerHeartbeatRequest(
-            broker_id=self._broker.node_id,
+            broker_id=self._node_id,
             broker_epoch=self.epoch,
-            current_metadata_offset=self._broker.image.offset,
+            current_metadata_offset=self._consensus.image.offset,
             # A node that cannot follow the metadata does not know what it leads.
-            want_fence=self.state is State.CATCHING_UP or self._broker.consensus.is_stuck,
+            want_fence=self.state is State.CATCHING_UP or self._consensus.is_stuck,
             want_shut_down=self.state is State.STOPPING,
-            offline_log_dirs=self._broker.storage.offline_directory_ids,
-            full_log_dirs=self._broker.storage.full_directory_ids or None,
+            offline_log_dirs=self._storage.offline_directory_ids,
+            full_log_dirs=self._storage.full_directory_ids or None,
             time_ms=sent.wall_ms,
-            steady_ms=self._broker.clocks.steady_ms(sent),
+            steady_ms=self._clocks.steady_ms(sent),
             takes_session=True,
         )
-        self._broker.ask_controller(
+        self._controller.ask(
             request,
             HEARTBEAT_VERSION,
             lambda response: self._answered(response, sent),
@@ -283,13 +314,13 @@ class Membership:
             return
         if response is not None and not response.error_code:
             self._last_heard_ms = sent.now_ms
-            self._broker.clocks.heard(sent, response)
+            self._clocks.heard(sent, response)
             self._heard(response, sent.now_ms)
         elif response is not None and response.error_code in (
             ErrorCode.STALE_BROKER_EPOCH,
             ErrorCode.BROKER_ID_NOT_REGISTERED,
         ):
-            self._broker.logger.warning("registering again", error=ErrorCode(response.error_code).name)
+            self._logger.warning("registering again", error=ErrorCode(response.error_code).name)
             if self.state is State.STOPPING:
                 self._left()
                 return
@@ -321,7 +352,7 @@ class Membership:
         if response.is_fenced:
             if self.state is State.ACTIVE:
                 # It has given our partitions to others; the image will say so.
-                self._broker.logger.warning("fenced by the controller")
+                self._logger.warning("fenced by the controller")
                 self.state = State.FENCED
             return
         self._lease_ends_ms = sent_ms + self._lease_ms

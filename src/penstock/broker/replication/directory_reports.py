@@ -13,10 +13,12 @@ copy is more than nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from penstock.broker.controller.controller_client import ControllerClient
+from penstock.broker.logs import Logger
 from penstock.broker.partition.hosted_partition import HostedPartition
-from penstock.environment import Timer
+from penstock.broker.storage.storage import Storage
+from penstock.environment import Environment, Timer
 from penstock.metadata.values import LOST_DIRECTORY
 from penstock.protocol.messages.brokers import (
     AssignReplicasToDirsRequest,
@@ -25,9 +27,6 @@ from penstock.protocol.messages.brokers import (
     AssignReplicasToDirsRequestTopic,
     AssignReplicasToDirsResponse,
 )
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 VERSION = 0
 CHANNEL = "directories"
@@ -39,8 +38,25 @@ TIMEOUT_MS = 5_000
 
 
 class DirectoryReports:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        environment: Environment,
+        storage: Storage,
+        controller: ControllerClient,
+        logger: Logger,
+        *,
+        node_id: int,
+        broker_epoch: Callable[[], int],
+        role_changed: Callable[[HostedPartition], None],
+    ) -> None:
+        """``role_changed(hosted)``: it can no longer be used, or can again."""
+        self._environment = environment
+        self._storage = storage
+        self._controller = controller
+        self._logger = logger
+        self._node_id = node_id
+        self._broker_epoch = broker_epoch
+        self._role_changed = role_changed
         # What the controller should be told, in order.
         self._waiting: dict[HostedPartition, None] = {}
         # Damaged replicas and where the damage begins; they are mended once nobody counts on them.
@@ -67,7 +83,7 @@ class DirectoryReports:
 
     def placed(self, hosted: HostedPartition) -> None:
         """A replica has a directory."""
-        if len(self._broker.storage.directories) > 1:
+        if len(self._storage.directories) > 1:
             self._report(hosted)
 
     def damaged(self, hosted: HostedPartition, offset: int) -> None:
@@ -76,7 +92,7 @@ class DirectoryReports:
             return
         self._damaged[hosted] = offset
         hosted.is_offline = True
-        self._broker.role_changed(hosted)
+        self._role_changed(hosted)
         self._report(hosted)
 
     def assigned(self, hosted: HostedPartition) -> None:
@@ -87,7 +103,7 @@ class DirectoryReports:
         image = hosted.image
         if hosted.is_deleted:
             del self._damaged[hosted]
-        elif image.directory(self._broker.node_id) == LOST_DIRECTORY and self._broker.node_id not in (
+        elif image.directory(self._node_id) == LOST_DIRECTORY and self._node_id not in (
             *image.isr,
             *image.eligible_leader_replicas,
             image.leader,
@@ -98,16 +114,14 @@ class DirectoryReports:
             try:
                 hosted.mend(offset)
             except OSError as error:
-                self._broker.logger.error("cannot mend", partition=repr(hosted), error=str(error))
+                self._logger.error("cannot mend", partition=repr(hosted), error=str(error))
                 # It may have been found damaged once more on the way.
                 self._damaged[hosted] = min(offset, self._damaged.get(hosted, offset))
                 if self._mend_timer is None:
-                    self._mend_timer = self._broker.environment.spawn.later(MEND_AGAIN_MS, self._mend_again)
+                    self._mend_timer = self._environment.spawn.later(MEND_AGAIN_MS, self._mend_again)
                 return
-            self._broker.logger.warning(
-                "fetching a damaged replica again", partition=repr(hosted), offset=offset
-            )
-            self._broker.role_changed(hosted)
+            self._logger.warning("fetching a damaged replica again", partition=repr(hosted), offset=offset)
+            self._role_changed(hosted)
             self._report(hosted)
 
     def _mend_again(self) -> None:
@@ -118,15 +132,13 @@ class DirectoryReports:
     def has_others(self, hosted: HostedPartition) -> bool:
         """Whether another replica has, or may have, what this one lacks."""
         image = hosted.image
-        return any(
-            replica != self._broker.node_id for replica in (*image.isr, *image.eligible_leader_replicas)
-        )
+        return any(replica != self._node_id for replica in (*image.isr, *image.eligible_leader_replicas))
 
     def _report(self, hosted: HostedPartition) -> None:
         self._waiting[hosted] = None
         if not self._is_asking:
             self._is_asking = True
-            self._broker.environment.spawn.soon(self._ask)
+            self._environment.spawn.soon(self._ask)
 
     def _ask(self) -> None:
         directories: dict[bytes, dict[bytes, list[int]]] = {}
@@ -135,7 +147,7 @@ class DirectoryReports:
             if hosted.is_deleted:
                 continue
             try:
-                id = LOST_DIRECTORY if hosted in self._damaged else self._broker.storage.place(hosted).id
+                id = LOST_DIRECTORY if hosted in self._damaged else self._storage.place(hosted).id
             except OSError:
                 continue  # its disk is offline, which the controller hears with the next heartbeat
             directories.setdefault(id, {}).setdefault(hosted.topic_id, []).append(hosted.index)
@@ -145,8 +157,8 @@ class DirectoryReports:
             self._settled()
             return
         request = AssignReplicasToDirsRequest(
-            broker_id=self._broker.node_id,
-            broker_epoch=self._broker.membership.epoch,
+            broker_id=self._node_id,
+            broker_epoch=self._broker_epoch(),
             directories=[
                 AssignReplicasToDirsRequestDirectory(
                     id=id,
@@ -171,13 +183,13 @@ class DirectoryReports:
                 for hosted in asked:
                     self._waiting[hosted] = None
             if self._waiting:
-                self._broker.environment.spawn.later(RETRY_MS if failed else 0, self._ask)
+                self._environment.spawn.later(RETRY_MS if failed else 0, self._ask)
             else:
                 self._settled()
             for hosted in asked:
                 self.assigned(hosted)
 
-        self._broker.ask_controller(request, VERSION, answered, channel=CHANNEL, timeout_ms=TIMEOUT_MS)
+        self._controller.ask(request, VERSION, answered, channel=CHANNEL, timeout_ms=TIMEOUT_MS)
 
     def _settled(self) -> None:
         self._is_asking = False

@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.broker.broker import Broker
 from penstock.broker.partition.hosted_partition import HostedPartition
-from penstock.broker.storage.directory_reports import DirectoryReports
+from penstock.broker.replication.directory_reports import DirectoryReports
 from penstock.metadata.image import PartitionImage
 from penstock.metadata.values import LOST_DIRECTORY
 from penstock.model import BrokerId
@@ -50,21 +49,20 @@ class Cluster:
         self.asked: list[tuple[AssignReplicasToDirsRequest, Callable[[Any], None]]] = []
         self._soon: list[Callable[[], None]] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
+        environment: Any = SimpleNamespace(spawn=SimpleNamespace(soon=self._soon.append, later=self._later))
+        storage: Any = SimpleNamespace(place=lambda _: SimpleNamespace(id=HERE), directories=[HERE])
+        logger: Any = SimpleNamespace(warning=lambda *_, **__: None, error=lambda *_, **__: None)
+        controller: Any = SimpleNamespace(
+            ask=lambda request, _, done, **__: self.asked.append((request, done))
+        )
         self.reports = DirectoryReports(
-            cast(
-                Broker,
-                SimpleNamespace(
-                    node_id=ME,
-                    storage=SimpleNamespace(place=lambda _: SimpleNamespace(id=HERE), directories=[HERE]),
-                    environment=SimpleNamespace(
-                        spawn=SimpleNamespace(soon=self._soon.append, later=self._later)
-                    ),
-                    membership=SimpleNamespace(epoch=7),
-                    logger=SimpleNamespace(warning=lambda *_, **__: None, error=lambda *_, **__: None),
-                    role_changed=lambda _: None,
-                    ask_controller=lambda request, _, done, **__: self.asked.append((request, done)),
-                ),
-            )
+            environment,
+            storage,
+            controller,
+            logger,
+            node_id=ME,
+            broker_epoch=lambda: 7,
+            role_changed=lambda _: None,
         )
 
     def damage(self, offset: int) -> None:

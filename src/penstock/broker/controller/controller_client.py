@@ -1,0 +1,178 @@
+"""The way to the active controller, wherever it is: on this node or on another.
+
+Everything on this node that needs the controller asks here: handlers pass on what clients want changed, the rooms
+send what a broker tells its controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.broker.config import BrokerConfig
+from penstock.broker.controller.active_controller import ActiveController, refusal
+from penstock.broker.network.connection import WAITING, Call
+from penstock.broker.network.peers import Peers
+from penstock.broker.quorum.consensus import Consensus
+from penstock.environment import Environment
+from penstock.metadata.topics import CONSUMER_OFFSETS
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from penstock.protocol.schema import Message
+
+CREATE_TOPICS_VERSION = 7
+# A request for the controller waits this long for there to be one.
+FORWARD_TIMEOUT_MS = 20_000
+FORWARD_RETRY_MS = 50
+# After the controller has made a topic, this broker should hear of it; longer than this nobody waits.
+SEEN_TIMEOUT_MS = 2_000
+
+
+class ControllerClient:
+    def __init__(
+        self,
+        environment: Environment,
+        config: BrokerConfig,
+        consensus: Consensus,
+        active_controller: ActiveController,
+        peers: Peers,
+        *,
+        node_id: int,
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._consensus = consensus
+        self._active_controller = active_controller
+        self._peers = peers
+        self._node_id = node_id
+        # What waits for this broker to hear of topics that were made.
+        self._on_image: list[Callable[[], None]] = []
+
+    def ask(
+        self,
+        request: Message,
+        version: int,
+        done: Callable[[Any | None], None],
+        *,
+        channel: str = "forward",
+        timeout_ms: int = FORWARD_TIMEOUT_MS,
+    ) -> None:
+        """Ask the active controller, be it here; ``done(None)`` when there is no answer."""
+        leader = self._consensus.leader_id
+        if self._consensus.is_active:
+            self._active_controller.handle(request, version, done, from_broker=True)
+        elif leader is None or leader == self._node_id:
+            self._environment.spawn.soon(lambda: done(None))
+        else:
+            self._peers.call(leader, channel, request, version, done, timeout_ms=timeout_ms)
+
+    def decide(self, request: Message, call: Call) -> Any:
+        """Have the controller handle a request: this node's own for the others, the active one for clients."""
+        if call.is_internal:
+            self._active_controller.handle(request, call.version, call.answer, from_broker=True)
+        else:
+            self.forward(request, call.version, call.answer)
+        return WAITING
+
+    def forward(self, request: Message, version: int, answer: Callable[[Any], None]) -> None:
+        """``answer(response)`` of the active controller, waiting until there is one."""
+        deadline_ms = self._environment.clock.now_ms() + FORWARD_TIMEOUT_MS
+
+        def ask() -> None:
+            leader = self._consensus.leader_id
+            was_known = self._consensus.is_active or (leader is not None and leader != self._node_id)
+
+            def done(response: Any | None) -> None:
+                if response is not None and not _is_from_wrong_controller(response):
+                    answer(response)
+                elif self._environment.clock.now_ms() >= deadline_ms:
+                    answer(response or refusal(request, version, ErrorCode.NOT_CONTROLLER))
+                elif (
+                    response is not None
+                    or not was_known
+                    or (leader is not None and self._peers.is_refused(leader, "forward"))
+                ):
+                    # It certainly was not carried out: again, when there is another controller.
+                    self._environment.spawn.later(FORWARD_RETRY_MS, ask)
+                else:
+                    # Perhaps it was carried out. The client knows better whether to ask again.
+                    answer(refusal(request, version, ErrorCode.NOT_CONTROLLER))
+
+            self.ask(request, version, done)
+
+        ask()
+
+    def create_topics(
+        self, names: list[str], connected_ms: int, done: Callable[[dict[str, int]], None]
+    ) -> None:
+        """Create topics, with the broker's defaults, because a client that connected then asked for them."""
+        topics = [CreatableTopic(name=name, num_partitions=-1, replication_factor=-1) for name in names]
+        self._create(
+            topics,
+            lambda response: done({topic.name: topic.error_code for topic in response.topics}),
+            connected_for_ms=self._environment.clock.now_ms() - connected_ms,
+        )
+
+    def create_offsets_topic(self, done: Callable[[int], None]) -> None:
+        topic = CreatableTopic(
+            name=CONSUMER_OFFSETS,
+            num_partitions=self._config.offsets_topic_num_partitions,
+            # As many as other topics have, unless somebody has said how many.
+            replication_factor=(
+                self._config.offsets_topic_replication_factor
+                if "offsets.topic.replication.factor" in self._config.static
+                else -1
+            ),
+            configs=[
+                CreatableTopicConfig(name="cleanup.policy", value="compact"),
+                CreatableTopicConfig(
+                    name="segment.bytes", value=str(self._config.offsets_topic_segment_bytes)
+                ),
+            ],
+        )
+        self._create([topic], lambda response: done(response.topics[0].error_code))
+
+    def _create(
+        self, topics: list[CreatableTopic], done: Callable[[Any], None], *, connected_for_ms: int = -1
+    ) -> None:
+        def created(response: Any) -> None:
+            for topic in response.topics:
+                if topic.error_code == ErrorCode.TOPIC_ALREADY_EXISTS:
+                    # Another broker was asked for it at the same moment. It is there, which is what is wanted.
+                    topic.error_code = ErrorCode.NONE
+            made = [topic.name for topic in response.topics if not topic.error_code]
+            self.when_seen(made, lambda: done(response))
+
+        request = CreateTopicsRequest(topics=topics, connected_for_ms=connected_for_ms)
+        self.forward(request, CREATE_TOPICS_VERSION, created)
+
+    def when_seen(self, names: list[str], then: Callable[[], None]) -> None:
+        """Go on when this broker knows the topics, so that who made them finds them here."""
+        deadline_ms = self._environment.clock.now_ms() + SEEN_TIMEOUT_MS
+
+        def look() -> None:
+            topics = self._consensus.image.topics
+            if all(name in topics for name in names) or self._environment.clock.now_ms() >= deadline_ms:
+                then()
+            else:
+                self._on_image.append(look)
+
+        look()
+
+    def image_moved(self) -> None:
+        """This broker has heard of something; perhaps of what is waited for."""
+        if self._on_image:
+            waiting, self._on_image = self._on_image, []
+            for look in waiting:
+                look()
+
+
+def _is_from_wrong_controller(response: Any) -> bool:
+    """Whether the node that answered is not the active controller."""
+    if getattr(response, "error_code", 0) == ErrorCode.NOT_CONTROLLER:
+        return True
+    for results in ("topics", "responses", "results", "replica_election_results"):
+        found = getattr(response, results, None)
+        if found and getattr(found[0], "error_code", 0) == ErrorCode.NOT_CONTROLLER:
+            return True
+    return False
