@@ -29,7 +29,7 @@ help:
 	@echo "make clean      remove what make made (not your data)"
 
 # What an installation is made of: the decode kernel is compiled with it.
-SOURCES := pyproject.toml setup.py src/penstock/spark/decode.py src/penstock/spark/decode.pxd
+SOURCES := pyproject.toml setup.py src/penstock/columnar/kernel.py src/penstock/columnar/kernel.pxd
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -99,5 +99,5 @@ bench: $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache
-	rm -rf build src/penstock/spark/*.so
+	rm -rf build src/penstock/columnar/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

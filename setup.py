@@ -1,6 +1,6 @@
-"""Compiles the kernel of the Spark pipeline, if it can: all else about the package is in pyproject.toml.
+"""Compiles the kernel between record batches and Arrow, if it can: all else about the package is in pyproject.toml.
 
-Without a compiler, or without Cython, the installation still succeeds and ``penstock/spark/decode.py`` is
+Without a compiler, or without Cython, the installation still succeeds and ``penstock/columnar/kernel.py`` is
 interpreted.
 """
 
@@ -18,7 +18,7 @@ except ImportError:
 
 DIRECTIVES = {
     "language_level": "3",
-    # The types are those of decode.pxd; annotations are for mypy.
+    # The types are those of kernel.pxd; annotations are for mypy.
     "annotation_typing": False,
     # Every index follows from a comparison in the code itself, and none is below zero.
     "boundscheck": False,
@@ -40,8 +40,8 @@ def kernel() -> list[Extension]:
     if cythonize is None:
         return []
     extension = Extension(
-        "penstock.spark.decode",
-        ["src/penstock/spark/decode.py"],
+        "penstock.columnar.kernel",
+        ["src/penstock/columnar/kernel.py"],
         # Loops over bytes become vector instructions at this level only; symbols are five times the code.
         extra_compile_args=[] if sys.platform == "win32" else ["-O3", "-g0"],
     )

@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.columnar import columns as compiled
 from penstock.protocol.compression import Codec
 from penstock.protocol.records import encode_batch
-from penstock.spark import columns as compiled
 
 RESPONSE_BYTES = 8 * 1024 * 1024
 INTERPRETED_BYTES = RESPONSE_BYTES // 32
@@ -31,7 +31,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def run() -> dict[str, Any]:
-    from tests.spark.kernels import INTERPRETED
+    from tests.columnar.kernels import INTERPRETED
 
     result: dict[str, Any] = {
         "unit": "million records per second of one core",

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.columnar.columns import encode
 from penstock.protocol.compression import Codec
-from penstock.spark.columns import encode
 from penstock.spark.jobs.tables import format_at, left_over, open_table
 from penstock.spark.jobs.tables.state import State
 from penstock.spark.ranges import OffsetRange

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.columnar.columns import Columns
 from penstock.protocol.compression import Codec
 from penstock.protocol.records import encode_batch
-from penstock.spark.columns import Columns
 from penstock.spark.jobs import tally
 from penstock.spark.jobs.forecast import DAY_MS, Retention, forecast
 from penstock.spark.jobs.profile import spread

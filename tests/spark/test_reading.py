@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from penstock.columnar.columns import decode
 from penstock.model import TopicPartition
 from penstock.protocol.compression import Codec
 from penstock.protocol.records import CorruptBatch, encode_batch
 from penstock.spark import reading
-from penstock.spark.columns import decode
 from penstock.spark.errors import DataLossError
 from penstock.spark.ranges import OffsetRange
 from penstock.spark.reading import ReadSettings, read

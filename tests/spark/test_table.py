@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.columnar.columns import encode
 from penstock.protocol.compression import Codec
-from penstock.spark.columns import encode
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import archive, table
 from penstock.spark.jobs.table import find_seam

@@ -25,10 +25,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.columnar import columns
 from penstock.model import TopicPartition
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode
-from penstock.spark import columns
 from penstock.wire import BrokerRefused, Client, Producer, TopicInfo, TopicReplaced, UnknownTopic, shared
 
 # What is gathered before it is encoded. Arrow batches from Spark hold some ten thousand rows; cut over many

@@ -18,8 +18,8 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
+from penstock.columnar.columns import HEADERS_TYPE, Columns, decode
 from penstock.protocol.records import CorruptBatch
-from penstock.spark.columns import HEADERS_TYPE, Columns, decode
 from penstock.spark.errors import DataLossError
 from penstock.spark.ranges import OffsetRange
 from penstock.wire import Client, OffsetOutOfRange, TopicReplaced, UnknownTopic, shared

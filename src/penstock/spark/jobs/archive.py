@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from penstock.columnar.columns import decode
 from penstock.model import TopicPartition
 from penstock.protocol.records import CorruptBatch
-from penstock.spark.columns import decode
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import values
 from penstock.spark.jobs.failures import let_interrupts_pass, reason

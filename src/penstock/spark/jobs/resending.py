@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.spark.columns import HEADERS_TYPE
+from penstock.columnar.columns import HEADERS_TYPE
 from penstock.spark.errors import DataLossError
 from penstock.spark.producing import ProduceSettings, RowError, Sender, record_bytes
 from penstock.spark.ranges import OffsetRange

@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.columnar.columns import Columns, decode
 from penstock.environment import Buffer
 from penstock.protocol.compression import Codec
 from penstock.protocol.records import batches
-from penstock.spark.columns import Columns, decode
 from penstock.spark.ranges import OffsetRange
 from penstock.spark.reading import ReadSettings
 from penstock.wire import OffsetOutOfRange

@@ -1,4 +1,4 @@
-"""The two speeds of ``penstock.spark.columns``: on the compiled kernel, and on the same file interpreted.
+"""The two speeds of ``penstock.columnar.columns``: on the compiled kernel, and on the same file interpreted.
 
 Interpreted, Python checks every index, so a mistake that reads foreign memory when compiled is an IndexError here:
 whatever feeds the kernel bad bytes does so at both speeds (``at_both_speeds``).
@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-import penstock.spark
+import penstock.columnar
+from penstock.columnar import columns as installed
 from penstock.protocol.records import CRC_START, HEADER_SIZE, patch
-from penstock.spark import columns as installed
 
-SOURCE = Path(penstock.spark.__file__).parent
+SOURCE = Path(penstock.columnar.__file__).parent
 
 
 def load(name: str, alias: str) -> ModuleType:
@@ -37,7 +37,7 @@ def load(name: str, alias: str) -> ModuleType:
 
 def interpreted() -> Any:
     columns = load("columns", "interpreted_columns")
-    columns.kernel = load("decode", "interpreted_decode")
+    columns.kernel = load("kernel", "interpreted_kernel")
     columns.IS_COMPILED = columns.kernel.IS_COMPILED
     assert not columns.IS_COMPILED
     # A run of tests reads enough for the warning about the slow kernel, and warnings are errors.

@@ -1,7 +1,7 @@
-"""Record batches as Arrow columns, and back: what the source, the sink and the jobs are built on.
+"""Record batches as Arrow columns, and back: what Spark's source, sink and jobs are built on.
 
 ``decode`` takes the bytes of a whole fetch response and makes the arrays in one go; ``encode`` makes batches
-that a producer can send. The loops are in ``decode.py`` (compiled where possible); here buffers are allocated
+that a producer can send. The loops are in ``kernel.py`` (compiled where possible); here buffers are allocated
 and handed to Arrow as they are. What a newcomer gets wrong: reading goes on at ``next_offset``, not behind the
 last row. There may be no row at all, and still progress: control batches, aborted transactions and what
 compaction removed leave gaps.
@@ -18,10 +18,10 @@ from typing import NamedTuple
 import pyarrow as pa
 from crc32c import crc32c
 
+from penstock.columnar import kernel
 from penstock.environment import Buffer
 from penstock.protocol.compression import Codec, compress
 from penstock.protocol.records import CRC_START, HEADER_SIZE, MAGIC, NO_PRODUCER_ID, NO_SEQUENCE
-from penstock.spark import decode as kernel
 
 __all__ = ["HEADERS_TYPE", "IS_COMPILED", "Columns", "Encoded", "decode", "encode", "partitions_for"]
 
@@ -193,7 +193,7 @@ def _warn_if_slow(size: int) -> None:
     _patience -= size
     if _patience < 0:
         warnings.warn(
-            "penstock.spark.decode is not compiled, so records are read and written some sixty times"
+            "penstock.columnar.kernel is not compiled, so records are read and written some sixty times"
             " slower than they could be: install a C compiler and Python's headers, then penstock again",
             RuntimeWarning,
             stacklevel=3,

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.columnar import columns as installed
 from penstock.protocol.compression import Codec
 from penstock.protocol.records import decode_records
-from penstock.spark import columns as installed
-from tests.spark.kernels import INTERPRETED, at_offset, everything, rows
+from tests.columnar.kernels import INTERPRETED, at_offset, everything, rows
 
 RecordFields = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 

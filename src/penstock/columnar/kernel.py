@@ -1,6 +1,6 @@
 """The kernel between record batches and Arrow's buffers: the inner loops of ``columns``, and nothing else.
 
-Plain Python that Cython compiles, with the C types in ``decode.pxd`` beside it; where there was no compiler at
+Plain Python that Cython compiles, with the C types in ``kernel.pxd`` beside it; where there was no compiler at
 install the same lines are interpreted, some sixty times slower. So nothing of Cython is imported here,
 integers never rely on wrapping around, and a failure is told by a value where an exception would cost.
 

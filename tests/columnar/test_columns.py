@@ -17,8 +17,7 @@ from penstock.protocol.records import (
     decode_records,
     encode_batch,
 )
-from tests.interop.murmur2 import partition_of
-from tests.spark.kernels import (
+from tests.columnar.kernels import (
     at_both_speeds,
     at_offset,
     changed,
@@ -28,6 +27,7 @@ from tests.spark.kernels import (
     rows,
     with_body,
 )
+from tests.interop.murmur2 import partition_of
 
 NOW_MS = 1_700_000_000_000
 ABORT_MARKER = (NOW_MS, b"\0\0\0\0", b"\0\0\0\0\0\0", ())

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from penstock.columnar import columns as installed
+from penstock.columnar import kernel
 from penstock.protocol import records
 from penstock.protocol.compression import Codec, TooLarge, compress
 from penstock.protocol.records import HEADER_SIZE, CorruptBatch, decode_records, encode_batch
-from penstock.spark import columns as installed
-from penstock.spark import decode as kernel
-from tests.spark.kernels import INTERPRETED, SOURCE, changed, everything, fix_crc, rows, with_body
+from tests.columnar.kernels import INTERPRETED, SOURCE, changed, everything, fix_crc, rows, with_body
 
 
 def test_the_kernel_is_compiled_where_there_is_a_compiler() -> None:
@@ -28,14 +28,14 @@ def test_the_kernel_is_compiled_where_there_is_a_compiler() -> None:
 @pytest.mark.skipif(not installed.IS_COMPILED, reason="the kernel is not compiled here")
 def test_the_compiled_kernel_is_of_this_source() -> None:
     compiled = Path(kernel.__file__)
-    for source in ("decode.py", "decode.pxd"):
+    for source in ("kernel.py", "kernel.pxd"):
         assert compiled.stat().st_mtime >= (SOURCE / source).stat().st_mtime, (
             f"{source} was changed since the kernel was compiled: pip install --editable ."
         )
 
 
 def test_the_interpreted_kernel_needs_nothing_of_cython() -> None:
-    tree = ast.parse((SOURCE / "decode.py").read_text())
+    tree = ast.parse((SOURCE / "kernel.py").read_text())
     modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     modules += [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
     assert modules and not [module for module in modules if module and "cython" in module.lower()]

@@ -1,4 +1,4 @@
-# The C types of decode.py. A name that is not here is a Python object, and slow; a function that is ``cdef`` is
+# The C types of kernel.py. A name that is not here is a Python object, and slow; a function that is ``cdef`` is
 # not seen from outside. ``noexcept``: raises nothing, so nobody looks for an exception after each call.
 
 cimport cython
