@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.groups.changes import partition_for
+from penstock.broker.coordination.coordinators import partition_for
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import (
     FindCoordinatorRequest,

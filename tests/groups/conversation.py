@@ -307,7 +307,7 @@ class Conversation:
 
     def reconcile(self, changes_max: int = 1_000) -> int:
         """Let it act on the topics that there are; in how many decisions."""
-        unreconciled = self.coordinator.group_ids()
+        unreconciled = self.coordinator.all_keys()
         count = 0
         while unreconciled:
             decision = self.coordinator.reconcile(
@@ -393,4 +393,4 @@ def assignment_of(members: Sequence[str]) -> dict[str, bytes]:
 
 def whole_snapshot(coordinator: Coordinator) -> list[Change]:
     """What the log says about every group, as few changes."""
-    return [change for group_id in coordinator.group_ids() for change in coordinator.snapshot_of(group_id)]
+    return [change for group_id in coordinator.all_keys() for change in coordinator.snapshot_of(group_id)]

@@ -15,7 +15,6 @@ from penstock.groups.changes import (
     StoredMember,
     decode,
     encode,
-    partition_for,
 )
 from penstock.protocol.errors import DecodeError
 
@@ -157,20 +156,3 @@ def test_broken_records_are_an_error_and_nothing_else(cut: int) -> None:
         decode(OFFSET_KEY, bytes.fromhex(OFFSET_VALUES[3])[:cut])
     with pytest.raises(DecodeError):
         decode(OFFSET_KEY[:cut], None)
-
-
-@pytest.mark.parametrize(
-    ("group_id", "partition"),
-    [
-        ("", 0),
-        ("readers", 28),
-        ("group-1", 49),
-        ("\u65e5\u672c", 47),
-        ("\U0001f600 group", 6),
-        # Its hash is the most negative number.
-        ("polygenelubricants", 0),
-        ("a-very-long-group-id-that-overflows-the-hash", 2),
-    ],
-)
-def test_groups_go_to_the_partition_that_java_computes(group_id: str, partition: int) -> None:
-    assert partition_for(group_id, 50) == partition

@@ -315,7 +315,7 @@ class Groups(RuleBasedStateMachine):
 
     @rule(changes_max=st.integers(1, 4))
     def offsets_are_reconciled(self, changes_max: int) -> None:
-        unreconciled = self.coordinator.group_ids()
+        unreconciled = self.coordinator.all_keys()
         while unreconciled:
             decision = self.coordinator.reconcile(
                 unreconciled, changes_max, now_ms=self.now_ms, wall_ms=self.wall_ms

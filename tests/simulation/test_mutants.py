@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.coordination.coordinators import GroupPartition
+from penstock.broker.coordination.coordinator_partition import CoordinatorPartition
 from penstock.broker.membership.membership import Membership, State
 from penstock.broker.partition.flushing import Flushing
 from penstock.broker.partition.hosted_partition import HostedPartition
@@ -170,10 +170,10 @@ def does_not_sync_directories(patch: Patch) -> None:
 def forgets_groups(patch: Patch) -> None:
     """A new coordinator does not read what the one before has written."""
 
-    def replay(self: GroupPartition) -> None:
+    def replay(self: CoordinatorPartition[Any]) -> None:
         self._replayed = self._replay_end
 
-    patch.setattr(GroupPartition, "_replay_some", replay)
+    patch.setattr(CoordinatorPartition, "_replay_some", replay)
 
 
 def serves_damaged_bytes(patch: Patch) -> None:

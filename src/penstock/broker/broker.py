@@ -16,7 +16,9 @@ from penstock.broker.config import BrokerConfig, TopicConfig
 from penstock.broker.controller.active_controller import ActiveController
 from penstock.broker.controller.broker_connections import BrokerConnections
 from penstock.broker.controller.controller_client import FORWARD_RETRY_MS, ControllerClient
-from penstock.broker.coordination.coordinators import Coordinators
+from penstock.broker.coordination.coordinator_partition import CoordinatorHost
+from penstock.broker.coordination.coordinators import CoordinatorRegistry
+from penstock.broker.coordination.group_coordinators import group_coordinators
 from penstock.broker.coordination.producer_ids import ProducerIds
 from penstock.broker.handlers.metadata_pages import MetadataPages
 from penstock.broker.logs import Logger
@@ -41,7 +43,6 @@ from penstock.environment import Environment
 from penstock.metadata.configs import broker_value, layers_of
 from penstock.metadata.image import BROKER_RESOURCE, BrokerImage, Delta, Endpoint, Image
 from penstock.metadata.settings import LONG_MAX
-from penstock.metadata.topics import CONSUMER_OFFSETS
 from penstock.metadata.values import LOST_DIRECTORY
 from penstock.model import BrokerId, TopicId
 from penstock.raft.settings import RaftSettings
@@ -136,7 +137,7 @@ class Broker:
             brokers_expected=self.brokers_expected,
         )
         self.controller = ControllerClient(
-            environment, config, self.consensus, self.active_controller, self.peers, node_id=self.node_id
+            environment, self.consensus, self.active_controller, self.peers, node_id=self.node_id
         )
         self.connections_of_brokers = BrokerConnections(
             self.consensus, self.active_controller, self.peers, node_id=self.node_id
@@ -207,7 +208,19 @@ class Broker:
         )
         # Every log that the last run did not close was looked at.
         self._has_recovered = False
-        self.coordinators = Coordinators(self)
+        self.coordinators = CoordinatorRegistry(
+            CoordinatorHost(
+                environment,
+                self.clocks,
+                logger,
+                self.partitions,
+                image=lambda: self.image,
+                are_logs_ready=lambda: self.membership.are_logs_ready,
+                is_serving=self.membership.is_serving,
+                create_topic=self.controller.create_internal_topic,
+            )
+        )
+        self.group_coordinators = self.coordinators.register(group_coordinators(config, environment.random))
         self.freshness = Freshness(environment, self.consensus, self.peers, node_id=self.node_id)
         self.full_followers = FullFollowers(
             environment,
@@ -389,12 +402,10 @@ class Broker:
         if not hosted.is_leader or hosted.is_deleted:
             self.proposals.forget(hosted)
         self._follow(hosted)
-        if hosted.topic == CONSUMER_OFFSETS:
-            self.coordinators.role_changed(hosted)
+        self.coordinators.role_changed(hosted)
 
     def established(self, hosted: HostedPartition) -> None:
-        if hosted.topic == CONSUMER_OFFSETS:
-            self.coordinators.role_changed(hosted)
+        self.coordinators.role_changed(hosted)
 
     def nearest_replica(self, hosted: HostedPartition, rack: str, offset: int) -> int:
         """A replica in the consumer's rack that has what it asks for; -1 when none is better than this one.
@@ -507,7 +518,7 @@ class Broker:
         def go_on() -> None:
             then()
             # Coordinators first. And whoever gets another role meanwhile is looked at twice, which does no harm.
-            everyone = sorted(self.partitions, key=lambda hosted: hosted.topic != CONSUMER_OFFSETS)
+            everyone = sorted(self.partitions, key=lambda hosted: hosted.topic not in self.coordinators)
             self._begin_with(everyone, 0)
 
         # Whoever is let in may be made a leader: the controller has to know first which replicas are no good.

@@ -128,20 +128,6 @@ def decode(key: Buffer, value: Buffer | None) -> Change | None:
     return None
 
 
-def partition_for(group_id: str, partition_count: int) -> int:
-    """The partition of ``__consumer_offsets`` that holds a group: Java's String.hashCode, made non-negative.
-
-    Java hashes UTF-16 code units in 32 bits. The most negative number has no counterpart: Kafka takes 0.
-    """
-    hashed = 0
-    units = group_id.encode("utf-16-be", "surrogatepass")
-    for position in range(0, len(units), 2):
-        hashed = (31 * hashed + (units[position] << 8 | units[position + 1])) & 0xFFFFFFFF
-    if hashed >= 2**31:
-        hashed = 2**32 - hashed
-    return 0 if hashed == 2**31 else hashed % partition_count
-
-
 def _offset_key(change: OffsetCommitted | OffsetRemoved) -> bytes:
     key = OffsetCommitKey(group=change.group_id, topic=change.topic, partition=change.partition)
     return _frame(key, OFFSET_KEY_VERSIONS[-1])

@@ -308,7 +308,8 @@ class Coordinator:
         groups = self._groups.values()
         return sum((group.stored is not None) + group.offsets.count for group in groups)
 
-    def group_ids(self) -> list[str]:
+    def all_keys(self) -> list[str]:
+        """The groups' ids."""
         return list(self._groups)
 
     def snapshot_of(self, group_id: str) -> list[Change]:

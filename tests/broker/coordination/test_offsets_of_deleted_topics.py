@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
-from penstock.broker.coordination import coordinators
+from penstock.broker.coordination import coordinator_partition
+from penstock.broker.coordination.coordinator_partition import CoordinatorPartition
+from penstock.broker.coordination.coordinators import Coordinators
 from penstock.broker.partition.hosted_partition import Appended, HostedPartition
 from penstock.groups import changes
 from penstock.groups.changes import Change
@@ -38,19 +41,17 @@ def a_group_with_an_offset() -> tuple[World, Client]:
 def loading_slowly(monkeypatch: pytest.MonkeyPatch, world: World) -> World:
     """The world after a restart. The offsets topic takes 300 ms and more to be read back."""
 
-    def load(
-        self: coordinators.Coordinators, hosted: HostedPartition, partition: coordinators.GroupPartition
-    ) -> None:
+    def load(self: Coordinators[Any], hosted: HostedPartition, partition: CoordinatorPartition[Any]) -> None:
         if self._partitions.get(hosted.index) is partition and not partition.load_some():
-            self._broker.environment.spawn.later(30, lambda: self._load(hosted, partition))
+            self._host.environment.spawn.later(30, lambda: self._load(hosted, partition))
 
-    monkeypatch.setattr(coordinators, "READ_BYTES", 1_000)
-    monkeypatch.setattr(coordinators.Coordinators, "_load", load)
+    monkeypatch.setattr(coordinator_partition, "READ_BYTES", 1_000)
+    monkeypatch.setattr(Coordinators, "_load", load)
     return world.restarted(clean=True)
 
 
 def is_loading(world: World) -> bool:
-    return not list(world.broker.coordinators)
+    return not list(world.broker.group_coordinators)
 
 
 def test_a_topic_that_is_deleted_while_the_coordinator_loads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,22 +102,22 @@ def test_a_topic_that_is_deleted_while_the_coordinator_cannot_write(
     """Too few replicas are in sync, and nobody may hear of the offsets even before that is over."""
     world, client = a_group_with_an_offset()
 
-    def refuse(self: coordinators.GroupPartition, changes: Iterable[Change]) -> Appended:
+    def refuse(self: CoordinatorPartition[Any], changes: Iterable[Change]) -> Appended:
         raise OSError(errno.EAGAIN, "too few replicas in sync")
 
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(coordinators.GroupPartition, "_append", refuse)
+        meanwhile.setattr(CoordinatorPartition, "_append", refuse)
         delete(client, "events")
         world.run_for(5_000)
         if again_before:
             create(client, "events")
             assert committed(client, "a") == NO_OFFSET
-    world.run_for(coordinators.RECONCILE_RETRY_MS)
+    world.run_for(coordinator_partition.RECONCILE_RETRY_MS)
     if not again_before:
         create(client, "events")
     assert committed(client, "a") == NO_OFFSET
-    (partition,) = world.broker.coordinators
-    assert partition.coordinator.group_ids() == [], "nothing is left of it"
+    (partition,) = world.broker.group_coordinators
+    assert partition.core.all_keys() == [], "nothing is left of it"
 
 
 # A start applies its metadata in steps, from a snapshot or a thousand changes at a time.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.coordination import coordinators
+from penstock.broker.coordination import coordinator_partition
 from penstock.protocol.messages.groups import (
     FindCoordinatorRequest,
     JoinGroupRequest,
@@ -39,7 +39,7 @@ def committed(client: Client, group: str) -> int:
 def test_a_large_history_is_replaced_by_the_state_it_led_to(
     monkeypatch: pytest.MonkeyPatch, clean: bool
 ) -> None:
-    monkeypatch.setattr(coordinators, "REWRITE_BYTES_MIN", 10_000)
+    monkeypatch.setattr(coordinator_partition, "REWRITE_BYTES_MIN", 10_000)
     world = World({"offsets.topic.num.partitions": "1", "offsets.topic.segment.bytes": "5000"})
     client = world.client()
     create(client, "events")
@@ -63,7 +63,7 @@ def test_a_large_history_is_replaced_by_the_state_it_led_to(
 
 def test_a_group_that_rebalances_for_long_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two static members of one group, of which the first waits half an hour for the second to come back."""
-    monkeypatch.setattr(coordinators, "REWRITE_BYTES_MIN", 10_000)
+    monkeypatch.setattr(coordinator_partition, "REWRITE_BYTES_MIN", 10_000)
     world = World({"offsets.topic.num.partitions": "1", "offsets.topic.segment.bytes": "5000"})
     client = world.client()
     create(client, "events")
@@ -80,15 +80,15 @@ def test_a_group_that_rebalances_for_long_holds_up_nobody(monkeypatch: pytest.Mo
         )
         world.client().send(request, 5)
         world.run_for(4_000)
-    (partition,) = world.broker.coordinators
-    assert partition.coordinator.describe_group("busy", 5).group_state == "PreparingRebalance"
+    (partition,) = world.broker.group_coordinators
+    assert partition.core.describe_group("busy", 5).group_state == "PreparingRebalance"
     for offset in range(COMMITS):
         commit(client, "a", offset)
     world.run_for(61_000)
     hosted = world.broker.partitions.get("__consumer_offsets", 0)
     assert hosted is not None
     assert hosted.log.log_start_offset >= COMMITS
-    assert partition.coordinator.describe_group("busy", 5).group_state == "PreparingRebalance"
+    assert partition.core.describe_group("busy", 5).group_state == "PreparingRebalance"
     world = world.restarted(clean=False)
     assert committed(world.client(), "a") == COMMITS - 1
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.broker.config import BrokerConfig
 from penstock.broker.controller.active_controller import ActiveController, refusal
 from penstock.broker.network.connection import WAITING, Call
 from penstock.broker.network.peers import Peers
 from penstock.broker.quorum.consensus import Consensus
 from penstock.environment import Environment
-from penstock.metadata.topics import CONSUMER_OFFSETS
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from penstock.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from penstock.protocol.schema import Message
 
 CREATE_TOPICS_VERSION = 7
@@ -32,7 +30,6 @@ class ControllerClient:
     def __init__(
         self,
         environment: Environment,
-        config: BrokerConfig,
         consensus: Consensus,
         active_controller: ActiveController,
         peers: Peers,
@@ -40,7 +37,6 @@ class ControllerClient:
         node_id: int,
     ) -> None:
         self._environment = environment
-        self._config = config
         self._consensus = consensus
         self._active_controller = active_controller
         self._peers = peers
@@ -113,23 +109,7 @@ class ControllerClient:
             connected_for_ms=self._environment.clock.now_ms() - connected_ms,
         )
 
-    def create_offsets_topic(self, done: Callable[[int], None]) -> None:
-        topic = CreatableTopic(
-            name=CONSUMER_OFFSETS,
-            num_partitions=self._config.offsets_topic_num_partitions,
-            # As many as other topics have, unless somebody has said how many.
-            replication_factor=(
-                self._config.offsets_topic_replication_factor
-                if "offsets.topic.replication.factor" in self._config.static
-                else -1
-            ),
-            configs=[
-                CreatableTopicConfig(name="cleanup.policy", value="compact"),
-                CreatableTopicConfig(
-                    name="segment.bytes", value=str(self._config.offsets_topic_segment_bytes)
-                ),
-            ],
-        )
+    def create_internal_topic(self, topic: CreatableTopic, done: Callable[[int], None]) -> None:
         self._create([topic], lambda response: done(response.topics[0].error_code))
 
     def _create(

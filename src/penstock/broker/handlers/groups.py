@@ -12,18 +12,17 @@ does where it is switched off.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock.broker.coordination.coordinators import GroupPartition
+from penstock.broker.coordination.coordinator_partition import CoordinatorPartition
 from penstock.broker.network import authorization as access
 from penstock.broker.network.connection import WAITING, Call
 from penstock.decision import Decision
 from penstock.groups.answers import no_offset, offset_fetch_groups, offset_fetch_response, refusal
 from penstock.groups.changes import Change
+from penstock.groups.coordinator import Coordinator as GroupCoordinator
 from penstock.groups.group import Caller
 from penstock.groups.settings import CLIENT_ID_LENGTH_MAX
-from penstock.metadata.image import BrokerImage
-from penstock.metadata.topics import CONSUMER_OFFSETS
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.consumer_groups import (
     ConsumerGroupHeartbeatRequest,
@@ -61,11 +60,12 @@ from penstock.protocol.messages.groups import (
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
+GroupPartition: TypeAlias = CoordinatorPartition[GroupCoordinator]
+
 GROUP_KEY = 0
 TRANSACTION_KEY = 1
 BATCHED_FIND_SINCE_VERSION = 4
 TOPIC_IDS_SINCE_VERSION = 10
-TOPIC_EXISTS = ErrorCode.TOPIC_ALREADY_EXISTS
 # What a member may say about itself, all its protocols together. It is kept in memory while the member is in
 # the group, and written with every generation. (In Kafka the offsets topic's max.message.bytes ends it.)
 SUBSCRIPTION_BYTES_MAX = 1024 * 1024
@@ -77,8 +77,9 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
     keys = request.coordinator_keys if batched else [request.key]
 
     def coordinator(key: str, error: int, message: str | None) -> Coordinator:
-        member = None if error else _coordinator_of(broker, key)
-        if member is None:
+        leader = None if error else broker.group_coordinators.broker_of(key)
+        known = None if leader is None else broker.image.brokers.get(leader)
+        if known is None:
             return Coordinator(
                 key=key,
                 node_id=-1,
@@ -87,7 +88,7 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
                 error_code=error or ErrorCode.COORDINATOR_NOT_AVAILABLE,
                 error_message=message,
             )
-        return Coordinator(key=key, node_id=member.id, host=member.host, port=member.port)
+        return Coordinator(key=key, node_id=known.id, host=known.host, port=known.port)
 
     def found_here() -> FindCoordinatorResponse:
         me = broker.image.brokers.get(broker.node_id)
@@ -117,20 +118,8 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
         return found_here()
     if request.key_type != GROUP_KEY:
         return answer(ErrorCode.INVALID_REQUEST, f"coordinators of type {request.key_type} do not exist here")
-    # A request that came at the same moment may have created the topic first.
-    broker.coordinators.ready(
-        lambda error: call.answer(answer(ErrorCode.NONE if error == TOPIC_EXISTS else error))
-    )
+    broker.group_coordinators.when_topic_exists(lambda error: call.answer(answer(error)))
     return WAITING
-
-
-def _coordinator_of(broker: Broker, group_id: str) -> BrokerImage | None:
-    """The broker that leads the partition which remembers the group."""
-    index = broker.coordinators.index_of(group_id)
-    if index is None:
-        return None
-    leader = broker.image.topics[CONSUMER_OFFSETS].partitions[index].leader
-    return broker.image.brokers.get(leader)
 
 
 def join_group(broker: Broker, request: JoinGroupRequest, call: Call) -> Any:
@@ -142,7 +131,7 @@ def join_group(broker: Broker, request: JoinGroupRequest, call: Call) -> Any:
         broker,
         call,
         request,
-        lambda partition, now_ms, wall_ms: partition.coordinator.join(
+        lambda partition, now_ms, wall_ms: partition.core.join(
             request, call.version, caller=caller, token=call, now_ms=now_ms, wall_ms=wall_ms
         ),
     )
@@ -153,7 +142,7 @@ def sync_group(broker: Broker, request: SyncGroupRequest, call: Call) -> Any:
         broker,
         call,
         request,
-        lambda partition, now_ms, wall_ms: partition.coordinator.sync(
+        lambda partition, now_ms, wall_ms: partition.core.sync(
             request, call.version, token=call, now_ms=now_ms, wall_ms=wall_ms
         ),
     )
@@ -164,7 +153,7 @@ def heartbeat(broker: Broker, request: HeartbeatRequest, call: Call) -> Any:
         broker,
         call,
         request,
-        lambda partition, now_ms, _: partition.coordinator.heartbeat(request, now_ms=now_ms),
+        lambda partition, now_ms, _: partition.core.heartbeat(request, now_ms=now_ms),
     )
 
 
@@ -181,7 +170,7 @@ def leave_group(broker: Broker, request: LeaveGroupRequest, call: Call) -> Any:
         broker,
         call,
         request,
-        lambda partition, now_ms, wall_ms: partition.coordinator.leave(
+        lambda partition, now_ms, wall_ms: partition.core.leave(
             request, call.version, now_ms=now_ms, wall_ms=wall_ms
         ),
     )
@@ -189,7 +178,7 @@ def leave_group(broker: Broker, request: LeaveGroupRequest, call: Call) -> Any:
 
 def offset_delete(broker: Broker, request: OffsetDeleteRequest, call: Call) -> Any:
     def delete(partition: GroupPartition, now_ms: int, wall_ms: int) -> Decision[Change]:
-        decision = partition.coordinator.delete_offsets(request, now_ms=now_ms, wall_ms=wall_ms)
+        decision = partition.core.delete_offsets(request, now_ms=now_ms, wall_ms=wall_ms)
         # The coordinator knows no topics. Where there is no partition it had nothing to delete.
         for topic in decision.response.topics:
             for result in topic.partitions:
@@ -209,7 +198,7 @@ def offset_commit(broker: Broker, request: OffsetCommitRequest, call: Call) -> A
         return OffsetCommitResponse(topics=refused)
 
     def commit(partition: GroupPartition, now_ms: int, wall_ms: int) -> Decision[Change]:
-        decision = partition.coordinator.commit(request, call.version, now_ms=now_ms, wall_ms=wall_ms)
+        decision = partition.core.commit(request, call.version, now_ms=now_ms, wall_ms=wall_ms)
         response = decision.response
         for topic in response.topics:
             known = broker.image.topics.get(topic.name)
@@ -263,7 +252,7 @@ def _fetched_offsets(broker: Broker, request: OffsetFetchRequest, call: Call) ->
     answers = []
     seen: set[str] = set()
     for group in offset_fetch_groups(request, call.version):
-        partition = broker.coordinators.of(group.group_id)
+        partition = broker.group_coordinators.of(group.group_id)
         if group.group_id in seen:
             # A repeated name may not repeat all of its offsets.
             answers.append(
@@ -276,7 +265,7 @@ def _fetched_offsets(broker: Broker, request: OffsetFetchRequest, call: Call) ->
         elif by_id:
             answers.append(_fetch_by_id(broker, partition, group, request.require_stable))
         else:
-            answers.append(partition.coordinator.fetch_offsets(group, require_stable=request.require_stable))
+            answers.append(partition.core.fetch_offsets(group, require_stable=request.require_stable))
     return offset_fetch_response(request, call.version, answers)
 
 
@@ -289,7 +278,7 @@ def _fetch_by_id(
             topic.name = broker.topic_name(topic.topic_id)
         unknown = [topic for topic in group.topics if not topic.name]
         group.topics = [topic for topic in group.topics if topic.name]
-    answer = partition.coordinator.fetch_offsets(group, require_stable=require_stable)
+    answer = partition.core.fetch_offsets(group, require_stable=require_stable)
     topics = broker.image.topics
     # A topic that was deleted meanwhile has no id to be named by.
     answer.topics = [topic for topic in answer.topics if topic.name in topics]
@@ -303,8 +292,8 @@ def _fetch_by_id(
 
 def list_groups(broker: Broker, request: ListGroupsRequest, call: Call) -> ListGroupsResponse:
     groups = []
-    for partition in broker.coordinators:
-        groups += partition.coordinator.list_groups(request.states_filter, request.types_filter)
+    for partition in broker.group_coordinators:
+        groups += partition.core.list_groups(request.states_filter, request.types_filter)
     return ListGroupsResponse(groups=groups)
 
 
@@ -312,11 +301,11 @@ def describe_groups(broker: Broker, request: DescribeGroupsRequest, call: Call) 
     groups = []
     # Once each: a repeated name may not repeat all of its members.
     for group_id in dict.fromkeys(request.groups):
-        partition = broker.coordinators.of(group_id)
+        partition = broker.group_coordinators.of(group_id)
         if isinstance(partition, ErrorCode):
             groups.append(DescribedGroup(group_id=group_id, error_code=partition))
             continue
-        described = partition.coordinator.describe_group(group_id, call.version)
+        described = partition.core.describe_group(group_id, call.version)
         if request.include_authorized_operations and not described.error_code:
             described.authorized_operations = access.ON_GROUP
         groups.append(described)
@@ -337,13 +326,11 @@ def delete_groups(broker: Broker, request: DeleteGroupsRequest, call: Call) -> A
     if not names:
         return DeleteGroupsResponse(results=[])
     for name in names:
-        partition = broker.coordinators.of(name)
+        partition = broker.group_coordinators.of(name)
         if isinstance(partition, ErrorCode):
             settled(DeletableGroupResult(group_id=name, error_code=partition))
             continue
-        decision = partition.coordinator.delete_group(
-            name, now_ms=clock.now_ms(), wall_ms=broker.clocks.stamp_ms()
-        )
+        decision = partition.core.delete_group(name, now_ms=clock.now_ms(), wall_ms=broker.clocks.stamp_ms())
         unavailable = DeletableGroupResult(group_id=name, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
         partition.execute(decision, settled, unavailable)
     return WAITING
@@ -353,7 +340,7 @@ Decide = Callable[[GroupPartition, int, int], Decision[Change]]
 
 
 def _decide(broker: Broker, call: Call, request: Any, decide: Decide) -> Any:
-    partition = broker.coordinators.of(request.group_id)
+    partition = broker.group_coordinators.of(request.group_id)
     if isinstance(partition, ErrorCode):
         # Whoever asks without FindCoordinator is sent there; that creates the offsets topic.
         return refusal(request, call.version, partition)

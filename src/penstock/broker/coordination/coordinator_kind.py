@@ -1,0 +1,90 @@
+"""What a kind of coordinator brings along to run in the shell of ``coordinator_partition.py``.
+
+A kind is registered under its internal topic (``coordinators.py``). Each partition of that topic has a core of its
+own, which is a sans-IO state machine: see ``CoordinatorCore``. ``group_coordinators.py`` is an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from penstock.decision import Decision
+from penstock.environment import Buffer
+from penstock.metadata.image import Image
+from penstock.protocol.messages.topics import CreatableTopic
+
+Change = TypeVar("Change")
+
+
+class CoordinatorCore(Protocol[Change]):
+    """Decides for the keys (groups, for example) of one partition. Requests are the business of each kind.
+
+    The shell first replays the partition with ``apply`` and calls ``loaded``. After that every decision is either
+    ``committed`` or ``failed``, in the order in which the decisions were made.
+    """
+
+    def apply(self, change: Change, /) -> None:
+        """Replay a committed change."""
+        ...
+
+    def loaded(self, now_ms: int, wall_ms: int, /) -> None:
+        """Everything was replayed."""
+        ...
+
+    def committed(self, decision: Decision[Change], /) -> None: ...
+
+    def failed(self, decision: Decision[Change], now_ms: int, wall_ms: int, /) -> None:
+        """The changes of a decision could not be appended, and never will be: undo them."""
+        ...
+
+    def reconcile(
+        self, keys: list[str], changes_max: int, /, *, now_ms: int, wall_ms: int
+    ) -> Decision[Change]:
+        """Drop what belongs to topics that no longer exist.
+
+        Takes the keys that are done off the end of the list, and decides about as many changes as allowed.
+        """
+        ...
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When to call ``tick`` next. The shell asks again after every decision."""
+        ...
+
+    def tick(self, now_ms: int, wall_ms: int, /, *, may_expire: bool) -> Decision[Change]:
+        """``may_expire`` says whether the wall time is good enough to remove something by it."""
+        ...
+
+    @property
+    def change_count(self) -> int:
+        """How many records the present state takes."""
+        ...
+
+    def all_keys(self) -> list[str]: ...
+
+    def snapshot_of(self, key: str, /) -> list[Change]:
+        """Changes that say about a key what the log says up to its end, including what is not committed."""
+        ...
+
+    def resign(self) -> Decision[Change]:
+        """Another broker leads the partition. The replies send everyone who waits to it."""
+        ...
+
+
+Core = TypeVar("Core", bound=CoordinatorCore[Any])
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorKind(Generic[Core]):
+    topic: str
+    # How the topic is created when a client first asks for one of its coordinators.
+    new_topic: Callable[[], CreatableTopic]
+    # A core for one partition. While the partition is replayed, the image that it can ask for is the one of the
+    # beginning; afterwards it is the newest.
+    make_core: Callable[[Callable[[], Image]], Core]
+    # A change as key and value of a record. A value of None is a tombstone.
+    encode: Callable[[Any], tuple[bytes, bytes | None]]
+    # None: a record that this version does not know.
+    decode: Callable[[Buffer, Buffer | None], Any | None]

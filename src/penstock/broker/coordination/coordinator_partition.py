@@ -1,0 +1,320 @@
+"""One coordinator and the partition of an internal topic that it is stored in.
+
+The shell that every kind of coordinator shares. A core decides; the shell appends the decision's changes to the
+partition and sends the answers once they are committed, in the order of the decisions. A decision without changes
+waits behind one with changes, because it may tell of what that one decided.
+
+What differs between the kinds is in a ``CoordinatorKind``: the core, and how its changes become records. The shell
+itself knows neither requests nor the state behind them.
+
+Until compaction exists, a partition that has grown large compared to what it holds is rewritten: the present
+state is appended at the end, and then everything before it is deleted.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from penstock.broker.clocks.clock_watch import ClockWatch
+from penstock.broker.coordination.coordinator_kind import CoordinatorKind, Core
+from penstock.broker.logs import Logger
+from penstock.broker.partition.hosted_partition import Appended, HostedPartition
+from penstock.broker.partition.hosted_partitions import Partitions
+from penstock.decision import Decision
+from penstock.environment import Environment, Timer
+from penstock.metadata.image import Image
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.topics import CreatableTopic
+from penstock.protocol.records import RecordFields, batches, decode_records, encode_batch
+
+READ_BYTES = 1024 * 1024
+# Of one decision. A larger one is refused, as if the disk had no room for it. The largest in ordinary use, the
+# generation of ten thousand members, takes a tenth of this.
+BATCH_BYTES_MAX = 32 * 1024 * 1024
+# Of one batch of a rewrite; small enough that writing it does not hold up the loop.
+REWRITTEN_BYTES = 1024 * 1024
+# A log is rewritten when it has this many bytes, and this many times as many records as are alive.
+REWRITE_BYTES_MIN = 64 * 1024 * 1024
+REWRITE_RATIO = 4
+CHANGES_PER_SLICE = 1_000
+# When what belongs to deleted topics could not be removed: too few replicas in sync, or a full disk.
+RECONCILE_RETRY_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorHost:
+    """What coordinators need of the broker they are on."""
+
+    environment: Environment
+    clocks: ClockWatch
+    logger: Logger
+    partitions: Partitions
+    image: Callable[[], Image]
+    # Every log was recovered, and the image is the cluster's present one.
+    are_logs_ready: Callable[[], bool]
+    is_serving: Callable[[], bool]
+    # The second argument gets the error code, once this broker knows of the topic.
+    create_topic: Callable[[CreatableTopic, Callable[[int], None]], None]
+
+
+class CoordinatorPartition(Generic[Core]):
+    """One coordinator and the partition it is stored in."""
+
+    def __init__(self, host: CoordinatorHost, hosted: HostedPartition, kind: CoordinatorKind[Core]) -> None:
+        self._host = host
+        self._kind = kind
+        self._environment = host.environment
+        self._hosted = hosted
+        self._epoch = hosted.leader_epoch
+        # While the log is replayed. Every change in it was made by an earlier leader, under metadata older than
+        # the metadata that made this broker the leader; so a topic that is not in it is gone for good.
+        self._image_at_load: Image | None = host.image()
+        self.core = kind.make_core(self._image)
+        # Keys that may hold something of topics that are gone.
+        self._unreconciled: list[str] = []
+        # Decisions that are not committed, in order: the offset to wait for (0: only for those before it).
+        # Then what to do when they are, and when they can no longer be.
+        self._uncommitted: deque[tuple[int, Callable[[], None], Callable[[], None]]] = deque()
+        self._timer: Timer | None = None
+        self._timer_ms = 0
+        self._is_rewriting = False
+        self._has_resigned = False
+        # Where the replay has come to; None once it is done.
+        self._replayed: int | None = hosted.log.log_start_offset
+        # How far it has to come: nothing is appended while the coordinator is loading.
+        self._replay_end = hosted.log.log_end_offset
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._replayed is None
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._epoch
+
+    def load_some(self) -> bool:
+        """Replay a part of the log; whether that was the last. Raises OSError."""
+        if self._replayed is not None:
+            self._replay_some()
+            if self._replayed < self._replay_end:
+                return False
+            self._replayed = self._image_at_load = None
+            self.core.loaded(self._environment.clock.now_ms(), self._host.clocks.stamp_ms())
+            self._arm()
+            self.topics_deleted()
+        return True
+
+    def topics_deleted(self) -> None:
+        """Remove what belongs to topics that are gone, a slice per turn, and retry until it is done."""
+        is_under_way = bool(self._unreconciled)
+        self._unreconciled = self.core.all_keys()
+        if not is_under_way:
+            self._reconcile()
+
+    def _reconcile(self) -> None:
+        if self._has_resigned or not self._unreconciled:
+            return
+        decision = self.core.reconcile(
+            self._unreconciled,
+            CHANGES_PER_SLICE,
+            now_ms=self._environment.clock.now_ms(),
+            wall_ms=self._host.clocks.stamp_ms(),
+        )
+        if decision.changes and not self.execute(decision):
+            self._unreconciled = self.core.all_keys()
+            self._environment.spawn.later(RECONCILE_RETRY_MS, self._reconcile)
+        elif self._unreconciled:
+            self._environment.spawn.soon(self._reconcile)
+
+    def _image(self) -> Image:
+        return self._image_at_load or self._host.image()
+
+    def resign(self) -> None:
+        """Another broker leads the partition, or may: send everyone who waits there."""
+        self._has_resigned = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for call, response in self.core.resign().replies:
+            call.answer(response)
+
+    def execute(
+        self,
+        decision: Decision[Any],
+        answer: Callable[[Any], None] | None = None,
+        unavailable: Any = None,
+    ) -> bool:
+        """Make a decision durable, then let its answers go: ``answer`` gets the response if there is one.
+
+        When the disk refuses, the decision is undone, ``answer`` gets ``unavailable`` instead, and this returns
+        False.
+        """
+        appended: Appended | None = None
+        if decision.changes:
+            try:
+                appended = self._append(decision.changes)
+            except OSError:
+                self._give_up(decision, answer, unavailable)
+                return False
+        self._arm()
+
+        def committed() -> None:
+            self.core.committed(decision)
+            for call, response in decision.replies:
+                call.answer(response)
+            if answer is not None and decision.response is not None:
+                answer(decision.response)
+
+        def lost() -> None:
+            # Perhaps it will be committed by the next leader, perhaps not: the client has to ask there.
+            _refuse_replies(decision, ErrorCode.NOT_COORDINATOR)
+            if answer is not None and decision.response is not None:
+                answer(unavailable)
+
+        if appended is None and not self._uncommitted:
+            committed()
+            return True
+        offset = 0 if appended is None else appended.end_offset
+        self._uncommitted.append((offset, committed, lost))
+        if appended is not None:
+            self._hosted.when_acknowledged(appended, lambda error: self._settled(offset, error), by_all=True)
+        return True
+
+    def rewrite_if_large(self) -> None:
+        """Replace a long history by the state it led to, a slice per turn."""
+        log = self._hosted.log
+        records = log.log_end_offset - log.log_start_offset
+        if (
+            self._is_rewriting
+            or self._has_resigned
+            or log.size_bytes < REWRITE_BYTES_MIN
+            or records < REWRITE_RATIO * (self.core.change_count + 1)
+        ):
+            return
+        self._is_rewriting = True
+        self._rewrite(log.log_end_offset, self.core.all_keys())
+
+    def _rewrite(self, begin: int, keys: list[str]) -> None:
+        """Append the state of some of these keys, and of the rest in later turns; then begin the log there.
+
+        Each key is written as the log has it at that moment, so nothing newer can lie before it.
+        """
+        if self._has_resigned:
+            return
+        alive: list[Any] = []
+        while keys and len(alive) < CHANGES_PER_SLICE:
+            alive += self.core.snapshot_of(keys.pop())
+        try:
+            for some in _batched(self._encoded(alive)):
+                self._hosted.append_internal(encode_batch(some))
+        except OSError:
+            self._is_rewriting = False  # no room for a second copy; the first one stays
+            return
+        if keys:
+            self._environment.spawn.soon(lambda: self._rewrite(begin, keys))
+            return
+
+        def committed(error: ErrorCode) -> None:
+            self._is_rewriting = False
+            if not error:
+                self._hosted.delete_before(begin)
+
+        # The new copy must be on the disks before the old one may go.
+        self._hosted.flush()
+        end_offset = self._hosted.log.log_end_offset
+        copied = Appended(ErrorCode.NONE, end_offset=end_offset, flush_offset=end_offset)
+        self._hosted.when_acknowledged(copied, committed, by_all=True)
+
+    def _append(self, changes: Iterable[Any]) -> Appended:
+        """Raises OSError, also when there are too few replicas in sync for it to be safe."""
+        if not self._hosted.has_enough_replicas:
+            raise OSError(errno.EAGAIN, "too few replicas in sync")
+        batch = encode_batch(self._encoded(changes))
+        if len(batch) > BATCH_BYTES_MAX:
+            raise OSError(errno.EFBIG, "a change too large to be stored")
+        return self._hosted.append_internal(batch)
+
+    def _encoded(self, changes: Iterable[Any]) -> Iterator[RecordFields]:
+        wall_ms = self._host.clocks.stamp_ms()
+        for change in changes:
+            key, value = self._kind.encode(change)
+            yield wall_ms, key, value, ()
+
+    def _settled(self, offset: int, error: ErrorCode) -> None:
+        waiting = self._uncommitted
+        while waiting and waiting[0][0] <= offset:
+            _, committed, lost = waiting.popleft()
+            if error:
+                lost()
+            else:
+                committed()
+
+    def _give_up(
+        self, decision: Decision[Any], answer: Callable[[Any], None] | None, unavailable: Any
+    ) -> None:
+        """The disk refused: undo, and tell everyone who was about to hear of it."""
+        self.core.failed(decision, self._environment.clock.now_ms(), self._host.clocks.stamp_ms())
+        _refuse_replies(decision, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        self._arm()
+        if answer is not None and decision.response is not None:
+            answer(unavailable)
+
+    def _arm(self) -> None:
+        deadline_ms = self.core.next_deadline_ms
+        if self._timer is not None:
+            if deadline_ms == self._timer_ms:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if deadline_ms is not None:
+            self._timer_ms = deadline_ms
+            delay_ms = max(0, deadline_ms - self._environment.clock.now_ms())
+            self._timer = self._environment.spawn.later(delay_ms, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._hosted.is_deleted and not self._has_resigned:
+            now_ms, expiry_ms = self._environment.clock.now_ms(), self._host.clocks.expiry_ms()
+            wall_ms = self._host.clocks.stamp_ms() if expiry_ms is None else expiry_ms
+            self.execute(self.core.tick(now_ms, wall_ms, may_expire=expiry_ms is not None))
+
+    def _replay_some(self) -> None:
+        offset = self._replayed
+        assert offset is not None
+        if offset >= self._replay_end:
+            return
+        # As readers do: damage that is found here is reported, and another replica leads.
+        found = self._hosted.read(offset, READ_BYTES, ceiling=self._replay_end, at_least_one=True)
+        assert found is not None, "the log ends before its end offset"
+        data = found.file.read_at(found.position, found.size)
+        for position, header in batches(data):
+            # Not compressed: we wrote it, so whatever its size is, that is the most there can be.
+            for record in decode_records(data, position, bytes_max=header.size):
+                change = self._kind.decode(record.key or b"", record.value)
+                if change is not None:
+                    self.core.apply(change)
+            offset = header.next_offset
+        self._replayed = offset
+
+
+def _refuse_replies(decision: Decision[Any], error: ErrorCode) -> None:
+    for call, response in decision.replies:
+        response.error_code = error
+        call.answer(response)
+
+
+def _batched(records: Iterable[RecordFields]) -> Iterator[list[RecordFields]]:
+    some: list[RecordFields] = []
+    size = 0
+    for record in records:
+        some.append(record)
+        size += len(record[1] or b"") + len(record[2] or b"")
+        if size >= REWRITTEN_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
