@@ -18,7 +18,7 @@ FORBIDDEN_CALLS = {"open", "input"}
 # os.path is arithmetic on names; the rest of os is the world.
 ALLOWED_OF_OS = {"path"}
 # The process itself: signals, the loop, standard output; and the blocking client around its core.
-PROCESS = {"broker/server.py", "broker/logs.py", "broker/config.py", "wire/blocking.py", "wire/client.py"}
+PROCESS = {"broker/process.py", "broker/logs.py", "broker/config.py", "wire/blocking.py", "wire/client.py"}
 
 
 def sources() -> list[Path]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from penstock.broker.config import BrokerConfig
 from penstock.broker.logs import Logger
+from penstock.broker.node import Node
 from penstock.broker.options import ServeOptions
-from penstock.broker.server import Node
 from penstock.environment import Buffer, Environment, File, Stream
 from penstock.protocol.apis import APIS
 from penstock.protocol.schema import Message, decode, encoder

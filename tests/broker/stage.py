@@ -15,8 +15,10 @@ from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.config import BrokerConfig
+from penstock.broker.handlers.routes import make_route
+from penstock.broker.network.connection_limits import ConnectionLimits
+from penstock.broker.network.server import Server
 from penstock.broker.options import ServeOptions
-from penstock.broker.server import Server
 from penstock.environment import Buffer, Environment, File
 from penstock.machine import MachineFiles
 from penstock.metadata.image import Image
@@ -189,7 +191,8 @@ class Stage:
         broker: Any = SimpleNamespace(
             encoded_api_versions={},
             image=Image(),
-            connection_limits=(config.max_connections, config.max_connections_per_ip),
+            connection_limits=ConnectionLimits(config.max_connections, config.max_connections_per_ip),
+            storage=SimpleNamespace(read_failed=lambda path, error: None),
         )
         if data_dir is not None:
             options = ServeOptions(1, (str(data_dir),), ("127.0.0.1", 9092), None, None, {}, None)
@@ -207,7 +210,15 @@ class Stage:
                 self.clock.ms += 1
                 self.spawn.run()
         self.broker = broker
-        self.server = Server(self.environment, broker, config, logger)
+        self.server = Server(
+            self.environment,
+            broker,
+            config,
+            logger,
+            make_route=make_route,
+            limits=broker.connection_limits,
+            on_read_failed=broker.storage.read_failed,
+        )
         self.server.listen("127.0.0.1", 0)
 
     def listen(self, host: str, port: int, on_connect: Callable[[Any], None]) -> Any:

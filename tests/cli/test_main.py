@@ -127,7 +127,7 @@ def test_serving_imports_none_of_the_tools() -> None:
     script = """
 import sys
 from penstock.cli.main import run
-import penstock.broker.server
+import penstock.broker.process
 assert run(["serve", "--http", "on"]) == 2
 print([name for name in ("typer", "click", "pydantic", "rich", "confluent_kafka") if name in sys.modules])
 """

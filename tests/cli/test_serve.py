@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker import server
+from penstock.broker import process
 from penstock.broker.options import ServeError, ServeOptions
 from penstock.cli.dev import make_plan
 from tests.cli.conftest import Penstock
@@ -25,7 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
         seen.append(options)
         return 0
 
-    monkeypatch.setattr(server, "run", run)
+    monkeypatch.setattr(process, "run", run)
     return seen
 
 
@@ -191,14 +191,14 @@ def test_a_broker_that_cannot_start_says_why_in_one_line(
     def run(options: ServeOptions) -> int:
         raise ServeError("port 9092 is taken;\nchoose another with --listen")
 
-    monkeypatch.setattr(server, "run", run)
+    monkeypatch.setattr(process, "run", run)
     outcome = penstock("serve")
     assert outcome.code == 1
     assert outcome.err == "penstock: port 9092 is taken; choose another with --listen\n"
 
 
 def test_the_brokers_exit_code_is_the_commands(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "run", lambda options: 3)
+    monkeypatch.setattr(process, "run", lambda options: 3)
     assert penstock("serve").code == 3
 
 

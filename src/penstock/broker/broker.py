@@ -26,6 +26,7 @@ from penstock.broker.membership.freshness import Freshness
 from penstock.broker.membership.membership import Membership, State
 from penstock.broker.membership.registration import Registration
 from penstock.broker.network.connection import Encoded
+from penstock.broker.network.connection_limits import ConnectionLimits
 from penstock.broker.network.fetch_sessions import FetchSessions
 from penstock.broker.network.peers import Peers
 from penstock.broker.options import ServeOptions
@@ -78,8 +79,7 @@ class Broker:
         self.me = self.node_id = BrokerId(options.node_id)
         # Those that vote on the metadata, whether they have come yet or not.
         self.brokers_expected = max(1, len(options.controllers))
-        # Of clients: of all, and from one address. They can be changed while the broker runs.
-        self.connection_limits = (config.max_connections, config.max_connections_per_ip)
+        self.connection_limits = ConnectionLimits(config.max_connections, config.max_connections_per_ip)
         self.lag_max_ms = config.replica_lag_time_max_ms
         self._rack = options.rack
         self._is_alone = not options.controllers
@@ -361,10 +361,8 @@ class Broker:
         layers = layers_of(self.image, self.node_id, self.config.static)
         rate: int = broker_value(THROTTLE, layers)
         self.fetchers.set_throttle(None if rate == LONG_MAX else rate)
-        self.connection_limits = (
-            broker_value("max.connections", layers),
-            broker_value("max.connections.per.ip", layers),
-        )
+        self.connection_limits.total = broker_value("max.connections", layers)
+        self.connection_limits.per_address = broker_value("max.connections.per.ip", layers)
         if self.fetchers.set_fetchers_per_leader(broker_value("num.replica.fetchers", layers)):
             self._follow_some(list(self.partitions))
 

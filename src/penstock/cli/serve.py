@@ -101,10 +101,10 @@ def serve(words: list[str]) -> int:
         _warn_of_even(len(options.controllers))
     if given.stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, name="stop-with-stdin", daemon=True).start()
-    from penstock.broker import server  # noqa: PLC0415  # a refused start should not pay for the broker
+    from penstock.broker import process  # noqa: PLC0415  # a refused start should not pay for the broker
 
     try:
-        return server.run(options)
+        return process.run(options)
     except ServeError as error:
         raise Failure(str(error)) from None
 

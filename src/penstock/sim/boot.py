@@ -12,9 +12,9 @@ from penstock.broker.broker import Broker
 from penstock.broker.config import BrokerConfig
 from penstock.broker.logs import Logger
 from penstock.broker.membership.membership import State
+from penstock.broker.node import Node
 from penstock.broker.options import ServeOptions
 from penstock.broker.partition.hosted_partition import HostedPartition
-from penstock.broker.server import Node
 from penstock.environment import Environment
 from penstock.metadata.image import Image
 

@@ -23,7 +23,7 @@ from penstock.protocol.errors import DecodeError
 from penstock.protocol.framing import Framer
 
 if TYPE_CHECKING:
-    from penstock.broker.server import Server
+    from penstock.broker.network.server import Server
 
 # Requests of one connection that may wait for their answer; Kafka allows one, its clients send five.
 WAITING_CALLS_MAX = 64
@@ -437,7 +437,7 @@ class Connection:
             self._is_warming = False
             self._warmed = part
             if error is not None:
-                self._server.broker.storage.read_failed(part.file.path, error)
+                self._server.on_read_failed(part.file.path, error)
                 self.refuse(f"cannot read: {error}")
             else:
                 self.advance()

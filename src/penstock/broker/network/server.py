@@ -1,0 +1,180 @@
+"""One listener of a node and its connections, which it keeps within bounds.
+
+What a request does is not known here: the table of routes names the handler, and the handler gets the broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.broker.config import BrokerConfig
+from penstock.broker.logs import Logger
+from penstock.broker.network.connection import Connection, Route
+from penstock.broker.network.connection_limits import ConnectionLimits
+from penstock.environment import Environment, Listener, Stream
+from penstock.protocol.apis import CLIENT
+from penstock.protocol.framing import BufferPool
+
+SWEEP_INTERVAL_MS = 5_000
+# A frame must arrive within this time, or at this rate: a byte now and then is not a client.
+FRAME_TIMEOUT_MS = 60_000
+FRAME_BYTES_PER_MS_MIN = 64
+# Whoever sits on a buffer that others wait for has to keep sending.
+STALLED_MS = 5_000
+# Connections that wait for a node to be ready.
+HELD_MAX = 1_000
+# Refusals are logged, but a peer that is refused all the time may not fill the disk with it.
+REFUSALS_LOGGED_PER_SWEEP = 20
+
+
+class Server:
+    """Accepts connections for one broker and keeps them within bounds."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        broker: Any,
+        config: BrokerConfig,
+        logger: Logger,
+        *,
+        make_route: Callable[[int, int, str], Route | None],
+        limits: ConnectionLimits,
+        connections_max: int | None = None,
+        listener: str = CLIENT,
+        on_read_failed: Callable[[str, Exception], None],
+    ) -> None:
+        """``broker`` is what handlers get; ``make_route(API, version, listener)`` names the handler.
+
+        ``connections_max`` is what the system can give, whatever the limits are.
+        ``on_read_failed(path, error)``: a range of a file that was to be sent cannot be read.
+        """
+        self.environment = environment
+        self.listener = listener
+        self.broker = broker
+        self._config = config
+        self._logger = logger
+        self._make_route = make_route
+        self._limits = limits
+        self._connections_max = connections_max
+        self.on_read_failed = on_read_failed
+        self.frame_bytes_max = config.socket_request_max_bytes
+        self.buffers = BufferPool(config.queued_max_request_bytes)
+        # Unsupported (API, version) pairs are not kept: a peer could make up 2**32 of them.
+        self._routes: dict[int, Route] = {}
+        self._connections: dict[Connection, None] = {}
+        self._per_host: dict[str, int] = {}
+        self._waiting_for_buffer: dict[Connection, None] = {}
+        self._listener: Listener | None = None
+        # Connections that came before this node has something to say.
+        self._held: list[Stream] | None = None
+        self._refusals = 0
+
+    def listen(self, host: str, port: int, *, hold: bool = False) -> tuple[str, int]:
+        """Serve from now on; the address really bound. With ``hold`` nobody is heard before ``open``."""
+        self._held = [] if hold else None
+        self._listener = self.environment.network.listen(host, port, self._accept)
+        self._sweep()
+        return self._listener.address
+
+    def open(self) -> None:
+        """Hear those who came too early."""
+        held, self._held = self._held, None
+        for stream in held or ():
+            self._accept(stream)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for stream in self._held or ():
+            stream.close()
+        for connection in list(self._connections):
+            connection.close()
+
+    def _accept(self, stream: Stream) -> None:
+        host = stream.peer
+        if self._held is not None and len(self._held) < HELD_MAX:
+            self._held.append(stream)
+            return
+        limits = self._limits
+        if (
+            self._held is not None
+            or len(self._connections) >= min(limits.total, self._connections_max or limits.total)
+            or self._per_host.get(host, 0) >= limits.per_address
+        ):
+            self._note("refused a connection", peer=host, reason="too many connections")
+            stream.close()
+            return
+        self._per_host[host] = self._per_host.get(host, 0) + 1
+        self._connections[Connection(stream, self)] = None
+
+    # For the connections
+
+    def route(self, key: int, version: int) -> Route | None:
+        route = self._routes.get(key << 16 | version & 0xFFFF)
+        if route is None:
+            route = self._make_route(key, version, self.listener)
+            if route is not None and route.version == version:
+                self._routes[key << 16 | version & 0xFFFF] = route
+        return route
+
+    def failed(self, connection: Connection) -> None:
+        """A request met an error of ours; called while it is being handled. Only its connection pays for it."""
+        self._logger.exception("a request failed", peer=connection.peer)
+
+    def refused(self, connection: Connection, reason: str) -> None:
+        self._note("closed a connection", peer=connection.peer, reason=reason)
+
+    def _note(self, event: str, **values: str) -> None:
+        self._refusals += 1
+        if self._refusals <= REFUSALS_LOGGED_PER_SWEEP:
+            self._logger.warning(event, **values)
+
+    def closed(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        self._waiting_for_buffer.pop(connection, None)
+        left = self._per_host.get(connection.peer, 1) - 1
+        if left > 0:
+            self._per_host[connection.peer] = left
+        else:
+            self._per_host.pop(connection.peer, None)
+
+    def wait_for_buffer(self, connection: Connection) -> None:
+        if not self._waiting_for_buffer:
+            self.environment.spawn.later(10, self._lend)
+        self._waiting_for_buffer[connection] = None
+
+    def _lend(self) -> None:
+        waiting, self._waiting_for_buffer = self._waiting_for_buffer, {}
+        for connection in waiting:
+            connection.resume()
+
+    def _sweep(self) -> None:
+        """Close the connections of peers that have fallen silent, or never finish what they begin."""
+        now_ms = self.environment.clock.now_ms()
+        if self._refusals > REFUSALS_LOGGED_PER_SWEEP:
+            self._logger.warning("more refusals than were logged", count=self._refusals)
+        self._refusals = 0
+        idle_before_ms = now_ms - self._config.connections_max_idle_ms
+        for connection in list(self._connections):
+            if connection.last_active_ms < idle_before_ms and connection.is_silent:
+                connection.close()
+            elif self._is_too_slow(connection, now_ms):
+                connection.refuse("a request that did not arrive in time")
+        self.environment.spawn.later(SWEEP_INTERVAL_MS, self._sweep)
+
+    def _is_too_slow(self, connection: Connection, now_ms: int) -> bool:
+        """Whether a request has been on its way for too long, or keeps a buffer from others and stands still."""
+        if connection.frame_started_ms < 0:
+            return False
+        under_way_ms = now_ms - connection.frame_started_ms
+        if (
+            under_way_ms > FRAME_TIMEOUT_MS
+            and connection.partial_bytes < under_way_ms * FRAME_BYTES_PER_MS_MIN
+        ):
+            return True
+        return (
+            bool(self._waiting_for_buffer)
+            and connection.has_pooled_buffer
+            and connection.last_active_ms < now_ms - STALLED_MS
+        )

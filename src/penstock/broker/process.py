@@ -1,0 +1,161 @@
+"""The process of a node: its event loop, signals and limits, from start to stop."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import traceback
+from typing import Any
+
+from penstock.broker.config import BrokerConfig, ConfigError
+from penstock.broker.logs import Logger
+from penstock.broker.node import Node
+from penstock.broker.options import ServeError, ServeOptions
+
+# A node that has not found its cluster by then says what it is waiting for.
+FOUND_WITHIN_S = 5.0
+
+
+def run(options: ServeOptions) -> int:
+    """Run a node until it is told to stop. Raises ServeError with one line when it cannot start or go on."""
+    try:
+        config, warnings = BrokerConfig.load(
+            options.settings, options.config_file, options=_as_settings(options)
+        )
+    except ConfigError as error:
+        raise ServeError(str(error)) from None
+    logger = Logger(node=options.node_id)
+    for warning in warnings:
+        logger.warning(warning)
+
+    loop = _event_loop()
+    from penstock.machine import machine_environment  # noqa: PLC0415 - with the loop
+
+    environment = machine_environment(loop)
+    failure: list[str] = []
+    is_ready = False
+
+    def fail(reason: str) -> None:
+        failure.append(reason)
+        loop.stop()
+
+    def crash(_: Any, context: dict[str, Any]) -> None:
+        # First of all: whatever happens while this is reported, the broker stops.
+        fail("an internal error; see the lines above")
+        error = context.get("exception")
+        if error is not None:
+            traceback.print_exception(error, file=sys.stderr)
+        logger.error("stopping after an error of our own", error=repr(error), message=context.get("message"))
+
+    def ready(address: tuple[str, int] | None) -> None:
+        nonlocal is_ready
+        is_ready = True
+        host, port = address or ("", 0)
+        shown = f"[{host}]" if ":" in host else host
+        serving = f"kafka={shown}:{port}" if address is not None else "kafka=off"
+        print(f"penstock node {options.node_id} ready {serving} http=off", flush=True)  # noqa: T201
+
+    def remark_on_waiting() -> None:
+        if is_ready or stopping or node.broker.consensus.leader_id is not None:
+            return
+        if options.controllers:
+            why = "waiting for the cluster: the first time all controllers must be there, later a majority"
+        else:
+            why = "waiting for the cluster that this data directory belongs to: give --controllers and --internal"
+        logger.warning(why, controllers=list(options.controllers))
+
+    loop.set_exception_handler(crash)
+    # What has been imported stays. The garbage collector need not walk through it with the loop waiting, for 10 ms.
+    gc.freeze()
+    try:
+        node = Node(
+            environment,
+            options,
+            config,
+            logger,
+            on_ready=ready,
+            on_failure=fail,
+            connections_max=_connections_max(),
+        )
+    except OSError as error:
+        raise ServeError(f"cannot use the data directory {options.data_dirs[0]}: {error}") from error
+    stopping: list[int] = []
+
+    def stop() -> None:
+        if stopping:
+            # Told twice: without waiting for anybody.
+            loop.stop()
+            return
+        stopping.append(1)
+        node.broker.stop(loop.stop)
+
+    def start() -> None:
+        # On the running loop: a signal that comes before it runs would be lost on uvloop.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        try:
+            node.start()
+        except ServeError as error:
+            failure.append(str(error))
+            loop.stop()
+        loop.call_later(FOUND_WITHIN_S, remark_on_waiting)
+
+    loop.call_soon(start)
+    loop.run_forever()
+    node.close_listeners()
+    if failure:
+        # What is on the disk is not what we believe: no marker, the next start looks for itself.
+        raise ServeError(failure[0])
+    try:
+        node.close()
+    except OSError as error:
+        raise ServeError(f"could not stop cleanly, the next start will check the logs: {error}") from error
+    return 0
+
+
+def _connections_max() -> int | None:
+    """Half of the descriptors that the system allows, or all that the logs leave if that is more.
+
+    Without it a flood of connections would take the descriptors that the next append or fsync needs.
+    """
+    import resource  # noqa: PLC0415 - Unix only
+
+    from penstock.machine import OPEN_FILES_MAX, RESERVED_DESCRIPTORS  # noqa: PLC0415 - with the loop
+
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return None
+    return max(1, allowed // 2, allowed - OPEN_FILES_MAX - RESERVED_DESCRIPTORS)
+
+
+def _as_settings(options: ServeOptions) -> dict[str, str]:
+    """The options under the names that Kafka's settings give them, for clients that ask."""
+    host, port = options.listen
+    settings = {
+        "node.id": str(options.node_id),
+        "broker.id": str(options.node_id),
+        "log.dirs": ",".join(options.data_dirs),
+        "listeners": f"PLAINTEXT://{host}:{port}",
+    }
+    if options.controllers:
+        settings["controller.quorum.voters"] = ",".join(
+            f"{node}@{voter[0]}:{voter[1]}" for node, voter in options.controllers.items()
+        )
+        settings["process.roles"] = ",".join(options.roles)
+    if options.advertise is not None:
+        settings["advertised.listeners"] = f"PLAINTEXT://{options.advertise[0]}:{options.advertise[1]}"
+    if options.rack is not None:
+        settings["broker.rack"] = options.rack
+    return settings
+
+
+def _event_loop() -> Any:
+    try:
+        import uvloop  # noqa: PLC0415 - optional on some systems
+
+        return uvloop.new_event_loop()
+    except ImportError:
+        import asyncio  # noqa: PLC0415
+
+        return asyncio.new_event_loop()
