@@ -64,7 +64,8 @@ class Spawn:
 
 
 class Call:
-    def __init__(self, answer: Callable[[Any], None]) -> None:
+    def __init__(self, version: int, answer: Callable[[Any], None]) -> None:
+        self.version = version
         self.answer = answer
 
 
@@ -297,7 +298,7 @@ class Stage:
             if (source.id, target) in self.cuts or peer.life != life or not peer.is_up:
                 return
             message, _ = api.decode_request[version](memoryview(data), 0)
-            answered = peer.consensus.handle(message, Call(back))
+            answered = peer.consensus.handle(message, Call(version, back))
             if answered is not WAITING:
                 back(answered)
 
@@ -313,7 +314,7 @@ class Stage:
     def ask(self, node: StagedNode, request: Message, version: int) -> Any:
         """As an operator would; the answer when it comes."""
         answers: list[Any] = []
-        answered = node.consensus.handle(request, Call(answers.append))
+        answered = node.consensus.handle(request, Call(version, answers.append))
         if answered is not WAITING:
             return answered
         self.run_until(lambda: bool(answers))

@@ -1,30 +1,11 @@
-"""ListGroups, DescribeGroups, DeleteGroups, and refusals in general."""
+"""ListGroups, DescribeGroups, DeleteGroups."""
 
 from __future__ import annotations
 
 import pytest
 
-from penstock.groups.answers import GroupRequest, refusal
 from penstock.groups.changes import GroupRemoved, OffsetRemoved
-from penstock.protocol import schema
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages.groups import (
-    DeleteGroupsRequest,
-    DescribeGroupsRequest,
-    HeartbeatRequest,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    ListGroupsRequest,
-    MemberIdentity,
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
-    OffsetDeleteRequest,
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopic,
-    SyncGroupRequest,
-)
 from tests.groups.conversation import DELAY_MS, GROUP, ORDERS, Conversation
 
 P0 = ("orders", 0)
@@ -167,47 +148,6 @@ def test_deleting_a_group_that_somebody_is_about_to_join_forgets_the_promise() -
     assert talk.delete_group() is ErrorCode.NONE
     assert talk.log == []
     assert talk.join(handed_out).error is ErrorCode.UNKNOWN_MEMBER_ID
-
-
-COMMIT = OffsetCommitRequest(
-    group_id=GROUP,
-    topics=[
-        OffsetCommitRequestTopic(name="orders", partitions=[OffsetCommitRequestPartition(partition_index=0)])
-    ],
-)
-REQUESTS: list[tuple[GroupRequest, range]] = [
-    (JoinGroupRequest(group_id=GROUP, member_id="m"), range(10)),
-    (SyncGroupRequest(group_id=GROUP), range(6)),
-    (HeartbeatRequest(group_id=GROUP), range(5)),
-    (LeaveGroupRequest(group_id=GROUP, members=[MemberIdentity(member_id="m")]), range(6)),
-    (COMMIT, range(2, 11)),
-    (
-        OffsetFetchRequest(
-            group_id=GROUP,
-            topics=[OffsetFetchRequestTopic(name="orders", partition_indexes=[0])],
-            groups=[OffsetFetchRequestGroup(group_id=GROUP, topics=None)],
-        ),
-        range(1, 11),
-    ),
-    (OffsetDeleteRequest(group_id=GROUP), range(1)),
-    (ListGroupsRequest(), range(6)),
-    (DescribeGroupsRequest(groups=[GROUP]), range(7)),
-    (DeleteGroupsRequest(groups_names=[GROUP]), range(3)),
-]
-
-
-@pytest.mark.parametrize(
-    ("request_", "version"),
-    [
-        pytest.param(request, version, id=f"{type(request).__name__}-{version}")
-        for request, versions in REQUESTS
-        for version in versions
-    ],
-)
-def test_every_request_can_be_refused_in_every_version(request_: GroupRequest, version: int) -> None:
-    response = refusal(request_, version, ErrorCode.NOT_COORDINATOR)
-    decoded = schema.decode(type(response), version, schema.encode(response, version))
-    assert f"error_code={int(ErrorCode.NOT_COORDINATOR)}" in repr(decoded)
 
 
 def test_who_waits_is_sent_away_when_the_coordinator_resigns() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.groups.answers import offset_fetch_groups, offset_fetch_response, refusal
+from penstock.groups.answers import offset_fetch_groups, offset_fetch_response
 from penstock.groups.changes import OffsetCommitted, OffsetRemoved
 from penstock.protocol import schema
+from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import OffsetFetchRequest, OffsetFetchRequestTopic
 from tests.groups.conversation import (
@@ -217,7 +218,7 @@ def test_an_old_offset_fetch_is_one_group_and_fits_its_version(version: int) -> 
 def test_a_refused_offset_fetch_says_so_where_its_version_can(version: int) -> None:
     topics = [OffsetFetchRequestTopic(name="orders", partition_indexes=[0])]
     request = OffsetFetchRequest(group_id=GROUP, topics=topics)
-    response: Any = refusal(request, version, ErrorCode.NOT_COORDINATOR)
+    response: Any = error_response(request, version, ErrorCode.NOT_COORDINATOR)
     decoded = schema.decode(type(response), version, schema.encode(response, version))
     if version == 1:
         assert decoded.topics[0].partitions[0].error_code == ErrorCode.NOT_COORDINATOR

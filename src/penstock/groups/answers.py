@@ -1,41 +1,18 @@
-"""How the coordinator says no, and the shapes of answers that differ between versions.
-
-``refusal`` is for the shell too: it answers a request that never reached a coordinator (we are not it, or it
-is still loading) or whose changes could not be written. What a newcomer gets wrong: where the error goes.
-Some messages have one at the top, some one per member or partition, and LeaveGroup and OffsetFetch changed
-sides.
-"""
+"""The coordinator's answers, and their shapes where they differ between versions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from penstock.groups.group import Group, Member
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import (
-    DeletableGroupResult,
-    DeleteGroupsRequest,
-    DeleteGroupsResponse,
-    DescribedGroup,
-    DescribeGroupsRequest,
-    DescribeGroupsResponse,
-    HeartbeatRequest,
-    HeartbeatResponse,
-    JoinGroupRequest,
+    OFFSET_FETCH_BATCHED,
+    OFFSET_FETCH_TOP_LEVEL_ERROR,
     JoinGroupResponse,
     JoinGroupResponseMember,
-    LeaveGroupRequest,
     LeaveGroupResponse,
-    ListGroupsRequest,
-    ListGroupsResponse,
     MemberResponse,
-    OffsetCommitRequest,
-    OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
@@ -45,33 +22,7 @@ from penstock.protocol.messages.groups import (
     OffsetFetchResponsePartitions,
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
-    SyncGroupRequest,
     SyncGroupResponse,
-)
-
-GroupRequest: TypeAlias = (
-    JoinGroupRequest
-    | SyncGroupRequest
-    | HeartbeatRequest
-    | LeaveGroupRequest
-    | OffsetCommitRequest
-    | OffsetFetchRequest
-    | OffsetDeleteRequest
-    | ListGroupsRequest
-    | DescribeGroupsRequest
-    | DeleteGroupsRequest
-)
-GroupResponse: TypeAlias = (
-    JoinGroupResponse
-    | SyncGroupResponse
-    | HeartbeatResponse
-    | LeaveGroupResponse
-    | OffsetCommitResponse
-    | OffsetFetchResponse
-    | OffsetDeleteResponse
-    | ListGroupsResponse
-    | DescribeGroupsResponse
-    | DeleteGroupsResponse
 )
 
 NO_OFFSET = -1
@@ -79,40 +30,6 @@ NO_OFFSET = -1
 JOIN_NULLABLE_PROTOCOL = 7
 JOIN_SKIPS_ASSIGNMENT = 9
 LEAVE_BATCHED = 3
-OFFSET_FETCH_TOP_LEVEL_ERROR = 2
-OFFSET_FETCH_BATCHED = 8
-
-
-def refusal(request: GroupRequest, version: int, error: ErrorCode) -> GroupResponse:
-    """The answer that says the same error to everything a request asks for."""
-    match request:
-        case JoinGroupRequest():
-            return join_refused(error, request.member_id, version)
-        case SyncGroupRequest():
-            return SyncGroupResponse(error_code=error)
-        case HeartbeatRequest():
-            return HeartbeatResponse(error_code=error)
-        case LeaveGroupRequest():
-            return LeaveGroupResponse(error_code=error)
-        case OffsetCommitRequest():
-            return commit_refused(request, error)
-        case OffsetFetchRequest():
-            groups = [
-                OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
-                for group in offset_fetch_groups(request, version)
-            ]
-            return offset_fetch_response(request, version, groups)
-        case OffsetDeleteRequest():
-            return OffsetDeleteResponse(error_code=error)
-        case ListGroupsRequest():
-            return ListGroupsResponse(error_code=error)
-        case DescribeGroupsRequest():
-            described = [DescribedGroup(group_id=name, error_code=error) for name in request.groups]
-            return DescribeGroupsResponse(groups=described)
-        case DeleteGroupsRequest():
-            names = request.groups_names
-            results = [DeletableGroupResult(group_id=name, error_code=error) for name in names]
-            return DeleteGroupsResponse(results=results)
 
 
 # Join, sync, leave
@@ -182,22 +99,6 @@ def left(results: list[MemberResponse], version: int) -> LeaveGroupResponse:
 # Offsets
 
 
-def commit_refused(request: OffsetCommitRequest, error: ErrorCode) -> OffsetCommitResponse:
-    return OffsetCommitResponse(
-        topics=[
-            OffsetCommitResponseTopic(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=[
-                    OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
-                    for partition in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
-
-
 def offset_fetch_groups(request: OffsetFetchRequest, version: int) -> list[OffsetFetchRequestGroup]:
     """The groups an OffsetFetch asks for, in the newer shape whatever its version."""
     if version >= OFFSET_FETCH_BATCHED:
@@ -220,7 +121,7 @@ def offset_fetch_response(
     (group,) = groups
     if version < OFFSET_FETCH_TOP_LEVEL_ERROR and group.error_code:
         # There is no place for the group's error but beside every partition.
-        return OffsetFetchResponse(topics=_failed_topics(request, group.error_code))
+        return OffsetFetchResponse.for_error(request, version, group.error_code)
     topics = [
         OffsetFetchResponseTopic(
             name=topic.name,
@@ -253,18 +154,3 @@ def no_offset(partition: int, error: ErrorCode = ErrorCode.NONE) -> OffsetFetchR
     return OffsetFetchResponsePartitions(
         partition_index=partition, committed_offset=NO_OFFSET, metadata="", error_code=error
     )
-
-
-def _failed_topics(request: OffsetFetchRequest, error_code: int) -> list[OffsetFetchResponseTopic]:
-    return [
-        OffsetFetchResponseTopic(
-            name=topic.name,
-            partitions=[
-                OffsetFetchResponsePartition(
-                    partition_index=index, committed_offset=NO_OFFSET, metadata="", error_code=error_code
-                )
-                for index in topic.partition_indexes
-            ],
-        )
-        for topic in request.topics or []
-    ]

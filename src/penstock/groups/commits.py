@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from penstock.groups.answers import commit_refused, no_offset, offset_fetched
+from penstock.groups.answers import no_offset, offset_fetched
 from penstock.groups.changes import (
     GONE_TOPIC_ID,
     NO_TIMESTAMP,
@@ -70,7 +70,7 @@ class Commits:
         group = self._groups.get(request.group_id)
         error = self._commit_error(group, request, version)
         if error is not ErrorCode.NONE:
-            return commit_refused(request, error)
+            return OffsetCommitResponse.for_error(request, version, error)
         if group is None:
             # Somebody only stores offsets under this name: a consumer that assigns its partitions itself.
             group = Group(request.group_id)

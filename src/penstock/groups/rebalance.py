@@ -13,13 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.decision import Decision
-from penstock.groups.answers import GroupResponse, join_refused, joined, synced
+from penstock.groups.answers import join_refused, joined, synced
 from penstock.groups.changes import Change
 from penstock.groups.group import Group, Member, State, Waiting
 from penstock.groups.settings import RETRY_MS_MIN, GroupSettings
 from penstock.groups.timers import Timers
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages.groups import SyncGroupResponse
+from penstock.protocol.messages.groups import JoinGroupResponse, SyncGroupResponse
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Turn:
     wall_ms: int
     decision: Decision[Change] = field(default_factory=Decision)
 
-    def answer(self, waiting: Waiting | None, response: GroupResponse) -> None:
+    def answer(self, waiting: Waiting | None, response: JoinGroupResponse | SyncGroupResponse) -> None:
         if waiting is not None:
             self.decision.replies.append((waiting.token, response))
 

@@ -18,7 +18,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
-from penstock.protocol.schema import Message, decoder, encoder
+from penstock.protocol.schema import Message, Response, decoder, encoder
 
 API_VERSIONS = 18
 
@@ -75,11 +75,13 @@ class Api:
 
     @cached_property
     def request(self) -> type[Message]:
-        return self._message("Request")
+        request: type[Message] = self._message("Request")
+        return request
 
     @cached_property
-    def response(self) -> type[Message]:
-        return self._message("Response")
+    def response(self) -> type[Response]:
+        response: type[Response] = self._message("Response")
+        return response
 
     def serves(self, version: int) -> bool:
         return self.version_min <= version <= self.version_max
@@ -94,10 +96,8 @@ class Api:
         # A client that does not know our versions yet must be able to read the answer about them (KIP-511).
         return 1 if self.is_flexible(version) and self.key != API_VERSIONS else 0
 
-    def _message(self, suffix: str) -> type[Message]:
-        module = import_module(f"penstock.protocol.messages.{self._module}")
-        cls: type[Message] = getattr(module, self.name + suffix)
-        return cls
+    def _message(self, suffix: str) -> Any:
+        return getattr(import_module(f"penstock.protocol.messages.{self._module}"), self.name + suffix)
 
 
 # What only nodes ask of each other.
@@ -166,6 +166,11 @@ APIS: dict[int, Api] = {
 def api_for(key: int) -> Api | None:
     """The API of a key, whatever listener it is for."""
     return APIS.get(key)
+
+
+def error_response(request: Message, version: int, error: int, message: str | None = None) -> Response:
+    """The answer that says one error to everything a request asks for, where its client looks for it."""
+    return APIS[request.KEY].response.for_error(request, version, error, message)
 
 
 def advertised(listener: str) -> list[Api]:

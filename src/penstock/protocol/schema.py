@@ -215,6 +215,39 @@ class Message(metaclass=MessageType):
         return f"{type(self).__name__}({values})"
 
 
+class Response(Message):
+    """An answer. It knows how to say one error to everything that a request asks for."""
+
+    @classmethod
+    def for_error(cls, request: Any, version: int, error: int, message: str | None = None) -> Response:
+        """The answer to a request of which nothing was done.
+
+        This one is for answers with an error at the top. The others have one beside each thing that was asked for,
+        or changed sides between versions, and say below their fields how theirs looks.
+        """
+        values: dict[str, Any] = {"error_code": error}
+        if any(field.name == "error_message" for field in cls.FIELDS):
+            values["error_message"] = message
+        return cls(**values)
+
+    def first_error(self) -> int:
+        """The error at the top, or of the first thing answered: in an answer by ``for_error`` the one it says."""
+        return _first_error(self)
+
+
+def _first_error(message: Message) -> int:
+    for field in message.FIELDS:
+        value = getattr(message, field.name)
+        error = 0
+        if field.name == "error_code":
+            error = value
+        elif field.kind == "array" and value and isinstance(value[0], Message):
+            error = _first_error(value[0])
+        if error:
+            return error
+    return 0
+
+
 M = TypeVar("M", bound=Message)
 Decoder: TypeAlias = Callable[[memoryview, int], tuple[M, int]]
 Encoder: TypeAlias = Callable[[M], list[RecordsPart]]

@@ -14,7 +14,6 @@ from penstock.broker.controller.active_controller import (
     ASLEEP_MS,
     RETRY_MS,
     ActiveController,
-    refusal,
 )
 from penstock.broker.logs import Logger
 from penstock.decision import Decision
@@ -23,8 +22,8 @@ from penstock.metadata import brokers as metadata_brokers
 from penstock.metadata.image import Image
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages import brokers, configs, placement, topics
-from penstock.protocol.schema import Message, encode
+from penstock.protocol.messages import brokers, topics
+from penstock.protocol.schema import Message
 
 SESSION_MS = 9000
 
@@ -340,44 +339,3 @@ def test_next_controller_does_not_wait_for_what_the_last_one_decided(monkeypatch
     stage.on.on_active(True)
     stage.world.advance(100)
     assert all(partition.isr == (2,) for partition in stage.quorum.image.topics["a"].partitions)
-
-
-REQUESTS: list[tuple[int, Message]] = [
-    (7, create("a")),
-    (5, topics.DeleteTopicsRequest(topic_names=["a"])),
-    (6, topics.DeleteTopicsRequest(topics=[topics.DeleteTopicState(name=None, topic_id=b"x" * 16)])),
-    (2, configs.AlterConfigsRequest(resources=[configs.AlterConfigsResource(resource_name="a")])),
-    (
-        3,
-        topics.CreatePartitionsRequest(topics=[topics.CreatePartitionsTopic(name="a", assignments=None)]),
-    ),
-    (
-        0,
-        placement.ElectLeadersRequest(
-            topic_partitions=[placement.TopicPartitions(topic="a", partitions=[0])]
-        ),
-    ),
-    (2, placement.ElectLeadersRequest(topic_partitions=None)),
-    (
-        1,
-        configs.IncrementalAlterConfigsRequest(
-            resources=[configs.IncrementalAlterConfigsResource(resource_name="a")]
-        ),
-    ),
-    (1, placement.AlterPartitionReassignmentsRequest()),
-    (0, placement.ListPartitionReassignmentsRequest()),
-    (3, brokers.AlterPartitionRequest()),
-    (4, brokers.BrokerRegistrationRequest()),
-    (1, brokers.BrokerHeartbeatRequest()),
-    (0, brokers.UnregisterBrokerRequest()),
-    (0, brokers.AllocateProducerIdsRequest()),
-    (0, brokers.AssignReplicasToDirsRequest()),
-]
-
-
-@pytest.mark.parametrize(("version", "asked"), REQUESTS, ids=lambda value: type(value).__name__)
-def test_every_request_can_be_refused_in_its_own_words(version: int, asked: Message) -> None:
-    response = refusal(asked, version, ErrorCode.NOT_CONTROLLER)
-    assert response.KEY == asked.KEY and type(response).__name__.endswith("Response")
-    assert encode(response, version)
-    assert "NOT_CONTROLLER" in repr(response)

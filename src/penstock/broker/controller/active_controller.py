@@ -20,8 +20,9 @@ from penstock.environment import Environment, Timer
 from penstock.metadata.controller import Controller
 from penstock.metadata.image import Image
 from penstock.model import BrokerId, format_id
+from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages import brokers, configs, metadata_records, placement, topics
+from penstock.protocol.messages import metadata_records
 from penstock.protocol.schema import Message
 
 # After the disk was full: how soon what was to be decided by the clock is tried again.
@@ -120,7 +121,7 @@ class ActiveController:
         """
         controller = self._controller
         if controller is None:
-            answer(refusal(request, version, ErrorCode.NOT_CONTROLLER))
+            answer(error_response(request, version, ErrorCode.NOT_CONTROLLER))
             return
         clock = self._environment.clock
         decision = controller.handle(
@@ -129,12 +130,12 @@ class ActiveController:
         self._propose(
             decision,
             answer,
-            lambda: answer(refusal(request, version, ErrorCode.NOT_CONTROLLER)),
+            lambda: answer(error_response(request, version, ErrorCode.NOT_CONTROLLER)),
             # If another node may have room, it is asked instead.
             lambda: answer(
-                refusal(request, version, ErrorCode.KAFKA_STORAGE_ERROR, "The disk is full.")
+                error_response(request, version, ErrorCode.KAFKA_STORAGE_ERROR, "The disk is full.")
                 if self._controller is not None
-                else refusal(request, version, ErrorCode.NOT_CONTROLLER)
+                else error_response(request, version, ErrorCode.NOT_CONTROLLER)
             ),
         )
         self._plan()
@@ -247,83 +248,6 @@ class ActiveController:
             return False
         known = self._controller.image.brokers.get(BrokerId(broker_id))
         return known is not None and known.in_controlled_shutdown
-
-
-def refusal(request: Message, version: int, error: ErrorCode, message: str | None = None) -> Message:
-    """The response of a request of which nothing came about, with the error where its client looks for it."""
-    told: dict[str, Any] = {"error_code": error, "error_message": message}
-    match request:
-        case brokers.BrokerHeartbeatRequest():
-            return brokers.BrokerHeartbeatResponse(error_code=error)
-        case brokers.BrokerRegistrationRequest():
-            return brokers.BrokerRegistrationResponse(error_code=error)
-        case brokers.AlterPartitionRequest():
-            return brokers.AlterPartitionResponse(error_code=error)
-        case brokers.AllocateProducerIdsRequest():
-            return brokers.AllocateProducerIdsResponse(error_code=error)
-        case brokers.AssignReplicasToDirsRequest():
-            return brokers.AssignReplicasToDirsResponse(error_code=error)
-        case brokers.UnregisterBrokerRequest():
-            return brokers.UnregisterBrokerResponse(**told)
-        case placement.AlterPartitionReassignmentsRequest():
-            return placement.AlterPartitionReassignmentsResponse(**told)
-        case placement.ListPartitionReassignmentsRequest():
-            return placement.ListPartitionReassignmentsResponse(**told)
-        case placement.ElectLeadersRequest():
-            return _elections_refused(request, version, told)
-        case topics.CreateTopicsRequest():
-            return topics.CreateTopicsResponse(
-                topics=[
-                    topics.CreatableTopicResult(name=name, **told)
-                    for name in dict.fromkeys(topic.name for topic in request.topics)
-                ]
-            )
-        case topics.DeleteTopicsRequest():
-            asked: list[tuple[str | None, bytes]] = [(name, bytes(16)) for name in request.topic_names]
-            asked += [(topic.name, topic.topic_id) for topic in request.topics]
-            return topics.DeleteTopicsResponse(
-                responses=[
-                    topics.DeletableTopicResult(name=name, topic_id=id, **told)
-                    for name, id in dict.fromkeys(asked)
-                ]
-            )
-        case topics.CreatePartitionsRequest():
-            return topics.CreatePartitionsResponse(
-                results=[
-                    topics.CreatePartitionsTopicResult(name=name, **told)
-                    for name in dict.fromkeys(topic.name for topic in request.topics)
-                ]
-            )
-        case configs.AlterConfigsRequest() | configs.IncrementalAlterConfigsRequest():
-            responses = [
-                configs.AlterConfigsResourceResponse(
-                    resource_type=resource.resource_type, resource_name=resource.resource_name, **told
-                )
-                for resource in request.resources
-            ]
-            if isinstance(request, configs.AlterConfigsRequest):
-                return configs.AlterConfigsResponse(responses=responses)
-            return configs.IncrementalAlterConfigsResponse(responses=responses)
-        case _:
-            raise AssertionError(f"{type(request).__name__} is not for the controller")
-
-
-def _elections_refused(
-    request: placement.ElectLeadersRequest, version: int, told: dict[str, Any]
-) -> placement.ElectLeadersResponse:
-    if version > 0:
-        return placement.ElectLeadersResponse(error_code=told["error_code"])
-    return placement.ElectLeadersResponse(
-        replica_election_results=[
-            placement.ReplicaElectionResult(
-                topic=topic.topic,
-                partition_result=[
-                    placement.PartitionResult(partition_id=index, **told) for index in topic.partitions
-                ],
-            )
-            for topic in request.topic_partitions or []
-        ]
-    )
 
 
 def _nothing() -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.broker.controller.active_controller import ActiveController, refusal
+from penstock.broker.controller.active_controller import ActiveController
 from penstock.broker.network.connection import WAITING, Call
 from penstock.broker.network.peers import Peers
 from penstock.broker.quorum.consensus import Consensus
 from penstock.environment import Environment
+from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from penstock.protocol.schema import Message
@@ -79,10 +80,10 @@ class ControllerClient:
             was_known = self._consensus.is_active or (leader is not None and leader != self._node_id)
 
             def done(response: Any | None) -> None:
-                if response is not None and not _is_from_wrong_controller(response):
+                if response is not None and response.first_error() != ErrorCode.NOT_CONTROLLER:
                     answer(response)
                 elif self._environment.clock.now_ms() >= deadline_ms:
-                    answer(response or refusal(request, version, ErrorCode.NOT_CONTROLLER))
+                    answer(response or error_response(request, version, ErrorCode.NOT_CONTROLLER))
                 elif (
                     response is not None
                     or not was_known
@@ -92,7 +93,7 @@ class ControllerClient:
                     self._environment.spawn.later(FORWARD_RETRY_MS, ask)
                 else:
                     # Perhaps it was carried out. The client knows better whether to ask again.
-                    answer(refusal(request, version, ErrorCode.NOT_CONTROLLER))
+                    answer(error_response(request, version, ErrorCode.NOT_CONTROLLER))
 
             self.ask(request, version, done)
 
@@ -145,14 +146,3 @@ class ControllerClient:
             waiting, self._on_image = self._on_image, []
             for look in waiting:
                 look()
-
-
-def _is_from_wrong_controller(response: Any) -> bool:
-    """Whether the node that answered is not the active controller."""
-    if getattr(response, "error_code", 0) == ErrorCode.NOT_CONTROLLER:
-        return True
-    for results in ("topics", "responses", "results", "replica_election_results"):
-        found = getattr(response, results, None)
-        if found and getattr(found[0], "error_code", 0) == ErrorCode.NOT_CONTROLLER:
-            return True
-    return False

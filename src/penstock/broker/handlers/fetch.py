@@ -31,6 +31,7 @@ from penstock.metadata.topics import CLUSTER_METADATA_ID
 from penstock.model import NO_TOPIC_ID, BrokerId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import (
+    TOPIC_IDS_SINCE_VERSION,
     EpochEndOffset,
     FetchableTopicResponse,
     FetchRequest,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from penstock.broker.partition.hosted_partition import HostedPartition
 
 SESSIONS_SINCE_VERSION = 7
-TOPIC_IDS_SINCE_VERSION = 13
 READ_COMMITTED = 1
 # After these a client looks for the leader.
 LEADER_ERRORS = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)

@@ -18,17 +18,19 @@ from penstock.broker.coordination.coordinator_partition import CoordinatorPartit
 from penstock.broker.network import authorization as access
 from penstock.broker.network.connection import WAITING, Call
 from penstock.decision import Decision
-from penstock.groups.answers import no_offset, offset_fetch_groups, offset_fetch_response, refusal
+from penstock.groups.answers import no_offset, offset_fetch_groups, offset_fetch_response
 from penstock.groups.changes import Change
 from penstock.groups.coordinator import Coordinator as GroupCoordinator
 from penstock.groups.group import Caller
 from penstock.groups.settings import CLIENT_ID_LENGTH_MAX
+from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.consumer_groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
 from penstock.protocol.messages.groups import (
+    FIND_BATCHED,
     Coordinator,
     DeletableGroupResult,
     DeleteGroupsRequest,
@@ -64,7 +66,6 @@ GroupPartition: TypeAlias = CoordinatorPartition[GroupCoordinator]
 
 GROUP_KEY = 0
 TRANSACTION_KEY = 1
-BATCHED_FIND_SINCE_VERSION = 4
 TOPIC_IDS_SINCE_VERSION = 10
 # What a member may say about itself, all its protocols together. It is kept in memory while the member is in
 # the group, and written with every generation. (In Kafka the offsets topic's max.message.bytes ends it.)
@@ -73,7 +74,7 @@ NO_CONSUMER_PROTOCOL = "the consumer group protocol is not supported yet; use gr
 
 
 def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call) -> Any:
-    batched = call.version >= BATCHED_FIND_SINCE_VERSION
+    batched = call.version >= FIND_BATCHED
     keys = request.coordinator_keys if batched else [request.key]
 
     def coordinator(key: str, error: int, message: str | None) -> Coordinator:
@@ -124,7 +125,7 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
 
 def join_group(broker: Broker, request: JoinGroupRequest, call: Call) -> Any:
     if sum(len(protocol.metadata) for protocol in request.protocols) > SUBSCRIPTION_BYTES_MAX:
-        return refusal(request, call.version, ErrorCode.MESSAGE_TOO_LARGE)
+        return error_response(request, call.version, ErrorCode.MESSAGE_TOO_LARGE)
     # It goes into Kafka's record of the group, whose strings hold less than a request's header may.
     caller = Caller(call.client_id[:CLIENT_ID_LENGTH_MAX], f"/{call.host}")
     return _decide(
@@ -343,8 +344,8 @@ def _decide(broker: Broker, call: Call, request: Any, decide: Decide) -> Any:
     partition = broker.group_coordinators.of(request.group_id)
     if isinstance(partition, ErrorCode):
         # Whoever asks without FindCoordinator is sent there; that creates the offsets topic.
-        return refusal(request, call.version, partition)
+        return error_response(request, call.version, partition)
     decision = decide(partition, broker.environment.clock.now_ms(), broker.clocks.stamp_ms())
-    unavailable = refusal(request, call.version, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    unavailable = error_response(request, call.version, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     partition.execute(decision, call.answer, unavailable)
     return WAITING

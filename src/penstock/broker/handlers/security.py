@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 from penstock.broker.network.connection import Call
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.security import (
-    AclCreationResult,
     CreateAclsRequest,
     CreateAclsResponse,
-    DeleteAclsFilterResult,
     DeleteAclsRequest,
     DeleteAclsResponse,
     DescribeAclsRequest,
@@ -47,10 +45,8 @@ def describe_acls(broker: Broker, request: DescribeAclsRequest, call: Call) -> D
 
 
 def create_acls(broker: Broker, request: CreateAclsRequest, call: Call) -> CreateAclsResponse:
-    refused = AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_ACLS)
-    return CreateAclsResponse(results=[refused] * len(request.creations))
+    return CreateAclsResponse.for_error(request, call.version, ErrorCode.SECURITY_DISABLED, NO_ACLS)
 
 
 def delete_acls(broker: Broker, request: DeleteAclsRequest, call: Call) -> DeleteAclsResponse:
-    refused = DeleteAclsFilterResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_ACLS)
-    return DeleteAclsResponse(filter_results=[refused] * len(request.filters))
+    return DeleteAclsResponse.for_error(request, call.version, ErrorCode.SECURITY_DISABLED, NO_ACLS)

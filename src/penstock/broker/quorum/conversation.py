@@ -18,6 +18,7 @@ from penstock.broker.quorum.metadata_log import MetadataLog
 from penstock.broker.quorum.other_clusters import OtherClusters
 from penstock.broker.quorum.snapshots import Snapshots
 from penstock.environment import Clock
+from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import quorum as messages
 from penstock.raft.events import (
@@ -87,14 +88,14 @@ class Conversation:
         """A request of another node or of an operator; it is answered when the core has decided."""
         asked = wire.read(request)
         if asked is None:
-            return wire.refusal(request, ErrorCode.INVALID_REQUEST)
+            return error_response(request, call.version, ErrorCode.INVALID_REQUEST)
         if self._is_closed:
-            return wire.refusal(request, ErrorCode.BROKER_NOT_AVAILABLE)
+            return error_response(request, call.version, ErrorCode.BROKER_NOT_AVAILABLE)
         ours, theirs = self._cluster_id(), getattr(request, "cluster_id", None)
         # A new node knows no cluster yet. But an epoch is never lowered again, so nobody raises it who does not
         # know whose it is.
         if ours and ours != theirs and (theirs or getattr(asked, "epoch", -1) > self._raft.epoch):
-            return wire.refusal(request, ErrorCode.INCONSISTENT_CLUSTER_ID)
+            return error_response(request, call.version, ErrorCode.INCONSISTENT_CLUSTER_ID)
         self._learn_from(request)
         self._tell(lambda now_ms: self._raft.request(asked, call, now_ms))
         return WAITING

@@ -240,24 +240,6 @@ def _read_snapshot(
     )
 
 
-# What a request is answered with when the core is not even asked.
-_RESPONSES: dict[type[Message], Any] = {
-    fetching.FetchRequest: fetching.FetchResponse,
-    messages.VoteRequest: messages.VoteResponse,
-    messages.BeginQuorumEpochRequest: messages.BeginQuorumEpochResponse,
-    messages.EndQuorumEpochRequest: messages.EndQuorumEpochResponse,
-    messages.FetchSnapshotRequest: messages.FetchSnapshotResponse,
-    messages.DescribeQuorumRequest: messages.DescribeQuorumResponse,
-    messages.AddRaftVoterRequest: messages.AddRaftVoterResponse,
-    messages.RemoveRaftVoterRequest: messages.RemoveRaftVoterResponse,
-}
-
-
-def refusal(message: Message, error: ErrorCode) -> Message:
-    response: Message = _RESPONSES[type(message)](error_code=error)
-    return response
-
-
 # Answers, outward
 
 

@@ -13,6 +13,7 @@ from penstock.protocol.messages import TIME_UNKNOWN
 from penstock.protocol.schema import (
     OWN_TAGS,
     Message,
+    Response,
     array,
     boolean,
     int8,
@@ -70,7 +71,7 @@ class AlterPartitionResponseTopic(Message):
     partitions: list[AlterPartitionResponsePartition] = array(AlterPartitionResponsePartition)
 
 
-class AlterPartitionResponse(Message, key=56, versions="2-3", flexible="0+"):
+class AlterPartitionResponse(Response, key=56, versions="2-3", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     topics: list[AlterPartitionResponseTopic] = array(AlterPartitionResponseTopic)
@@ -110,7 +111,7 @@ class BrokerRegistrationRequest(Message, key=62, versions="0-4", flexible="0+"):
     flushed: list[FlushedTopic] = array(FlushedTopic, tag=OWN_TAGS)
 
 
-class BrokerRegistrationResponse(Message, key=62, versions="0-4", flexible="0+"):
+class BrokerRegistrationResponse(Response, key=62, versions="0-4", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     broker_epoch: int = int64(default=-1)
@@ -144,7 +145,7 @@ class NodeClock(Message):
     steady_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS)
 
 
-class BrokerHeartbeatResponse(Message, key=63, versions="0-2", flexible="0+"):
+class BrokerHeartbeatResponse(Response, key=63, versions="0-2", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     is_caught_up: bool = boolean()
@@ -162,7 +163,7 @@ class UnregisterBrokerRequest(Message, key=64, versions="0", flexible="0+"):
     broker_id: int = int32()
 
 
-class UnregisterBrokerResponse(Message, key=64, versions="0", flexible="0+"):
+class UnregisterBrokerResponse(Response, key=64, versions="0", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable=True)
@@ -173,7 +174,7 @@ class AllocateProducerIdsRequest(Message, key=67, versions="0", flexible="0+"):
     broker_epoch: int = int64(default=-1)
 
 
-class AllocateProducerIdsResponse(Message, key=67, versions="0", flexible="0+"):
+class AllocateProducerIdsResponse(Response, key=67, versions="0", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     producer_id_start: int = int64()
@@ -215,7 +216,7 @@ class AssignReplicasToDirsResponseDirectory(Message):
     topics: list[AssignReplicasToDirsResponseTopic] = array(AssignReplicasToDirsResponseTopic)
 
 
-class AssignReplicasToDirsResponse(Message, key=73, versions="0", flexible="0+"):
+class AssignReplicasToDirsResponse(Response, key=73, versions="0", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     directories: list[AssignReplicasToDirsResponseDirectory] = array(AssignReplicasToDirsResponseDirectory)

@@ -7,7 +7,18 @@ so that the client can try again (KIP-511).
 from __future__ import annotations
 
 from penstock.protocol.messages import OPERATIONS_OMITTED, TIME_UNKNOWN
-from penstock.protocol.schema import OWN_TAGS, Message, array, boolean, int8, int16, int32, int64, string
+from penstock.protocol.schema import (
+    OWN_TAGS,
+    Message,
+    Response,
+    array,
+    boolean,
+    int8,
+    int16,
+    int32,
+    int64,
+    string,
+)
 
 
 class ApiVersionsRequest(Message, key=18, versions="0-4", flexible="3+"):
@@ -33,7 +44,7 @@ class FinalizedFeatureKey(Message):
     min_version_level: int = int16()
 
 
-class ApiVersionsResponse(Message, key=18, versions="0-4", flexible="3+"):
+class ApiVersionsResponse(Response, key=18, versions="0-4", flexible="3+"):
     error_code: int = int16()
     api_keys: list[ApiVersion] = array(ApiVersion)
     throttle_time_ms: int = int32("1+")
@@ -61,7 +72,7 @@ class DescribeClusterBroker(Message):
     clock_ahead_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS)
 
 
-class DescribeClusterResponse(Message, key=60, versions="0-2", flexible="0+"):
+class DescribeClusterResponse(Response, key=60, versions="0-2", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable=True, default=None)

@@ -6,7 +6,9 @@ AlterConfigs and IncrementalAlterConfigs have structs of the same names in Kafka
 
 from __future__ import annotations
 
-from penstock.protocol.schema import Message, array, boolean, int8, int16, int32, string
+from collections.abc import Sequence
+
+from penstock.protocol.schema import Message, Response, array, boolean, int8, int16, int32, string
 
 
 class DescribeConfigsResource(Message):
@@ -46,9 +48,25 @@ class DescribeConfigsResult(Message):
     configs: list[DescribeConfigsResourceResult] = array(DescribeConfigsResourceResult)
 
 
-class DescribeConfigsResponse(Message, key=32, versions="1-4", flexible="4+"):
+class DescribeConfigsResponse(Response, key=32, versions="1-4", flexible="4+"):
     throttle_time_ms: int = int32()
     results: list[DescribeConfigsResult] = array(DescribeConfigsResult)
+
+    @classmethod
+    def for_error(
+        cls, request: DescribeConfigsRequest, version: int, error: int, message: str | None = None
+    ) -> DescribeConfigsResponse:
+        return cls(
+            results=[
+                DescribeConfigsResult(
+                    error_code=error,
+                    error_message=message,
+                    resource_type=resource.resource_type,
+                    resource_name=resource.resource_name,
+                )
+                for resource in request.resources
+            ]
+        )
 
 
 class AlterableConfig(Message):
@@ -74,9 +92,15 @@ class AlterConfigsResourceResponse(Message):
     resource_name: str = string()
 
 
-class AlterConfigsResponse(Message, key=33, versions="0-2", flexible="2+"):
+class AlterConfigsResponse(Response, key=33, versions="0-2", flexible="2+"):
     throttle_time_ms: int = int32()
     responses: list[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse)
+
+    @classmethod
+    def for_error(
+        cls, request: AlterConfigsRequest, version: int, error: int, message: str | None = None
+    ) -> AlterConfigsResponse:
+        return cls(responses=_refused(request.resources, error, message))
 
 
 class IncrementalAlterableConfig(Message):
@@ -97,9 +121,15 @@ class IncrementalAlterConfigsRequest(Message, key=44, versions="0-1", flexible="
     validate_only: bool = boolean()
 
 
-class IncrementalAlterConfigsResponse(Message, key=44, versions="0-1", flexible="1+"):
+class IncrementalAlterConfigsResponse(Response, key=44, versions="0-1", flexible="1+"):
     throttle_time_ms: int = int32()
     responses: list[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse)
+
+    @classmethod
+    def for_error(
+        cls, request: IncrementalAlterConfigsRequest, version: int, error: int, message: str | None = None
+    ) -> IncrementalAlterConfigsResponse:
+        return cls(responses=_refused(request.resources, error, message))
 
 
 class ListConfigResourcesRequest(Message, key=74, versions="0-1", flexible="0+"):
@@ -114,9 +144,25 @@ class ListConfigResourcesResponseConfigResource(Message):
     resource_type: int = int8("1+", default=16)
 
 
-class ListConfigResourcesResponse(Message, key=74, versions="0-1", flexible="0+"):
+class ListConfigResourcesResponse(Response, key=74, versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     config_resources: list[ListConfigResourcesResponseConfigResource] = array(
         ListConfigResourcesResponseConfigResource
     )
+
+
+def _refused(
+    resources: Sequence[AlterConfigsResource | IncrementalAlterConfigsResource],
+    error: int,
+    message: str | None,
+) -> list[AlterConfigsResourceResponse]:
+    return [
+        AlterConfigsResourceResponse(
+            error_code=error,
+            error_message=message,
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
+        )
+        for resource in resources
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.protocol.schema import Message, array, int16, int32, string, struct, uuid
+from penstock.protocol.schema import Message, Response, array, int16, int32, string, struct, uuid
 
 
 class TopicPartitions(Message):
@@ -27,7 +27,7 @@ class Assignment(Message):
     topic_partitions: list[TopicPartitions] = array(TopicPartitions)
 
 
-class ConsumerGroupHeartbeatResponse(Message, key=68, versions="0-1", flexible="0+"):
+class ConsumerGroupHeartbeatResponse(Response, key=68, versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable=True, default=None)

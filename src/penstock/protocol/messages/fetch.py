@@ -10,6 +10,7 @@ from __future__ import annotations
 from penstock.protocol.schema import (
     Message,
     Records,
+    Response,
     array,
     int8,
     int16,
@@ -20,6 +21,8 @@ from penstock.protocol.schema import (
     struct,
     uuid,
 )
+
+TOPIC_IDS_SINCE_VERSION = 13
 
 
 class ReplicaState(Message):
@@ -117,9 +120,34 @@ class NodeEndpoint(Message):
     rack: str | None = string(nullable=True, default=None)
 
 
-class FetchResponse(Message, key=1, versions="4-18", flexible="12+"):
+class FetchResponse(Response, key=1, versions="4-18", flexible="12+"):
     throttle_time_ms: int = int32()
     error_code: int = int16("7+")
     session_id: int = int32("7+")
     responses: list[FetchableTopicResponse] = array(FetchableTopicResponse)
     node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, "16+", tag=0)
+
+    @classmethod
+    def for_error(
+        cls, request: FetchRequest, version: int, error: int, message: str | None = None
+    ) -> FetchResponse:
+        # Older versions have no room at the top. From 13 on the partitions may be known to the session alone.
+        topics = request.topics if version < TOPIC_IDS_SINCE_VERSION else []
+        return cls(
+            error_code=error,
+            responses=[
+                FetchableTopicResponse(
+                    topic=topic.topic,
+                    partitions=[
+                        PartitionData(
+                            partition_index=partition.partition,
+                            error_code=error,
+                            high_watermark=-1,
+                            records=b"",
+                        )
+                        for partition in topic.partitions
+                    ],
+                )
+                for topic in topics
+            ],
+        )

@@ -7,8 +7,26 @@ structs with a plural name, such as ``OffsetFetchRequestTopics``, are Kafka's ow
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.protocol.messages import OPERATIONS_OMITTED
-from penstock.protocol.schema import Message, array, binary, boolean, int8, int16, int32, int64, string, uuid
+from penstock.protocol.schema import (
+    Message,
+    Response,
+    array,
+    binary,
+    boolean,
+    int8,
+    int16,
+    int32,
+    int64,
+    string,
+    uuid,
+)
+
+FIND_BATCHED = 4
+OFFSET_FETCH_TOP_LEVEL_ERROR = 2
+OFFSET_FETCH_BATCHED = 8
 
 
 class FindCoordinatorRequest(Message, key=10, versions="0-6", flexible="3+"):
@@ -27,7 +45,7 @@ class Coordinator(Message):
     error_message: str | None = string(nullable=True)
 
 
-class FindCoordinatorResponse(Message, key=10, versions="0-6", flexible="3+"):
+class FindCoordinatorResponse(Response, key=10, versions="0-6", flexible="3+"):
     throttle_time_ms: int = int32("1+")
     error_code: int = int16("0-3")
     error_message: str | None = string("1-3", nullable=True)
@@ -35,6 +53,21 @@ class FindCoordinatorResponse(Message, key=10, versions="0-6", flexible="3+"):
     host: str = string("0-3")
     port: int = int32("0-3")
     coordinators: list[Coordinator] = array(Coordinator, "4+")
+
+    @classmethod
+    def for_error(
+        cls, request: FindCoordinatorRequest, version: int, error: int, message: str | None = None
+    ) -> FindCoordinatorResponse:
+        nobody: dict[str, Any] = {
+            "node_id": -1,
+            "host": "",
+            "port": -1,
+            "error_code": error,
+            "error_message": message,
+        }
+        if version < FIND_BATCHED:
+            return cls(**nobody)
+        return cls(coordinators=[Coordinator(key=key, **nobody) for key in request.coordinator_keys])
 
 
 class JoinGroupRequestProtocol(Message):
@@ -59,7 +92,7 @@ class JoinGroupResponseMember(Message):
     metadata: bytes = binary()
 
 
-class JoinGroupResponse(Message, key=11, versions="0-9", flexible="6+"):
+class JoinGroupResponse(Response, key=11, versions="0-9", flexible="6+"):
     throttle_time_ms: int = int32("2+")
     error_code: int = int16()
     generation_id: int = int32(default=-1)
@@ -71,6 +104,12 @@ class JoinGroupResponse(Message, key=11, versions="0-9", flexible="6+"):
     skip_assignment: bool = boolean("9+")
     member_id: str = string()
     members: list[JoinGroupResponseMember] = array(JoinGroupResponseMember)
+
+    @classmethod
+    def for_error(
+        cls, request: JoinGroupRequest, version: int, error: int, message: str | None = None
+    ) -> JoinGroupResponse:
+        return cls(error_code=error, protocol_name=None, member_id=request.member_id)
 
 
 class SyncGroupRequestAssignment(Message):
@@ -88,7 +127,7 @@ class SyncGroupRequest(Message, key=14, versions="0-5", flexible="4+"):
     assignments: list[SyncGroupRequestAssignment] = array(SyncGroupRequestAssignment)
 
 
-class SyncGroupResponse(Message, key=14, versions="0-5", flexible="4+"):
+class SyncGroupResponse(Response, key=14, versions="0-5", flexible="4+"):
     throttle_time_ms: int = int32("1+")
     error_code: int = int16()
     protocol_type: str | None = string("5+", nullable=True, default=None)
@@ -103,7 +142,7 @@ class HeartbeatRequest(Message, key=12, versions="0-4", flexible="4+"):
     group_instance_id: str | None = string("3+", nullable=True, default=None)
 
 
-class HeartbeatResponse(Message, key=12, versions="0-4", flexible="4+"):
+class HeartbeatResponse(Response, key=12, versions="0-4", flexible="4+"):
     throttle_time_ms: int = int32("1+")
     error_code: int = int16()
 
@@ -126,7 +165,7 @@ class MemberResponse(Message):
     error_code: int = int16()
 
 
-class LeaveGroupResponse(Message, key=13, versions="0-5", flexible="4+"):
+class LeaveGroupResponse(Response, key=13, versions="0-5", flexible="4+"):
     throttle_time_ms: int = int32("1+")
     error_code: int = int16()
     members: list[MemberResponse] = array(MemberResponse, "3+")
@@ -166,9 +205,29 @@ class OffsetCommitResponseTopic(Message):
     partitions: list[OffsetCommitResponsePartition] = array(OffsetCommitResponsePartition)
 
 
-class OffsetCommitResponse(Message, key=8, versions="2-10", flexible="8+"):
+class OffsetCommitResponse(Response, key=8, versions="2-10", flexible="8+"):
     throttle_time_ms: int = int32("3+")
     topics: list[OffsetCommitResponseTopic] = array(OffsetCommitResponseTopic)
+
+    @classmethod
+    def for_error(
+        cls, request: OffsetCommitRequest, version: int, error: int, message: str | None = None
+    ) -> OffsetCommitResponse:
+        return cls(
+            topics=[
+                OffsetCommitResponseTopic(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        OffsetCommitResponsePartition(
+                            partition_index=partition.partition_index, error_code=error
+                        )
+                        for partition in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
 
 
 class OffsetFetchRequestTopic(Message):
@@ -229,11 +288,38 @@ class OffsetFetchResponseGroup(Message):
     error_code: int = int16()
 
 
-class OffsetFetchResponse(Message, key=9, versions="1-10", flexible="6+"):
+class OffsetFetchResponse(Response, key=9, versions="1-10", flexible="6+"):
     throttle_time_ms: int = int32("3+")
     topics: list[OffsetFetchResponseTopic] = array(OffsetFetchResponseTopic, "0-7")
     error_code: int = int16("2-7")
     groups: list[OffsetFetchResponseGroup] = array(OffsetFetchResponseGroup, "8+")
+
+    @classmethod
+    def for_error(
+        cls, request: OffsetFetchRequest, version: int, error: int, message: str | None = None
+    ) -> OffsetFetchResponse:
+        if version >= OFFSET_FETCH_BATCHED:
+            groups = [
+                OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
+                for group in request.groups
+            ]
+            return cls(groups=groups)
+        if version >= OFFSET_FETCH_TOP_LEVEL_ERROR:
+            return cls(error_code=error)
+        return cls(
+            topics=[
+                OffsetFetchResponseTopic(
+                    name=topic.name,
+                    partitions=[
+                        OffsetFetchResponsePartition(
+                            partition_index=index, committed_offset=-1, metadata="", error_code=error
+                        )
+                        for index in topic.partition_indexes
+                    ],
+                )
+                for topic in request.topics or []
+            ]
+        )
 
 
 class OffsetDeleteRequestPartition(Message):
@@ -260,7 +346,7 @@ class OffsetDeleteResponseTopic(Message):
     partitions: list[OffsetDeleteResponsePartition] = array(OffsetDeleteResponsePartition)
 
 
-class OffsetDeleteResponse(Message, key=47, versions="0"):
+class OffsetDeleteResponse(Response, key=47, versions="0"):
     error_code: int = int16()
     throttle_time_ms: int = int32()
     topics: list[OffsetDeleteResponseTopic] = array(OffsetDeleteResponseTopic)
@@ -278,7 +364,7 @@ class ListedGroup(Message):
     group_type: str = string("5+")
 
 
-class ListGroupsResponse(Message, key=16, versions="0-5", flexible="3+"):
+class ListGroupsResponse(Response, key=16, versions="0-5", flexible="3+"):
     throttle_time_ms: int = int32("1+")
     error_code: int = int16()
     groups: list[ListedGroup] = array(ListedGroup)
@@ -309,9 +395,20 @@ class DescribedGroup(Message):
     authorized_operations: int = int32("3+", default=OPERATIONS_OMITTED)
 
 
-class DescribeGroupsResponse(Message, key=15, versions="0-6", flexible="5+"):
+class DescribeGroupsResponse(Response, key=15, versions="0-6", flexible="5+"):
     throttle_time_ms: int = int32("1+")
     groups: list[DescribedGroup] = array(DescribedGroup)
+
+    @classmethod
+    def for_error(
+        cls, request: DescribeGroupsRequest, version: int, error: int, message: str | None = None
+    ) -> DescribeGroupsResponse:
+        return cls(
+            groups=[
+                DescribedGroup(group_id=name, error_code=error, error_message=message)
+                for name in request.groups
+            ]
+        )
 
 
 class DeleteGroupsRequest(Message, key=42, versions="0-2", flexible="2+"):
@@ -323,6 +420,13 @@ class DeletableGroupResult(Message):
     error_code: int = int16()
 
 
-class DeleteGroupsResponse(Message, key=42, versions="0-2", flexible="2+"):
+class DeleteGroupsResponse(Response, key=42, versions="0-2", flexible="2+"):
     throttle_time_ms: int = int32()
     results: list[DeletableGroupResult] = array(DeletableGroupResult)
+
+    @classmethod
+    def for_error(
+        cls, request: DeleteGroupsRequest, version: int, error: int, message: str | None = None
+    ) -> DeleteGroupsResponse:
+        results = [DeletableGroupResult(group_id=name, error_code=error) for name in request.groups_names]
+        return cls(results=results)

@@ -6,7 +6,7 @@ timestamp (KIP-734), -4 earliest local, -5 latest tiered, each from a version of
 
 from __future__ import annotations
 
-from penstock.protocol.schema import Message, array, int8, int16, int32, int64, string
+from penstock.protocol.schema import Message, Response, array, int8, int16, int32, int64, string
 
 
 class ListOffsetsPartition(Message):
@@ -41,9 +41,28 @@ class ListOffsetsTopicResponse(Message):
     partitions: list[ListOffsetsPartitionResponse] = array(ListOffsetsPartitionResponse)
 
 
-class ListOffsetsResponse(Message, key=2, versions="1-11", flexible="6+"):
+class ListOffsetsResponse(Response, key=2, versions="1-11", flexible="6+"):
     throttle_time_ms: int = int32("2+")
     topics: list[ListOffsetsTopicResponse] = array(ListOffsetsTopicResponse)
+
+    @classmethod
+    def for_error(
+        cls, request: ListOffsetsRequest, version: int, error: int, message: str | None = None
+    ) -> ListOffsetsResponse:
+        return cls(
+            topics=[
+                ListOffsetsTopicResponse(
+                    name=topic.name,
+                    partitions=[
+                        ListOffsetsPartitionResponse(
+                            partition_index=partition.partition_index, error_code=error
+                        )
+                        for partition in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
 
 
 class OffsetForLeaderPartition(Message):
@@ -74,9 +93,26 @@ class OffsetForLeaderTopicResult(Message):
     partitions: list[EpochEndOffset] = array(EpochEndOffset)
 
 
-class OffsetForLeaderEpochResponse(Message, key=23, versions="2-4", flexible="4+"):
+class OffsetForLeaderEpochResponse(Response, key=23, versions="2-4", flexible="4+"):
     throttle_time_ms: int = int32()
     topics: list[OffsetForLeaderTopicResult] = array(OffsetForLeaderTopicResult)
+
+    @classmethod
+    def for_error(
+        cls, request: OffsetForLeaderEpochRequest, version: int, error: int, message: str | None = None
+    ) -> OffsetForLeaderEpochResponse:
+        return cls(
+            topics=[
+                OffsetForLeaderTopicResult(
+                    topic=topic.topic,
+                    partitions=[
+                        EpochEndOffset(partition=partition.partition, error_code=error)
+                        for partition in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
 
 
 class DeleteRecordsPartition(Message):
@@ -105,6 +141,25 @@ class DeleteRecordsTopicResult(Message):
     partitions: list[DeleteRecordsPartitionResult] = array(DeleteRecordsPartitionResult)
 
 
-class DeleteRecordsResponse(Message, key=21, versions="0-2", flexible="2+"):
+class DeleteRecordsResponse(Response, key=21, versions="0-2", flexible="2+"):
     throttle_time_ms: int = int32()
     topics: list[DeleteRecordsTopicResult] = array(DeleteRecordsTopicResult)
+
+    @classmethod
+    def for_error(
+        cls, request: DeleteRecordsRequest, version: int, error: int, message: str | None = None
+    ) -> DeleteRecordsResponse:
+        return cls(
+            topics=[
+                DeleteRecordsTopicResult(
+                    name=topic.name,
+                    partitions=[
+                        DeleteRecordsPartitionResult(
+                            partition_index=partition.partition_index, error_code=error, low_watermark=-1
+                        )
+                        for partition in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )

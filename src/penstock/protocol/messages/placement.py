@@ -6,7 +6,7 @@ decided by the controller.
 
 from __future__ import annotations
 
-from penstock.protocol.schema import Message, array, boolean, int8, int16, int32, int64, string
+from penstock.protocol.schema import Message, Response, array, boolean, int8, int16, int32, int64, string
 
 
 class TopicPartitions(Message):
@@ -33,10 +33,29 @@ class ReplicaElectionResult(Message):
     partition_result: list[PartitionResult] = array(PartitionResult)
 
 
-class ElectLeadersResponse(Message, key=43, versions="0-2", flexible="2+"):
+class ElectLeadersResponse(Response, key=43, versions="0-2", flexible="2+"):
     throttle_time_ms: int = int32()
     error_code: int = int16("1+")
     replica_election_results: list[ReplicaElectionResult] = array(ReplicaElectionResult)
+
+    @classmethod
+    def for_error(
+        cls, request: ElectLeadersRequest, version: int, error: int, message: str | None = None
+    ) -> ElectLeadersResponse:
+        if version > 0:
+            return cls(error_code=error)
+        return cls(
+            replica_election_results=[
+                ReplicaElectionResult(
+                    topic=topic.topic,
+                    partition_result=[
+                        PartitionResult(partition_id=index, error_code=error, error_message=message)
+                        for index in topic.partitions
+                    ],
+                )
+                for topic in request.topic_partitions or []
+            ]
+        )
 
 
 class ReassignablePartition(Message):
@@ -67,7 +86,7 @@ class ReassignableTopicResponse(Message):
     partitions: list[ReassignablePartitionResponse] = array(ReassignablePartitionResponse)
 
 
-class AlterPartitionReassignmentsResponse(Message, key=45, versions="0-1", flexible="0+"):
+class AlterPartitionReassignmentsResponse(Response, key=45, versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     allow_replication_factor_change: bool = boolean("1+", default=True)
     error_code: int = int16()
@@ -101,7 +120,7 @@ class OngoingTopicReassignment(Message):
     partitions: list[OngoingPartitionReassignment] = array(OngoingPartitionReassignment)
 
 
-class ListPartitionReassignmentsResponse(Message, key=46, versions="0", flexible="0+"):
+class ListPartitionReassignmentsResponse(Response, key=46, versions="0", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable=True)
@@ -140,7 +159,7 @@ class DescribeLogDirsResult(Message):
     is_cordoned: bool = boolean("5+")
 
 
-class DescribeLogDirsResponse(Message, key=35, versions="1-5", flexible="2+"):
+class DescribeLogDirsResponse(Response, key=35, versions="1-5", flexible="2+"):
     throttle_time_ms: int = int32()
     error_code: int = int16("3+")
     results: list[DescribeLogDirsResult] = array(DescribeLogDirsResult)

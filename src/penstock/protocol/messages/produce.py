@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from penstock.protocol.schema import (
     Message,
+    Response,
     array,
     int16,
     int32,
@@ -76,10 +77,30 @@ class NodeEndpoint(Message):
     rack: str | None = string(nullable=True, default=None)
 
 
-class ProduceResponse(Message, key=0, versions="3-13", flexible="9+"):
+class ProduceResponse(Response, key=0, versions="3-13", flexible="9+"):
     responses: list[TopicProduceResponse] = array(TopicProduceResponse)
     throttle_time_ms: int = int32()
     node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, "10+", tag=0)
+
+    @classmethod
+    def for_error(
+        cls, request: ProduceRequest, version: int, error: int, message: str | None = None
+    ) -> ProduceResponse:
+        return cls(
+            responses=[
+                TopicProduceResponse(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partition_responses=[
+                        PartitionProduceResponse(
+                            index=partition.index, error_code=error, base_offset=-1, error_message=message
+                        )
+                        for partition in topic.partition_data
+                    ],
+                )
+                for topic in request.topic_data
+            ]
+        )
 
 
 class InitProducerIdRequest(Message, key=22, versions="0-5", flexible="2+"):
@@ -89,8 +110,14 @@ class InitProducerIdRequest(Message, key=22, versions="0-5", flexible="2+"):
     producer_epoch: int = int16("3+", default=-1)
 
 
-class InitProducerIdResponse(Message, key=22, versions="0-5", flexible="2+"):
+class InitProducerIdResponse(Response, key=22, versions="0-5", flexible="2+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     producer_id: int = int64(default=-1)
     producer_epoch: int = int16()
+
+    @classmethod
+    def for_error(
+        cls, request: InitProducerIdRequest, version: int, error: int, message: str | None = None
+    ) -> InitProducerIdResponse:
+        return cls(error_code=error, producer_id=-1, producer_epoch=-1)

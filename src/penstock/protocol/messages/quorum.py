@@ -15,6 +15,7 @@ from penstock.protocol.schema import (
     OWN_TAGS,
     Message,
     Records,
+    Response,
     array,
     boolean,
     int16,
@@ -82,7 +83,7 @@ class VoteResponseTopic(Message):
     partitions: list[VoteResponsePartition] = array(VoteResponsePartition)
 
 
-class VoteResponse(Message, key=52, versions="0-2", flexible="0+"):
+class VoteResponse(Response, key=52, versions="0-2", flexible="0+"):
     error_code: int = int16()
     topics: list[VoteResponseTopic] = array(VoteResponseTopic)
     node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, "1+", tag=0)
@@ -119,7 +120,7 @@ class BeginQuorumEpochResponseTopic(Message):
     partitions: list[BeginQuorumEpochResponsePartition] = array(BeginQuorumEpochResponsePartition)
 
 
-class BeginQuorumEpochResponse(Message, key=53, versions="0-1", flexible="1+"):
+class BeginQuorumEpochResponse(Response, key=53, versions="0-1", flexible="1+"):
     error_code: int = int16()
     topics: list[BeginQuorumEpochResponseTopic] = array(BeginQuorumEpochResponseTopic)
     node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, "1+", tag=0)
@@ -162,7 +163,7 @@ class EndQuorumEpochResponseTopic(Message):
     partitions: list[EndQuorumEpochResponsePartition] = array(EndQuorumEpochResponsePartition)
 
 
-class EndQuorumEpochResponse(Message, key=54, versions="0-1", flexible="1+"):
+class EndQuorumEpochResponse(Response, key=54, versions="0-1", flexible="1+"):
     error_code: int = int16()
     topics: list[EndQuorumEpochResponseTopic] = array(EndQuorumEpochResponseTopic)
     node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, "1+", tag=0)
@@ -212,7 +213,7 @@ class Node(Message):
     listeners: list[Endpoint] = array(Endpoint)
 
 
-class DescribeQuorumResponse(Message, key=55, versions="0-2", flexible="0+"):
+class DescribeQuorumResponse(Response, key=55, versions="0-2", flexible="0+"):
     error_code: int = int16()
     error_message: str | None = string("2+", nullable=True)
     topics: list[DescribeQuorumResponseTopic] = array(DescribeQuorumResponseTopic)
@@ -269,7 +270,7 @@ class FetchSnapshotResponseTopic(Message):
     partitions: list[FetchSnapshotResponsePartition] = array(FetchSnapshotResponsePartition)
 
 
-class FetchSnapshotResponse(Message, key=59, versions="0-1", flexible="0+"):
+class FetchSnapshotResponse(Response, key=59, versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     topics: list[FetchSnapshotResponseTopic] = array(FetchSnapshotResponseTopic)
@@ -286,7 +287,7 @@ class AddRaftVoterRequest(Message, key=80, versions="0-1", flexible="0+"):
     ack_when_committed: bool = boolean("1+", default=True)
 
 
-class AddRaftVoterResponse(Message, key=80, versions="0-1", flexible="0+"):
+class AddRaftVoterResponse(Response, key=80, versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable=True)
@@ -298,7 +299,7 @@ class RemoveRaftVoterRequest(Message, key=81, versions="0", flexible="0+"):
     voter_directory_id: bytes = uuid()
 
 
-class RemoveRaftVoterResponse(Message, key=81, versions="0", flexible="0+"):
+class RemoveRaftVoterResponse(Response, key=81, versions="0", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.protocol.schema import Message, array, binary, int8, int16, int32, int64, string
+from penstock.protocol.schema import Message, Response, array, binary, int8, int16, int32, int64, string
 
 # Of a pattern that is the name itself.
 LITERAL = 3
@@ -12,7 +12,7 @@ class SaslHandshakeRequest(Message, key=17, versions="0-1"):
     mechanism: str = string()
 
 
-class SaslHandshakeResponse(Message, key=17, versions="0-1"):
+class SaslHandshakeResponse(Response, key=17, versions="0-1"):
     error_code: int = int16()
     mechanisms: list[str] = array(string)
 
@@ -21,7 +21,7 @@ class SaslAuthenticateRequest(Message, key=36, versions="0-2", flexible="2+"):
     auth_bytes: bytes = binary()
 
 
-class SaslAuthenticateResponse(Message, key=36, versions="0-2", flexible="2+"):
+class SaslAuthenticateResponse(Response, key=36, versions="0-2", flexible="2+"):
     error_code: int = int16()
     error_message: str | None = string(nullable=True)
     auth_bytes: bytes = binary()
@@ -52,7 +52,7 @@ class DescribeAclsResource(Message):
     acls: list[AclDescription] = array(AclDescription)
 
 
-class DescribeAclsResponse(Message, key=29, versions="1-3", flexible="2+"):
+class DescribeAclsResponse(Response, key=29, versions="1-3", flexible="2+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable=True)
@@ -78,9 +78,16 @@ class AclCreationResult(Message):
     error_message: str | None = string(nullable=True)
 
 
-class CreateAclsResponse(Message, key=30, versions="1-3", flexible="2+"):
+class CreateAclsResponse(Response, key=30, versions="1-3", flexible="2+"):
     throttle_time_ms: int = int32()
     results: list[AclCreationResult] = array(AclCreationResult)
+
+    @classmethod
+    def for_error(
+        cls, request: CreateAclsRequest, version: int, error: int, message: str | None = None
+    ) -> CreateAclsResponse:
+        refused = AclCreationResult(error_code=error, error_message=message)
+        return cls(results=[refused] * len(request.creations))
 
 
 class DeleteAclsFilter(Message):
@@ -115,6 +122,13 @@ class DeleteAclsFilterResult(Message):
     matching_acls: list[DeleteAclsMatchingAcl] = array(DeleteAclsMatchingAcl)
 
 
-class DeleteAclsResponse(Message, key=31, versions="1-3", flexible="2+"):
+class DeleteAclsResponse(Response, key=31, versions="1-3", flexible="2+"):
     throttle_time_ms: int = int32()
     filter_results: list[DeleteAclsFilterResult] = array(DeleteAclsFilterResult)
+
+    @classmethod
+    def for_error(
+        cls, request: DeleteAclsRequest, version: int, error: int, message: str | None = None
+    ) -> DeleteAclsResponse:
+        refused = DeleteAclsFilterResult(error_code=error, error_message=message)
+        return cls(filter_results=[refused] * len(request.filters))

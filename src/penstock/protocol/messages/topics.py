@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from penstock.protocol.messages import OPERATIONS_OMITTED
 from penstock.protocol.schema import (
+    NO_UUID,
     OWN_TAGS,
     Message,
+    Response,
     array,
     boolean,
     int8,
@@ -60,7 +62,7 @@ class MetadataResponseTopic(Message):
     topic_authorized_operations: int = int32("8+", default=OPERATIONS_OMITTED)
 
 
-class MetadataResponse(Message, key=3, versions="0-13", flexible="9+"):
+class MetadataResponse(Response, key=3, versions="0-13", flexible="9+"):
     throttle_time_ms: int = int32("3+")
     brokers: list[MetadataResponseBroker] = array(MetadataResponseBroker)
     cluster_id: str | None = string("2+", nullable=True, default=None)
@@ -69,6 +71,18 @@ class MetadataResponse(Message, key=3, versions="0-13", flexible="9+"):
     cluster_authorized_operations: int = int32("8-10", default=OPERATIONS_OMITTED)
     # Of the whole answer: REBOOTSTRAP_REQUIRED tells the client to start over (KIP-1102).
     error_code: int = int16("13+")
+
+    @classmethod
+    def for_error(
+        cls, request: MetadataRequest, version: int, error: int, message: str | None = None
+    ) -> MetadataResponse:
+        return cls(
+            error_code=error,
+            topics=[
+                MetadataResponseTopic(error_code=error, name=topic.name, topic_id=topic.topic_id)
+                for topic in request.topics or []
+            ],
+        )
 
 
 class CreatableReplicaAssignment(Message):
@@ -117,9 +131,20 @@ class CreatableTopicResult(Message):
     configs: list[CreatableTopicConfigs] | None = array(CreatableTopicConfigs, "5+", nullable=True)
 
 
-class CreateTopicsResponse(Message, key=19, versions="2-7", flexible="5+"):
+class CreateTopicsResponse(Response, key=19, versions="2-7", flexible="5+"):
     throttle_time_ms: int = int32()
     topics: list[CreatableTopicResult] = array(CreatableTopicResult)
+
+    @classmethod
+    def for_error(
+        cls, request: CreateTopicsRequest, version: int, error: int, message: str | None = None
+    ) -> CreateTopicsResponse:
+        names = dict.fromkeys(topic.name for topic in request.topics)
+        return cls(
+            topics=[
+                CreatableTopicResult(name=name, error_code=error, error_message=message) for name in names
+            ]
+        )
 
 
 class DeleteTopicState(Message):
@@ -140,9 +165,22 @@ class DeletableTopicResult(Message):
     error_message: str | None = string("5+", nullable=True, default=None)
 
 
-class DeleteTopicsResponse(Message, key=20, versions="1-6", flexible="4+"):
+class DeleteTopicsResponse(Response, key=20, versions="1-6", flexible="4+"):
     throttle_time_ms: int = int32()
     responses: list[DeletableTopicResult] = array(DeletableTopicResult)
+
+    @classmethod
+    def for_error(
+        cls, request: DeleteTopicsRequest, version: int, error: int, message: str | None = None
+    ) -> DeleteTopicsResponse:
+        asked: list[tuple[str | None, bytes]] = [(name, NO_UUID) for name in request.topic_names]
+        asked += [(topic.name, topic.topic_id) for topic in request.topics]
+        return cls(
+            responses=[
+                DeletableTopicResult(name=name, topic_id=id, error_code=error, error_message=message)
+                for name, id in dict.fromkeys(asked)
+            ]
+        )
 
 
 class CreatePartitionsAssignment(Message):
@@ -167,9 +205,21 @@ class CreatePartitionsTopicResult(Message):
     error_message: str | None = string(nullable=True, default=None)
 
 
-class CreatePartitionsResponse(Message, key=37, versions="0-3", flexible="2+"):
+class CreatePartitionsResponse(Response, key=37, versions="0-3", flexible="2+"):
     throttle_time_ms: int = int32()
     results: list[CreatePartitionsTopicResult] = array(CreatePartitionsTopicResult)
+
+    @classmethod
+    def for_error(
+        cls, request: CreatePartitionsRequest, version: int, error: int, message: str | None = None
+    ) -> CreatePartitionsResponse:
+        names = dict.fromkeys(topic.name for topic in request.topics)
+        return cls(
+            results=[
+                CreatePartitionsTopicResult(name=name, error_code=error, error_message=message)
+                for name in names
+            ]
+        )
 
 
 class TopicRequest(Message):
@@ -211,7 +261,18 @@ class DescribeTopicPartitionsResponseTopic(Message):
     topic_authorized_operations: int = int32(default=OPERATIONS_OMITTED)
 
 
-class DescribeTopicPartitionsResponse(Message, key=75, versions="0", flexible="0+"):
+class DescribeTopicPartitionsResponse(Response, key=75, versions="0", flexible="0+"):
     throttle_time_ms: int = int32()
     topics: list[DescribeTopicPartitionsResponseTopic] = array(DescribeTopicPartitionsResponseTopic)
     next_cursor: Cursor | None = struct(Cursor, nullable=True)
+
+    @classmethod
+    def for_error(
+        cls, request: DescribeTopicPartitionsRequest, version: int, error: int, message: str | None = None
+    ) -> DescribeTopicPartitionsResponse:
+        return cls(
+            topics=[
+                DescribeTopicPartitionsResponseTopic(error_code=error, name=topic.name)
+                for topic in request.topics
+            ]
+        )
