@@ -63,15 +63,14 @@ def list_offsets(broker: Broker, request: ListOffsetsRequest, call: Call) -> Lis
             if (topic.name, wanted.partition_index) in repeated:
                 result.error_code = ErrorCode.INVALID_REQUEST
                 continue
-            hosted = broker.partitions.get(topic.name, wanted.partition_index)
-            result.error_code = _leadership(
-                broker, topic.name, wanted.partition_index, hosted, wanted.current_leader_epoch
-            )
-            if hosted is not None and not result.error_code:
-                try:
-                    _find(hosted, wanted, call.version, result)
-                except OSError:
-                    result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+            hosted = _led_here(broker, topic.name, wanted.partition_index, wanted.current_leader_epoch)
+            if isinstance(hosted, ErrorCode):
+                result.error_code = hosted
+                continue
+            try:
+                _find(hosted, wanted, call.version, result)
+            except OSError:
+                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=results))
     return ListOffsetsResponse(topics=topics)
 
@@ -128,11 +127,9 @@ def offset_for_leader_epoch(
         for wanted in topic.partitions:
             result = EpochEndOffset(partition=wanted.partition)
             results.append(result)
-            hosted = broker.partitions.get(topic.topic, wanted.partition)
-            result.error_code = _leadership(
-                broker, topic.topic, wanted.partition, hosted, wanted.current_leader_epoch
-            )
-            if hosted is None or result.error_code:
+            hosted = _led_here(broker, topic.topic, wanted.partition, wanted.current_leader_epoch)
+            if isinstance(hosted, ErrorCode):
+                result.error_code = hosted
                 continue
             try:
                 log = hosted.log
@@ -157,10 +154,9 @@ def delete_records(broker: Broker, request: DeleteRecordsRequest, call: Call) ->
         for wanted in topic.partitions:
             result = DeleteRecordsPartitionResult(partition_index=wanted.partition_index, low_watermark=-1)
             results.append(result)
-            hosted = broker.partitions.get(topic.name, wanted.partition_index)
-            result.error_code = _leadership(broker, topic.name, wanted.partition_index, hosted, -1)
-            if hosted is None or result.error_code:
-                pass
+            hosted = _led_here(broker, topic.name, wanted.partition_index)
+            if isinstance(hosted, ErrorCode):
+                result.error_code = hosted
             elif is_internal(topic.name) or not hosted.config.is_delete:
                 result.error_code = ErrorCode.POLICY_VIOLATION
             else:
@@ -244,10 +240,11 @@ def _fail(result: DeleteRecordsPartitionResult, error: ErrorCode) -> None:
     result.low_watermark = -1
 
 
-def _leadership(
-    broker: Broker, topic: str, index: int, hosted: HostedPartition | None, current_leader_epoch: int
-) -> ErrorCode:
-    """Whether this broker leads the partition, and in the epoch that the client thinks (KIP-320)."""
+def _led_here(
+    broker: Broker, topic: str, index: int, current_leader_epoch: int = -1
+) -> HostedPartition | ErrorCode:
+    """The partition, if this broker leads it, in the epoch that the client thinks (KIP-320)."""
+    hosted = broker.partitions.get(topic, index)
     if hosted is None:
         if broker.exists(topic, index):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -260,4 +257,4 @@ def _leadership(
         return ErrorCode.UNKNOWN_LEADER_EPOCH
     if not hosted.is_leader:
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
-    return ErrorCode.KAFKA_STORAGE_ERROR if hosted.is_offline else ErrorCode.NONE
+    return ErrorCode.KAFKA_STORAGE_ERROR if hosted.is_offline else hosted
