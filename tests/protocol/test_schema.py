@@ -14,11 +14,9 @@ from penstock.protocol.messages.fetch import (
     PartitionData,
     ReplicaState,
 )
-from penstock.protocol.messages.fetch import LeaderIdAndEpoch as FetchLeader
 from penstock.protocol.messages.groups import HeartbeatRequest, JoinGroupResponse
+from penstock.protocol.messages.leader_hints import LeaderIdAndEpoch, NodeEndpoint
 from penstock.protocol.messages.produce import (
-    LeaderIdAndEpoch,
-    NodeEndpoint,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
@@ -26,6 +24,7 @@ from penstock.protocol.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
+from penstock.protocol.messages.quorum import LeaderIdAndEpoch as QuorumLeader
 from penstock.protocol.messages.topics import Cursor, DescribeTopicPartitionsRequest
 from penstock.protocol.schema import (
     Message,
@@ -85,7 +84,7 @@ class TestMessages:
     def test_messages_are_equal_by_value_and_only_to_their_own_kind(self) -> None:
         assert LeaderIdAndEpoch(leader_id=1) == LeaderIdAndEpoch(leader_id=1)
         assert LeaderIdAndEpoch(leader_id=1) != LeaderIdAndEpoch(leader_id=2)
-        assert LeaderIdAndEpoch() != FetchLeader()
+        assert LeaderIdAndEpoch() != QuorumLeader()
 
     def test_a_message_is_printed_as_its_constructor(self) -> None:
         assert repr(LeaderIdAndEpoch(leader_id=1)) == "LeaderIdAndEpoch(leader_id=1, leader_epoch=-1)"

@@ -24,8 +24,6 @@ from penstock.protocol.messages.cluster import ApiVersion, ApiVersionsResponse
 from penstock.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchResponse,
-    LeaderIdAndEpoch,
-    NodeEndpoint,
     PartitionData,
 )
 from penstock.protocol.messages.groups import (
@@ -41,6 +39,7 @@ from penstock.protocol.messages.groups import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
+from penstock.protocol.messages.leader_hints import LeaderIdAndEpoch, NodeEndpoint
 from penstock.protocol.messages.offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsResponse,
@@ -52,8 +51,6 @@ from penstock.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
-from penstock.protocol.messages.produce import LeaderIdAndEpoch as ProduceLeader
-from penstock.protocol.messages.produce import NodeEndpoint as ProduceEndpoint
 from penstock.protocol.messages.topics import (
     CreatableTopicResult,
     CreateTopicsResponse,
@@ -273,7 +270,7 @@ class FakeCluster:
                     result.error_code = found
                     if self.has_hints and found == ErrorCode.NOT_LEADER_OR_FOLLOWER:
                         leader = self.topics[name][1][data.index]
-                        result.current_leader = ProduceLeader(
+                        result.current_leader = LeaderIdAndEpoch(
                             leader_id=leader.leader, leader_epoch=leader.epoch
                         )
                         endpoints[leader.leader] = self.addresses[leader.leader]
@@ -285,7 +282,7 @@ class FakeCluster:
         return ProduceResponse(
             responses=responses,
             node_endpoints=[
-                ProduceEndpoint(node_id=number, host=address.host, port=address.port)
+                NodeEndpoint(node_id=number, host=address.host, port=address.port)
                 for number, address in endpoints.items()
             ],
         )

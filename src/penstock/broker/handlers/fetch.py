@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from penstock.broker.handlers.leader_hints import endpoints_of, name_leader
 from penstock.broker.network.connection import CLOSE, WAITING, Call
 from penstock.broker.network.fetch_sessions import (
     SESSIONLESS_EPOCH,
@@ -28,7 +29,7 @@ from penstock.broker.network.fetch_sessions import (
 )
 from penstock.log.log import OffsetOutOfRange
 from penstock.metadata.topics import CLUSTER_METADATA_ID
-from penstock.model import NO_TOPIC_ID, BrokerId
+from penstock.model import NO_TOPIC_ID
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import (
     TOPIC_IDS_SINCE_VERSION,
@@ -36,8 +37,6 @@ from penstock.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
-    LeaderIdAndEpoch,
-    NodeEndpoint,
     PartitionData,
 )
 
@@ -228,7 +227,7 @@ class PendingFetch:
         if error:
             data.error_code = error
             if error in LEADER_ERRORS:
-                self._name_leader(partition, data)
+                name_leader(self._broker, partition.topic, partition.index, data, self._leaders)
             return data, 0
         assert hosted is not None
         try:
@@ -305,15 +304,6 @@ class PendingFetch:
             self._replica, self._replica_epoch, partition.fetch_offset, partition.log_start_offset
         )
 
-    def _name_leader(self, partition: FetchPartition, data: PartitionData) -> None:
-        """Say who leads the partition, unless it is us and we may not (KIP-951)."""
-        topic = self._broker.image.topics.get(partition.topic)
-        if topic is not None and 0 <= partition.index < len(topic.partitions):
-            leader, epoch = topic.partitions[partition.index][1:3]
-            if leader not in (-1, self._broker.node_id):
-                data.current_leader = LeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch)
-                self._leaders[leader] = None
-
     def _respond(self, found: list[tuple[FetchPartition, PartitionData]]) -> FetchResponse:
         session = self._session
         by_topic: dict[tuple[str, bytes], FetchableTopicResponse] = {}
@@ -331,12 +321,7 @@ class PendingFetch:
             session_id=0 if session is None else session.id, responses=list(by_topic.values())
         )
         if self._leaders:
-            members = [self._broker.image.brokers.get(BrokerId(node)) for node in self._leaders]
-            response.node_endpoints = [
-                NodeEndpoint(node_id=member.id, host=member.host, port=member.port, rack=member.rack)
-                for member in members
-                if member is not None
-            ]
+            response.node_endpoints = endpoints_of(self._broker, self._leaders)
         return response
 
 

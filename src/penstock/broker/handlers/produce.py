@@ -12,18 +12,16 @@ transactional ids are refused until transactions exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from penstock.broker.handlers.leader_hints import endpoints_of, name_leader
 from penstock.broker.network.connection import CLOSE, NO_RESPONSE, WAITING, Call
 from penstock.metadata.topics import is_internal
-from penstock.model import BrokerId
+from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.produce import (
     InitProducerIdRequest,
     InitProducerIdResponse,
-    LeaderIdAndEpoch,
-    NodeEndpoint,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
@@ -39,16 +37,13 @@ TOPIC_IDS_SINCE_VERSION = 13
 
 ALL = -1
 
-NONE = ErrorCode.NONE
-
 
 def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
     acks = request.acks
-    refusal = NONE
     if request.transactional_id is not None:
-        refusal = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    elif not -1 <= acks <= 1:
-        refusal = ErrorCode.INVALID_REQUIRED_ACKS
+        return _refused(request, call, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    if not -1 <= acks <= 1:
+        return _refused(request, call, ErrorCode.INVALID_REQUIRED_ACKS)
     failed = False
     allow_zstd = call.version >= ZSTD_SINCE_VERSION
     by_id = call.version >= TOPIC_IDS_SINCE_VERSION
@@ -64,9 +59,7 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
             results.append(result)
             hosted = broker.partitions.get(name, data.index)
             records = data.records or memoryview(b"")
-            if refusal:
-                error = refusal
-            elif hosted is None:
+            if hosted is None:
                 error = (
                     _why_not_here(broker, name, data.index, by_id=by_id)
                     if is_serving
@@ -91,7 +84,7 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
                 result.error_code = error
                 failed = True
                 if error == ErrorCode.NOT_LEADER_OR_FOLLOWER:
-                    _name_leader(broker, name, result, leaders)
+                    name_leader(broker, name, data.index, result, leaders)
         topics.append(TopicProduceResponse(name=name, topic_id=topic.topic_id, partition_responses=results))
     if acks == 0:
         return CLOSE if failed else NO_RESPONSE
@@ -104,33 +97,14 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
     return WAITING
 
 
+def _refused(request: ProduceRequest, call: Call, error: ErrorCode) -> Any:
+    return ProduceResponse.for_error(request, call.version, error) if request.acks else CLOSE
+
+
 def _why_not_here(broker: Broker, name: str, index: int, *, by_id: bool) -> ErrorCode:
     if broker.exists(name, index):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
     return ErrorCode.UNKNOWN_TOPIC_ID if by_id and not name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-
-def _name_leader(
-    broker: Broker, topic: str, result: PartitionProduceResponse, leaders: dict[int, None]
-) -> None:
-    """Say who leads the partition, unless it is us and we may not."""
-    known = broker.image.topics.get(topic)
-    if known is not None and 0 <= result.index < len(known.partitions):
-        partition = known.partitions[result.index]
-        if partition.leader not in (-1, broker.node_id):
-            result.current_leader = LeaderIdAndEpoch(
-                leader_id=partition.leader, leader_epoch=partition.leader_epoch
-            )
-            leaders[partition.leader] = None
-
-
-def endpoints_of(broker: Broker, nodes: Iterable[int]) -> list[NodeEndpoint]:
-    members = [broker.image.brokers.get(BrokerId(node)) for node in nodes]
-    return [
-        NodeEndpoint(node_id=member.id, host=member.host, port=member.port, rack=member.rack)
-        for member in members
-        if member is not None
-    ]
 
 
 class _PendingProduce:
@@ -185,21 +159,15 @@ def _fail(result: PartitionProduceResponse, error: ErrorCode) -> None:
 
 def init_producer_id(broker: Broker, request: InitProducerIdRequest, call: Call) -> Any:
     if request.transactional_id == "" or (request.producer_id < 0) != (request.producer_epoch < 0):
-        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_id=-1, producer_epoch=-1)
+        return error_response(request, call.version, ErrorCode.INVALID_REQUEST)
     if request.transactional_id is not None:
-        return InitProducerIdResponse(
-            error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, producer_id=-1, producer_epoch=-1
-        )
+        return error_response(request, call.version, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
     def allocated(producer_id: int) -> None:
         call.answer(InitProducerIdResponse(producer_id=producer_id, producer_epoch=0))
 
     def refused() -> None:
-        call.answer(
-            InitProducerIdResponse(
-                error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, producer_id=-1, producer_epoch=-1
-            )
-        )
+        call.answer(error_response(request, call.version, ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
     broker.producer_ids.next(allocated, refused)
     return WAITING

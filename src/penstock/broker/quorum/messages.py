@@ -17,6 +17,7 @@ from penstock.metadata.topics import CLUSTER_METADATA, CLUSTER_METADATA_ID
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import fetch as fetching
 from penstock.protocol.messages import quorum as messages
+from penstock.protocol.messages.leader_hints import LeaderIdAndEpoch
 from penstock.protocol.schema import Message
 from penstock.raft.events import (
     Answer,
@@ -284,7 +285,7 @@ def _write_fetch(answer: FetchAnswer, leader_id: int, records: Any) -> fetching.
     data = fetching.PartitionData(
         error_code=answer.error,
         high_watermark=answer.high_watermark,
-        current_leader=fetching.LeaderIdAndEpoch(leader_id=leader_id, leader_epoch=answer.epoch),
+        current_leader=LeaderIdAndEpoch(leader_id=leader_id, leader_epoch=answer.epoch),
         records=records,
     )
     if answer.diverging is not None:

@@ -7,6 +7,7 @@ names with 13 (KIP-516). A follower says who it is in ``replica_id`` up to versi
 
 from __future__ import annotations
 
+from penstock.protocol.messages.leader_hints import LeaderIdAndEpoch, NodeEndpoint
 from penstock.protocol.schema import (
     Message,
     Records,
@@ -75,11 +76,6 @@ class EpochEndOffset(Message):
     end_offset: int = int64(default=-1)
 
 
-class LeaderIdAndEpoch(Message):
-    leader_id: int = int32(default=-1)
-    leader_epoch: int = int32(default=-1)
-
-
 class SnapshotId(Message):
     end_offset: int = int64(default=-1)
     epoch: int = int32(default=-1)
@@ -111,13 +107,6 @@ class FetchableTopicResponse(Message):
     topic: str = string("0-12")
     topic_id: bytes = uuid("13+")
     partitions: list[PartitionData] = array(PartitionData)
-
-
-class NodeEndpoint(Message):
-    node_id: int = int32()
-    host: str = string()
-    port: int = int32()
-    rack: str | None = string(nullable=True, default=None)
 
 
 class FetchResponse(Response, key=1, versions="4-18", flexible="12+"):

@@ -7,6 +7,7 @@ at both.
 
 from __future__ import annotations
 
+from penstock.protocol.messages.leader_hints import LeaderIdAndEpoch, NodeEndpoint
 from penstock.protocol.schema import (
     Message,
     Response,
@@ -46,11 +47,6 @@ class BatchIndexAndErrorMessage(Message):
     batch_index_error_message: str | None = string(nullable=True, default=None)
 
 
-class LeaderIdAndEpoch(Message):
-    leader_id: int = int32(default=-1)
-    leader_epoch: int = int32(default=-1)
-
-
 class PartitionProduceResponse(Message):
     index: int = int32()
     error_code: int = int16()
@@ -68,13 +64,6 @@ class TopicProduceResponse(Message):
     name: str = string("0-12")
     topic_id: bytes = uuid("13+")
     partition_responses: list[PartitionProduceResponse] = array(PartitionProduceResponse)
-
-
-class NodeEndpoint(Message):
-    node_id: int = int32()
-    host: str = string()
-    port: int = int32()
-    rack: str | None = string(nullable=True, default=None)
 
 
 class ProduceResponse(Response, key=0, versions="3-13", flexible="9+"):

@@ -1,0 +1,41 @@
+"""Telling a client of Produce or Fetch who leads the partition it asked for here (KIP-951)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from penstock.model import BrokerId
+from penstock.protocol.messages.fetch import PartitionData
+from penstock.protocol.messages.leader_hints import LeaderIdAndEpoch, NodeEndpoint
+from penstock.protocol.messages.produce import PartitionProduceResponse
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+
+def name_leader(
+    broker: Broker,
+    topic: str,
+    index: int,
+    result: PartitionProduceResponse | PartitionData,
+    leaders: dict[int, None],
+) -> None:
+    """Put the partition's leader into its result, and into ``leaders``. Not if it is this broker, which refused."""
+    known = broker.image.topics.get(topic)
+    if known is not None and 0 <= index < len(known.partitions):
+        partition = known.partitions[index]
+        if partition.leader not in (-1, broker.node_id):
+            result.current_leader = LeaderIdAndEpoch(
+                leader_id=partition.leader, leader_epoch=partition.leader_epoch
+            )
+            leaders[partition.leader] = None
+
+
+def endpoints_of(broker: Broker, nodes: Iterable[int]) -> list[NodeEndpoint]:
+    members = [broker.image.brokers.get(BrokerId(node)) for node in nodes]
+    return [
+        NodeEndpoint(node_id=member.id, host=member.host, port=member.port, rack=member.rack)
+        for member in members
+        if member is not None
+    ]
