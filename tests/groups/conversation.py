@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.decision import Decision
-from penstock.groups.answers import offset_fetch_groups, offset_fetch_response
 from penstock.groups.changes import Change, decode, encode
+from penstock.groups.classic.classic_group import Caller
 from penstock.groups.coordinator import Coordinator
-from penstock.groups.group import Caller
+from penstock.groups.offset_answers import offset_fetch_groups, offset_fetch_response
 from penstock.groups.settings import GroupSettings
 from penstock.protocol import schema
 from penstock.protocol.errors import ErrorCode

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.groups.answers import offset_fetch_groups, offset_fetch_response
 from penstock.groups.changes import OffsetCommitted, OffsetRemoved
+from penstock.groups.offset_answers import offset_fetch_groups, offset_fetch_response
 from penstock.protocol import schema
 from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from penstock.groups import commits, membership
+from penstock.groups import commits
+from penstock.groups.classic import membership
 from penstock.groups.settings import CLIENT_ID_LENGTH_MAX, NAME_BYTES_MAX, PENDING_MEMBERS_MAX
 from penstock.protocol.errors import ErrorCode
 from tests.groups.conversation import DELAY_MS, GROUP, SESSION_MS, Conversation

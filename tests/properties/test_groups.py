@@ -31,8 +31,8 @@ from penstock.groups.changes import (
     decode,
     encode,
 )
+from penstock.groups.classic.classic_group import Caller, State
 from penstock.groups.coordinator import Coordinator
-from penstock.groups.group import Caller, State
 from penstock.groups.settings import GroupSettings
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import (

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from penstock.groups.answers import no_offset, offset_fetched
 from penstock.groups.changes import (
     GONE_TOPIC_ID,
     NO_TIMESTAMP,
@@ -29,9 +28,10 @@ from penstock.groups.changes import (
     OffsetCommitted,
     OffsetRemoved,
 )
-from penstock.groups.group import CONSUMER_PROTOCOL_TYPE, Group, State
-from penstock.groups.rebalance import Rebalance, Turn
+from penstock.groups.group import Group
+from penstock.groups.offset_answers import no_offset, offset_fetched
 from penstock.groups.settings import GROUPS_MAX, NAME_BYTES_MAX, STRING_BYTES_MAX, GroupSettings
+from penstock.groups.turn import Turn
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import (
     OffsetCommitRequest,
@@ -58,25 +58,12 @@ TopicIds: TypeAlias = Callable[[str], bytes | None]
 
 
 class Commits:
-    def __init__(
-        self, groups: dict[str, Group], settings: GroupSettings, rebalance: Rebalance, topic_id: TopicIds
-    ) -> None:
-        self._groups = groups
+    def __init__(self, settings: GroupSettings, topic_id: TopicIds) -> None:
         self._settings = settings
-        self._rebalance = rebalance
         self._topic_id = topic_id
 
-    def commit(self, request: OffsetCommitRequest, version: int, turn: Turn) -> OffsetCommitResponse:
-        group = self._groups.get(request.group_id)
-        error = self._commit_error(group, request, version)
-        if error is not ErrorCode.NONE:
-            return OffsetCommitResponse.for_error(request, version, error)
-        if group is None:
-            # Somebody only stores offsets under this name: a consumer that assigns its partitions itself.
-            group = Group(request.group_id)
-        elif group.state in (State.STABLE, State.PREPARING):
-            self._rebalance.touch(group.members[request.member_id], turn.now_ms)
-
+    def commit(self, group: Group, request: OffsetCommitRequest, turn: Turn) -> OffsetCommitResponse:
+        """The sender may do so: see ``Group.commit_error``."""
         expire_timestamp = NO_TIMESTAMP
         if request.retention_time_ms != DEFAULT_RETENTION:
             expire_timestamp = max(0, min(turn.wall_ms + request.retention_time_ms, TIMESTAMP_MAX))
@@ -108,35 +95,7 @@ class Commits:
             topics.append(
                 OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
             )
-        if turn.decision.changes:
-            self._groups[group.id] = group
         return OffsetCommitResponse(topics=topics)
-
-    def _commit_error(self, group: Group | None, request: OffsetCommitRequest, version: int) -> ErrorCode:
-        generation = request.generation_id_or_member_epoch
-        if group is None:
-            if generation >= 0:
-                known = version >= COMMIT_KNOWS_MISSING_GROUP
-                return ErrorCode.GROUP_ID_NOT_FOUND if known else ErrorCode.ILLEGAL_GENERATION
-            # The empty name is allowed here, unlike in JoinGroup: clients without groups have always used it.
-            if len(request.group_id.encode()) > NAME_BYTES_MAX:
-                return ErrorCode.INVALID_GROUP_ID
-            full = len(self._groups) >= GROUPS_MAX
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE if full else ErrorCode.NONE
-        if group.state is State.DEAD:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if group.state is State.EMPTY and generation < 0:
-            # An administrator, or a consumer that assigns its partitions itself.
-            return ErrorCode.NONE
-        if generation < 0 and not request.member_id and request.group_instance_id is None:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        error = group.member_error(request.member_id, request.group_instance_id)
-        if error is ErrorCode.NONE and generation != group.generation:
-            return ErrorCode.ILLEGAL_GENERATION
-        if error is ErrorCode.NONE and group.state is State.COMPLETING:
-            # It knows the new generation but not its assignment, so it cannot commit for it.
-            return ErrorCode.REBALANCE_IN_PROGRESS
-        return error
 
     def _partition_error(self, partition: OffsetCommitRequestPartition) -> ErrorCode:
         metadata = partition.committed_metadata or ""
@@ -146,9 +105,10 @@ class Commits:
             too_large = len(metadata.encode()) > STRING_BYTES_MAX
         return ErrorCode.OFFSET_METADATA_TOO_LARGE if too_large else ErrorCode.NONE
 
-    def fetch(self, request: OffsetFetchRequestGroup, require_stable: bool) -> OffsetFetchResponseGroup:
+    def fetch(
+        self, group: Group | None, request: OffsetFetchRequestGroup, require_stable: bool
+    ) -> OffsetFetchResponseGroup:
         """What is committed. A group that does not exist has nothing committed, which is no error."""
-        group = self._groups.get(request.group_id)
         if request.topics is None:
             return OffsetFetchResponseGroup(
                 group_id=request.group_id,
@@ -174,13 +134,10 @@ class Commits:
             topics.append(offset_fetched(topic, partitions))
         return OffsetFetchResponseGroup(group_id=request.group_id, topics=topics)
 
-    def delete(self, request: OffsetDeleteRequest, turn: Turn) -> OffsetDeleteResponse:
-        group = self._groups.get(request.group_id)
-        if group is None or group.state is State.DEAD:
-            return OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND)
-        if group.state is not State.EMPTY and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
-            # Members are there, and what they read we cannot know.
-            return OffsetDeleteResponse(error_code=ErrorCode.NON_EMPTY_GROUP)
+    def delete(self, group: Group | None, request: OffsetDeleteRequest, turn: Turn) -> OffsetDeleteResponse:
+        error = ErrorCode.GROUP_ID_NOT_FOUND if group is None else group.offset_delete_error()
+        if group is None or error is not ErrorCode.NONE:
+            return OffsetDeleteResponse(error_code=error)
         topics = []
         for topic in request.topics:
             is_read = group.subscribes_to(topic.name)
@@ -247,7 +204,7 @@ class Commits:
         ]
 
     def _is_expired(self, group: Group, offset: OffsetCommitted, wall_ms: int) -> bool:
-        since = _retention_start(group, offset)
+        since = group.unused_since(offset)
         if since is None or group.subscribes_to(offset.topic):
             return False
         if offset.expire_timestamp != NO_TIMESTAMP:
@@ -255,16 +212,15 @@ class Commits:
         return wall_ms - since >= self._settings.offsets_retention_ms
 
 
-def _retention_start(group: Group, offset: OffsetCommitted) -> int | None:
-    """Since when (wall time) an offset has not been needed; None when it may still be."""
-    if group.protocol_type is None:
-        return offset.commit_timestamp
-    if group.state is State.EMPTY:
-        # Old records of Kafka's do not say when the group became empty; then the commit counts.
-        return max(offset.commit_timestamp, group.state_timestamp)
-    if group.state is State.STABLE and group.subscribed_topics is not None:
-        return offset.commit_timestamp
-    return None
+def missing_group_error(request: OffsetCommitRequest, version: int, group_count: int) -> ErrorCode:
+    """Of a commit to a group that does not exist: whether it creates one, which only stores offsets."""
+    if request.generation_id_or_member_epoch >= 0:
+        known = version >= COMMIT_KNOWS_MISSING_GROUP
+        return ErrorCode.GROUP_ID_NOT_FOUND if known else ErrorCode.ILLEGAL_GENERATION
+    # The empty name is allowed here, unlike in JoinGroup: clients without groups have always used it.
+    if len(request.group_id.encode()) > NAME_BYTES_MAX:
+        return ErrorCode.INVALID_GROUP_ID
+    return ErrorCode.COORDINATOR_NOT_AVAILABLE if group_count >= GROUPS_MAX else ErrorCode.NONE
 
 
 def _fetched(group: Group, offset: OffsetCommitted, require_stable: bool) -> OffsetFetchResponsePartitions:

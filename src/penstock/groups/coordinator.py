@@ -8,7 +8,7 @@ out:
 2. append ``decision.changes`` as one atomic batch;
 3. when that batch and *every earlier one* is committed: ``coordinator.committed(decision)``, then send
    ``decision.response`` and ``decision.replies``. If it cannot be written: ``coordinator.failed(...)``, and
-   say ``answers.refusal`` instead.
+   answer with an error instead.
 
 What a newcomer gets wrong is step 3 for decisions without changes: they may tell of state that an earlier
 decision changed and that is not committed yet (a follower's SyncGroup right after the leader's), so they wait
@@ -30,7 +30,6 @@ from random import Random
 from typing import Any, assert_never
 
 from penstock.decision import Decision
-from penstock.groups.answers import join_refused
 from penstock.groups.changes import (
     Change,
     GroupRemoved,
@@ -38,12 +37,14 @@ from penstock.groups.changes import (
     OffsetCommitted,
     OffsetRemoved,
 )
-from penstock.groups.commits import Commits, TopicIds
-from penstock.groups.group import Caller, Group, Member, State, Waiting
-from penstock.groups.membership import Joining, Membership
-from penstock.groups.rebalance import Rebalance, Turn
+from penstock.groups.classic.answers import join_refused
+from penstock.groups.classic.classic_group import Caller, ClassicGroup, Member, State
+from penstock.groups.classic.membership import Joining, Membership
+from penstock.groups.classic.rebalance import Rebalance
+from penstock.groups.commits import Commits, TopicIds, missing_group_error
 from penstock.groups.settings import GroupSettings
 from penstock.groups.timers import Timer, TimerKind, Timers
+from penstock.groups.turn import Turn, Waiting
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import (
     DeletableGroupResult,
@@ -54,6 +55,7 @@ from penstock.protocol.messages.groups import (
     LeaveGroupRequest,
     ListedGroup,
     OffsetCommitRequest,
+    OffsetCommitResponse,
     OffsetDeleteRequest,
     OffsetFetchRequestGroup,
     OffsetFetchResponseGroup,
@@ -69,12 +71,12 @@ DESCRIBE_KNOWS_MISSING_GROUP = 6
 class Coordinator:
     def __init__(self, settings: GroupSettings, random: Random, topic_id: TopicIds) -> None:
         self._settings = settings
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, ClassicGroup] = {}
         self._timers = Timers()
         self._expiry = Timer(TimerKind.OFFSETS)
         self._rebalance = Rebalance(settings, self._timers)
         self._membership = Membership(self._groups, settings, self._timers, self._rebalance, random)
-        self._commits = Commits(self._groups, settings, self._rebalance, topic_id)
+        self._commits = Commits(settings, topic_id)
 
     # Requests of members
 
@@ -116,18 +118,34 @@ class Coordinator:
         self, request: OffsetCommitRequest, version: int, *, now_ms: int, wall_ms: int
     ) -> Decision[Change]:
         turn = Turn(now_ms, wall_ms)
-        turn.decision.response = self._commits.commit(request, version, turn)
+        group = self._groups.get(request.group_id)
+        error = (
+            missing_group_error(request, version, len(self._groups))
+            if group is None
+            else group.commit_error(request)
+        )
+        if error is not ErrorCode.NONE:
+            turn.decision.response = OffsetCommitResponse.for_error(request, version, error)
+            return turn.decision
+        if group is None:
+            # Somebody only stores offsets under this name: a consumer that assigns its partitions itself.
+            group = ClassicGroup(request.group_id)
+        else:
+            self._membership.commit_received(group, request.member_id, now_ms)
+        turn.decision.response = self._commits.commit(group, request, turn)
+        if turn.decision.changes:
+            self._groups[group.id] = group
         return turn.decision
 
     def fetch_offsets(
         self, request: OffsetFetchRequestGroup, *, require_stable: bool = False
     ) -> OffsetFetchResponseGroup:
-        """The committed offsets of one group; ``answers`` has what turns this into whole messages."""
-        return self._commits.fetch(request, require_stable)
+        """The committed offsets of one group; ``offset_answers`` has what turns this into whole messages."""
+        return self._commits.fetch(self._groups.get(request.group_id), request, require_stable)
 
     def delete_offsets(self, request: OffsetDeleteRequest, *, now_ms: int, wall_ms: int) -> Decision[Change]:
         turn = Turn(now_ms, wall_ms)
-        turn.decision.response = self._commits.delete(request, turn)
+        turn.decision.response = self._commits.delete(self._groups.get(request.group_id), request, turn)
         return turn.decision
 
     def reconcile(
@@ -240,7 +258,7 @@ class Coordinator:
         if group is None:
             if isinstance(change, OffsetRemoved | GroupRemoved):
                 return
-            group = self._groups[change.group_id] = Group(change.group_id)
+            group = self._groups[change.group_id] = ClassicGroup(change.group_id)
         match change:
             case OffsetCommitted():
                 self._commits.restored(group, change)
@@ -357,7 +375,7 @@ class Coordinator:
             else:
                 self._commits.remove(group, expired, turn)
 
-    def _bury(self, group: Group, turn: Turn) -> None:
+    def _bury(self, group: ClassicGroup, turn: Turn) -> None:
         """Remove an empty group. It stays, Dead, until that is committed, and cannot be joined meanwhile."""
         for timer in group.pending.values():
             self._timers.cancel(timer)
@@ -384,12 +402,12 @@ def _settle(turn: Turn, token: Any) -> Decision[Change]:
     return decision
 
 
-def _committed_state(group: Group) -> State:
+def _committed_state(group: ClassicGroup) -> State:
     """A generation is stable for readers once its assignment is committed."""
     return State.COMPLETING if group.state is State.STABLE and group.unconfirmed else group.state
 
 
-def _described(group: Group, member: Member, protocol: str | None) -> DescribedGroupMember:
+def _described(group: ClassicGroup, member: Member, protocol: str | None) -> DescribedGroupMember:
     return DescribedGroupMember(
         member_id=member.id,
         group_instance_id=member.instance_id,

@@ -18,10 +18,10 @@ from penstock.broker.coordination.coordinator_partition import CoordinatorPartit
 from penstock.broker.network import authorization as access
 from penstock.broker.network.connection import WAITING, Call
 from penstock.decision import Decision
-from penstock.groups.answers import no_offset, offset_fetch_groups, offset_fetch_response
 from penstock.groups.changes import Change
+from penstock.groups.classic.classic_group import Caller
 from penstock.groups.coordinator import Coordinator as GroupCoordinator
-from penstock.groups.group import Caller
+from penstock.groups.offset_answers import no_offset, offset_fetch_groups, offset_fetch_response
 from penstock.groups.settings import CLIENT_ID_LENGTH_MAX
 from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode

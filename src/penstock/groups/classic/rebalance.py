@@ -1,7 +1,7 @@
 """When a group moves: the two phases of a rebalance and the timers that end them.
 
-This is the middle layer. ``group.py`` below knows what a group is, ``membership.py`` above what clients ask;
-here is what follows when a member comes, goes or stays away. Every method takes a ``Turn``, which gathers
+This is the middle layer. ``classic_group.py`` below knows what a group is, ``membership.py`` above what clients
+ask; here is what follows when a member comes, goes or stays away. Every method takes a ``Turn``, which gathers
 what the coordinator's caller has to do.
 
 What a newcomer gets wrong: a reply put into the turn may not leave before the changes of the same turn are
@@ -10,35 +10,13 @@ committed. So the state is Stable as soon as the leader's assignment is decided,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from penstock.decision import Decision
-from penstock.groups.answers import join_refused, joined, synced
-from penstock.groups.changes import Change
-from penstock.groups.group import Group, Member, State, Waiting
+from penstock.groups.classic.answers import join_refused, joined, synced
+from penstock.groups.classic.classic_group import ClassicGroup, Member, State
 from penstock.groups.settings import RETRY_MS_MIN, GroupSettings
 from penstock.groups.timers import Timers
+from penstock.groups.turn import Turn
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages.groups import JoinGroupResponse, SyncGroupResponse
-
-
-@dataclass(slots=True)
-class Turn:
-    """One call of the coordinator: its two clocks, and the decision that grows during it."""
-
-    now_ms: int
-    wall_ms: int
-    decision: Decision[Change] = field(default_factory=Decision)
-
-    def answer(self, waiting: Waiting | None, response: JoinGroupResponse | SyncGroupResponse) -> None:
-        if waiting is not None:
-            self.decision.replies.append((waiting.token, response))
-
-    def store(self, group: Group) -> None:
-        """Remember the group as it is now."""
-        change = group.to_stored()
-        group.unconfirmed.append(change)
-        self.decision.changes.append(change)
+from penstock.protocol.messages.groups import SyncGroupResponse
 
 
 class Rebalance:
@@ -52,7 +30,7 @@ class Rebalance:
         """The member has shown that it lives."""
         self._timers.start(member.session, now_ms + member.session_timeout_ms)
 
-    def remove(self, group: Group, member: Member, error: ErrorCode, turn: Turn) -> None:
+    def remove(self, group: ClassicGroup, member: Member, error: ErrorCode, turn: Turn) -> None:
         """Take a member out, answering what it waits for. The caller goes on with ``member_gone``."""
         waiting = group.stop_waiting_for_join(member)
         if waiting is not None:
@@ -61,7 +39,7 @@ class Rebalance:
         self._timers.cancel(member.session)
         group.remove(member.id)
 
-    def member_gone(self, group: Group, turn: Turn) -> None:
+    def member_gone(self, group: ClassicGroup, turn: Turn) -> None:
         """What follows when members have been taken out."""
         if group.state in (State.STABLE, State.COMPLETING):
             self.prepare(group, turn)
@@ -70,7 +48,7 @@ class Rebalance:
 
     # The join phase
 
-    def prepare(self, group: Group, turn: Turn) -> None:
+    def prepare(self, group: ClassicGroup, turn: Turn) -> None:
         """Begin a rebalance: everybody has to join again."""
         if group.state is State.COMPLETING:
             for member in group.members.values():
@@ -92,12 +70,12 @@ class Rebalance:
             else:
                 self._timers.start(group.join_timer, turn.now_ms + group.rebalance_timeout_ms)
 
-    def try_complete_join(self, group: Group, turn: Turn) -> None:
+    def try_complete_join(self, group: ClassicGroup, turn: Turn) -> None:
         """End the join phase if everybody is there. The first one of a group is ended by its timer alone."""
         if group.state is State.PREPARING and group.initial_deadline_ms is None and group.everybody_joined:
             self._complete_join(group, turn)
 
-    def join_time_is_up(self, group: Group, turn: Turn) -> None:
+    def join_time_is_up(self, group: ClassicGroup, turn: Turn) -> None:
         assert group.state is State.PREPARING
         limit_ms = group.initial_deadline_ms
         if limit_ms is not None and group.new_member_added and turn.now_ms < limit_ms:
@@ -107,7 +85,7 @@ class Rebalance:
         else:
             self._complete_join(group, turn)
 
-    def _complete_join(self, group: Group, turn: Turn) -> None:
+    def _complete_join(self, group: ClassicGroup, turn: Turn) -> None:
         self._timers.cancel(group.join_timer)
         # A static member keeps its place while it is away, until its session ends (KIP-345).
         absent = [m for m in group.members.values() if m.waiting_join is None and not m.is_static]
@@ -122,7 +100,7 @@ class Rebalance:
 
         group.start_generation(turn.wall_ms)
         if group.state is State.EMPTY:
-            turn.store(group)
+            group.store(turn.decision)
             return
         for member in group.members.values():
             turn.answer(group.stop_waiting_for_join(member), joined(group, member))
@@ -133,17 +111,17 @@ class Rebalance:
 
     # The sync phase
 
-    def mark_synced(self, group: Group, member: Member) -> None:
+    def mark_synced(self, group: ClassicGroup, member: Member) -> None:
         group.unsynced.pop(member.id, None)
         if not group.unsynced:
             self._timers.cancel(group.sync_timer)
 
-    def assign(self, group: Group, assignments: dict[str, bytes], turn: Turn) -> None:
+    def assign(self, group: ClassicGroup, assignments: dict[str, bytes], turn: Turn) -> None:
         """Take the leader's assignment. A member it forgot gets nothing; one that is not ours is ignored."""
         for member in group.members.values():
             member.assignment = assignments.get(member.id, b"")
         group.move_to(State.STABLE, turn.wall_ms)
-        turn.store(group)
+        group.store(turn.decision)
         for member in group.members.values():
             if member.waiting_sync is not None:
                 turn.answer(member.waiting_sync, synced(group, member))
@@ -151,13 +129,13 @@ class Rebalance:
                 # Its session may have ended, without effect, while it waited for us.
                 self.touch(member, turn.now_ms)
 
-    def give_up(self, group: Group, turn: Turn) -> None:
+    def give_up(self, group: ClassicGroup, turn: Turn) -> None:
         """The generation could not be stored, so it never was."""
         for member in group.members.values():
             member.assignment = b""
         self.prepare(group, turn)
 
-    def sync_time_is_up(self, group: Group, turn: Turn) -> None:
+    def sync_time_is_up(self, group: ClassicGroup, turn: Turn) -> None:
         if group.unsynced:
             for member_id in list(group.unsynced):
                 self.remove(group, group.members[member_id], ErrorCode.UNKNOWN_MEMBER_ID, turn)

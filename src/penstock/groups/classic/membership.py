@@ -15,7 +15,7 @@ from random import Random
 from typing import NamedTuple
 from uuid import UUID
 
-from penstock.groups.answers import (
+from penstock.groups.classic.answers import (
     LEAVE_BATCHED,
     join_refused,
     joined,
@@ -23,16 +23,15 @@ from penstock.groups.answers import (
     static_rejoined,
     synced,
 )
-from penstock.groups.group import (
+from penstock.groups.classic.classic_group import (
     CONSUMER_PROTOCOL_TYPE,
     Caller,
-    Group,
+    ClassicGroup,
     Member,
     State,
-    Waiting,
     subscribed_topics,
 )
-from penstock.groups.rebalance import Rebalance, Turn
+from penstock.groups.classic.rebalance import Rebalance
 from penstock.groups.settings import (
     CLIENT_ID_LENGTH_MAX,
     GROUPS_MAX,
@@ -43,6 +42,7 @@ from penstock.groups.settings import (
     GroupSettings,
 )
 from penstock.groups.timers import Timer, TimerKind, Timers
+from penstock.groups.turn import Turn, Waiting
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import (
     HeartbeatRequest,
@@ -87,7 +87,7 @@ class Joining(NamedTuple):
 class Membership:
     def __init__(
         self,
-        groups: dict[str, Group],
+        groups: dict[str, ClassicGroup],
         settings: GroupSettings,
         timers: Timers,
         rebalance: Rebalance,
@@ -115,7 +115,7 @@ class Membership:
                 return joining.refused(ErrorCode.UNKNOWN_MEMBER_ID)
             if len(self._groups) >= GROUPS_MAX:
                 return joining.refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-            group = Group(request.group_id)
+            group = ClassicGroup(request.group_id)
             group.state_timestamp = turn.wall_ms
 
         if group.state is State.DEAD:
@@ -155,7 +155,7 @@ class Membership:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return ErrorCode.NONE
 
-    def _has_room(self, group: Group, member_id: str) -> bool:
+    def _has_room(self, group: ClassicGroup, member_id: str) -> bool:
         member = group.members.get(member_id)
         if group.state is State.EMPTY:
             return True
@@ -166,7 +166,7 @@ class Membership:
             return is_waiting or group.waiting_joins < self.members_max
         return member is not None or len(group.members) < self.members_max
 
-    def _turn_away(self, group: Group, member_id: str, turn: Turn) -> None:
+    def _turn_away(self, group: ClassicGroup, member_id: str, turn: Turn) -> None:
         """There is no room: the one who asked is no longer waited for."""
         if member_id in group.pending:
             self._timers.cancel(group.pending.pop(member_id))
@@ -174,7 +174,7 @@ class Membership:
             self._rebalance.remove(group, group.members[member_id], ErrorCode.GROUP_MAX_SIZE_REACHED, turn)
         self._rebalance.try_complete_join(group, turn)
 
-    def _hand_out(self, group: Group, member_id: str, session_timeout_ms: int, turn: Turn) -> None:
+    def _hand_out(self, group: ClassicGroup, member_id: str, session_timeout_ms: int, turn: Turn) -> None:
         """Expect a member under this id soon."""
         if len(group.pending) >= PENDING_MEMBERS_MAX:
             self._timers.cancel(group.pending.pop(next(iter(group.pending))))
@@ -182,7 +182,7 @@ class Membership:
         group.pending[member_id] = timer
         self._timers.start(timer, turn.now_ms + session_timeout_ms)
 
-    def _add(self, group: Group, member_id: str, joining: Joining, turn: Turn) -> None:
+    def _add(self, group: ClassicGroup, member_id: str, joining: Joining, turn: Turn) -> None:
         request = joining.request
         member = Member(group.id, member_id, request.group_instance_id, joining.caller)
         member.is_new = True
@@ -195,7 +195,7 @@ class Membership:
         self._timers.start(member.session, turn.now_ms + NEW_MEMBER_TIMEOUT_MS)
         self._prepare_or_complete(group, turn)
 
-    def _join_known(self, group: Group, joining: Joining, turn: Turn) -> JoinGroupResponse | None:
+    def _join_known(self, group: ClassicGroup, joining: Joining, turn: Turn) -> JoinGroupResponse | None:
         member_id = joining.request.member_id
         instance_id = joining.request.group_instance_id
         if member_id in group.pending and instance_id is None:
@@ -218,7 +218,7 @@ class Membership:
         self._prepare_or_complete(group, turn)
         return None
 
-    def _update(self, group: Group, member: Member, joining: Joining, turn: Turn) -> None:
+    def _update(self, group: ClassicGroup, member: Member, joining: Joining, turn: Turn) -> None:
         group.set_protocols(member, joining.protocols())
         _set_timeouts(member, joining)
         overtaken = group.stop_waiting_for_join(member)
@@ -228,7 +228,7 @@ class Membership:
         group.wait_for_join(member, joining.waiting)
 
     def _replace_static(
-        self, group: Group, new_id: str, joining: Joining, turn: Turn
+        self, group: ClassicGroup, new_id: str, joining: Joining, turn: Turn
     ) -> JoinGroupResponse | None:
         """A static member is back under a new id; whoever still uses the old one is fenced (KIP-345)."""
         previous = group.members[group.static_members[joining.request.group_instance_id or ""]]
@@ -251,7 +251,7 @@ class Membership:
             if group.select_protocol() == group.protocol and not _changes_topics(group, member, before):
                 _set_timeouts(member, joining)
                 self._rebalance.touch(member, turn.now_ms)
-                turn.store(group)
+                group.store(turn.decision)
                 return static_rejoined(group, member, previous_leader, joining.version)
         # While the leader computes an assignment it knows the old id only, so that the new one would get
         # nothing: the rebalance begins again (KAFKA-9801).
@@ -259,13 +259,13 @@ class Membership:
         self._prepare_or_complete(group, turn)
         return None
 
-    def _prepare_or_complete(self, group: Group, turn: Turn) -> None:
+    def _prepare_or_complete(self, group: ClassicGroup, turn: Turn) -> None:
         if group.state is State.PREPARING:
             self._rebalance.try_complete_join(group, turn)
         else:
             self._rebalance.prepare(group, turn)
 
-    def _new_member_id(self, group: Group, prefix: str) -> str:
+    def _new_member_id(self, group: ClassicGroup, prefix: str) -> str:
         while True:
             unique = UUID(int=self._random.getrandbits(128), version=4)
             member_id = f"{prefix[:CLIENT_ID_LENGTH_MAX]}-{unique}"
@@ -318,6 +318,13 @@ class Membership:
                     error = ErrorCode.REBALANCE_IN_PROGRESS
         return HeartbeatResponse(error_code=error)
 
+    # OffsetCommit
+
+    def commit_received(self, group: ClassicGroup, member_id: str, now_ms: int) -> None:
+        """A commit counts as a heartbeat."""
+        if group.state in (State.STABLE, State.PREPARING):
+            self._rebalance.touch(group.members[member_id], now_ms)
+
     # LeaveGroup
 
     def leave(self, request: LeaveGroupRequest, version: int, turn: Turn) -> LeaveGroupResponse:
@@ -346,7 +353,7 @@ class Membership:
             self.discard_if_blank(group)
         return left(results, version)
 
-    def _leave(self, group: Group, identity: MemberIdentity, turn: Turn) -> ErrorCode:
+    def _leave(self, group: ClassicGroup, identity: MemberIdentity, turn: Turn) -> ErrorCode:
         member_id = identity.member_id
         if not member_id:
             # An administrator removes a static member by its instance id alone.
@@ -361,18 +368,18 @@ class Membership:
 
     # Timers
 
-    def session_ended(self, group: Group, member_id: str, turn: Turn) -> None:
+    def session_ended(self, group: ClassicGroup, member_id: str, turn: Turn) -> None:
         member = group.members[member_id]
         if not member.is_excused:
             self._rebalance.remove(group, member, ErrorCode.UNKNOWN_MEMBER_ID, turn)
             self._rebalance.member_gone(group, turn)
 
-    def pending_ended(self, group: Group, member_id: str, turn: Turn) -> None:
+    def pending_ended(self, group: ClassicGroup, member_id: str, turn: Turn) -> None:
         del group.pending[member_id]
         self._rebalance.try_complete_join(group, turn)
         self.discard_if_blank(group)
 
-    def discard_if_blank(self, group: Group) -> None:
+    def discard_if_blank(self, group: ClassicGroup) -> None:
         """Forget a group that nobody would miss: it was only ever asked for."""
         if group.is_blank:
             self._groups.pop(group.id, None)
@@ -382,7 +389,7 @@ def is_valid_name(name: str) -> bool:
     return 0 < len(name) <= NAME_BYTES_MAX and len(name.encode()) <= NAME_BYTES_MAX
 
 
-def _sync_error(group: Group | None, request: SyncGroupRequest) -> ErrorCode:
+def _sync_error(group: ClassicGroup | None, request: SyncGroupRequest) -> ErrorCode:
     if group is None:
         return ErrorCode.UNKNOWN_MEMBER_ID
     error = group.member_error(request.member_id, request.group_instance_id)
@@ -408,7 +415,7 @@ def _set_timeouts(member: Member, joining: Joining) -> None:
     member.rebalance_timeout_ms = max(timeout_ms, 0)
 
 
-def _changes_topics(group: Group, member: Member, before: dict[str, bytes]) -> bool:
+def _changes_topics(group: ClassicGroup, member: Member, before: dict[str, bytes]) -> bool:
     """Whether a static member came back with other topics than it left with.
 
     The bytes of the subscription differ at every restart (the partitions it owns are in them), so only the

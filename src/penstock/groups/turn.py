@@ -1,0 +1,30 @@
+"""One call of a group coordinator while it is being decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from penstock.decision import Decision
+from penstock.groups.changes import Change
+from penstock.protocol.schema import Message
+
+
+class Waiting(NamedTuple):
+    """A request that is answered later, and the version in which it will be."""
+
+    token: Any
+    version: int
+
+
+@dataclass(slots=True)
+class Turn:
+    """The two clocks of the call, and the decision that grows during it."""
+
+    now_ms: int
+    wall_ms: int
+    decision: Decision[Change] = field(default_factory=Decision)
+
+    def answer(self, waiting: Waiting | None, response: Message) -> None:
+        if waiting is not None:
+            self.decision.replies.append((waiting.token, response))
