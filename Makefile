@@ -13,7 +13,7 @@ CLUSTER_SEEDS ?= 2000
 # Of `make upgrade`.
 FROM ?= HEAD~1
 
-.PHONY: help run test lint types contracts check chaos sim sim-long upgrade spark-long bench clean
+.PHONY: help run test lint types contracts check chaos sim sim-long upgrade spark-long bench wheel clean
 
 help:
 	@echo "make run        three brokers on 127.0.0.1:$(PORT) and the ports behind it, until Ctrl-C"
@@ -26,10 +26,12 @@ help:
 	@echo "make upgrade    a cluster of an earlier commit upgraded under load (FROM=COMMIT, now $(FROM))"
 	@echo "make spark-long archives of ten million records, and twenty kills (PENSTOCK_SPARK_RECORDS, PENSTOCK_SPARK_KILLS)"
 	@echo "make bench      the benchmarks"
+	@echo "make wheel      an sdist and a wheel in dist/"
 	@echo "make clean      remove what make made (not your data)"
 
-# What an installation is made of: the decode kernel is compiled with it.
-SOURCES := pyproject.toml setup.py src/penstock/columnar/kernel.py src/penstock/columnar/kernel.pxd
+# What an installation is made of: a module with a .pxd beside it is compiled.
+COMPILED := $(shell find src -name '*.pxd')
+SOURCES := pyproject.toml setup.py src/penstock/__init__.py $(COMPILED) $(COMPILED:.pxd=.py)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -37,14 +39,21 @@ $(BIN)/python:
 	@echo "making a virtual environment in $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 
+# The distribution was called penstock before it was called penstock-mq. pip takes the two for different projects:
+# an environment with both would lose the command when the old one is uninstalled.
+FORGET_OLD_NAME = @if ls -d $(VENV)/lib/python*/site-packages/penstock-*.dist-info >/dev/null 2>&1; then \
+	$(BIN)/python -m pip uninstall --quiet --yes penstock; fi; rm -rf src/penstock.egg-info
+
 # Brokers need little; the tests need Spark, and other clients.
 $(VENV)/.runs: $(SOURCES) | $(BIN)/python
 	@echo "installing penstock and what it needs into $(VENV); this happens once and takes about a minute ..."
+	$(FORGET_OLD_NAME)
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable .
 	@touch $@
 
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	@echo "installing penstock, Spark and the test tools into $(VENV) ..."
+	$(FORGET_OLD_NAME)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(VENV)/.runs $@
 
@@ -97,7 +106,14 @@ spark-long: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
 
+# The wheel is built from the sdist, so that nothing gets into it that only this checkout has.
+wheel: $(VENV)/.installed
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	@ls -l dist
+
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache
-	rm -rf build src/penstock/columnar/*.so
+	rm -rf build dist src/*.egg-info
+	find src -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

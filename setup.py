@@ -1,12 +1,12 @@
-"""Compiles the kernel between record batches and Arrow, if it can: all else about the package is in pyproject.toml.
+"""Compiles the modules that have a ``.pxd`` beside them, if it can. Everything else is in pyproject.toml.
 
-Without a compiler, or without Cython, the installation still succeeds and ``penstock/columnar/kernel.py`` is
-interpreted.
+Without a compiler, or without Cython, the installation still succeeds and these modules are interpreted.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -18,7 +18,7 @@ except ImportError:
 
 DIRECTIVES = {
     "language_level": "3",
-    # The types are those of kernel.pxd; annotations are for mypy.
+    # The types are those of the .pxd; annotations are for mypy.
     "annotation_typing": False,
     # Every index follows from a comparison in the code itself, and none is below zero.
     "boundscheck": False,
@@ -36,17 +36,20 @@ class BuildIfPossible(build_ext):
             self.warn(f"{extension.name} is not compiled and will be interpreted: {error}")
 
 
-def kernel() -> list[Extension]:
+def compiled_modules() -> list[Extension]:
     if cythonize is None:
         return []
-    extension = Extension(
-        "penstock.columnar.kernel",
-        ["src/penstock/columnar/kernel.py"],
-        # Loops over bytes become vector instructions at this level only; symbols are five times the code.
-        extra_compile_args=[] if sys.platform == "win32" else ["-O3", "-g0"],
-    )
+    extensions = [
+        Extension(
+            ".".join(types.relative_to("src").with_suffix("").parts),
+            [str(types.with_suffix(".py"))],
+            # Loops over bytes become vector instructions at this level only; symbols are five times the code.
+            extra_compile_args=[] if sys.platform == "win32" else ["-O3", "-g0"],
+        )
+        for types in sorted(Path("src").rglob("*.pxd"))
+    ]
     compiled: list[Extension] = cythonize(
-        [extension], build_dir="build", compiler_directives=DIRECTIVES, quiet=True
+        extensions, build_dir="build", compiler_directives=DIRECTIVES, quiet=True
     )
     for extension in compiled:
         # An editable installation does not ask for the file then.
@@ -54,4 +57,4 @@ def kernel() -> list[Extension]:
     return compiled
 
 
-setup(ext_modules=kernel(), cmdclass={"build_ext": BuildIfPossible})
+setup(ext_modules=compiled_modules(), cmdclass={"build_ext": BuildIfPossible})

@@ -194,7 +194,7 @@ def test_missing_libraries_are_named(kafka: Penstock, orders: str, monkeypatch: 
     monkeypatch.setattr(spark_session, "find_spec", lambda name: None if name == "pyspark" else object())
     told = kafka("spark", "profile", orders, "--to", "nowhere", code=1).err
     # Not 'penstock[spark]': what is called so on PyPI is another project.
-    assert told == "penstock: pyspark is not installed; pip install -e '.[spark]' in a checkout of penstock\n"
+    assert told == "penstock: pyspark is not installed; pip install 'penstock-mq[spark]' brings it\n"
 
 
 @pytest.mark.parametrize(

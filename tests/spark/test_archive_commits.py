@@ -343,8 +343,8 @@ def test_a_format_whose_library_is_missing_says_what_to_install(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.spark.jobs.tables.find_spec", lambda name: None)
-    # From a checkout: what is called penstock on PyPI is another project.
-    with pytest.raises(SparkOptionError, match=rf"pip install -e '\.\[{format}\]' in a checkout"):
+    # Not 'penstock[delta]': what is called so on PyPI is another project.
+    with pytest.raises(SparkOptionError, match=rf"pip install 'penstock-mq\[{format}\]'"):
         open_table(tmp_path / "table", format, SCHEMA)
 
 

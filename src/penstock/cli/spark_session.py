@@ -241,7 +241,7 @@ def _with_options(text: str) -> str:
 def _require_libraries() -> None:
     missing = [name for name in ("pyspark", "pyarrow", "pandas") if find_spec(name) is None]
     if missing:
-        raise Failure(f"{missing[0]} is not installed; pip install -e '.[spark]' in a checkout of penstock")
+        raise Failure(f"{missing[0]} is not installed; pip install 'penstock-mq[spark]' brings it")
 
 
 def _require_java() -> None:

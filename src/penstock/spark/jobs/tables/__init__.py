@@ -75,9 +75,7 @@ def open_table(
         format, ("", "")
     )
     if library and find_spec(library) is None:
-        raise SparkOptionError(
-            f"format {format} needs its library: pip install -e '.[{extra}]' in a checkout of penstock"
-        )
+        raise SparkOptionError(f"format {format} needs its library: pip install 'penstock-mq[{extra}]'")
     if format == "delta":
         from penstock.spark.jobs.tables.delta import ArchiveDeltaTable  # noqa: PLC0415  an extra
 
