@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from crc32c import crc32c
 
-from penstock.log import lookup
+from penstock.log import timestamp_lookup
 from penstock.log.config import LogConfig
 from penstock.log.log import CorruptLog, Log, OffsetOutOfRange
 from penstock.protocol.compression import Codec
@@ -403,7 +403,7 @@ def test_headers_that_lie_about_their_time_cost_one_unfolding(
         unfolded.append(data)
         return decode_timestamps(data, bytes_max=bytes_max)
 
-    monkeypatch.setattr(lookup, "decode_timestamps", counted)
+    monkeypatch.setattr(timestamp_lookup, "decode_timestamps", counted)
     assert log.offset_for_timestamp(NOW + 200) == (1, NOW + 500, 0)
     assert log.latest_timestamp() == (1, NOW + 500, 0)
     log.delete_before(4)
@@ -442,8 +442,8 @@ def test_truncating_removes_whole_batches_and_segments(files: FakeFiles) -> None
     assert base_offsets(log) == [0, 1, 2, 3, 4]
     assert log.epochs.entries == [(0, 0), (1, 4)]
     assert log.latest_timestamp() == (4, NOW + 4, 1)
-    assert log.doomed
-    assert all(path.endswith(".deleted") for path in log.doomed)
+    assert log.pending_deletes
+    assert all(path.endswith(".deleted") for path in log.pending_deletes)
     log.check()
     assert append(log, epoch=5) == 5
 
@@ -631,15 +631,15 @@ def test_offsets_below_the_checkpointed_start_are_never_used_again(files: FakeFi
     assert opened(made_files(), log_start_offset=4).log_end_offset == 4
 
 
-def test_files_already_doomed_are_found_again(files: FakeFiles) -> None:
+def test_files_already_deleted_are_found_again(files: FakeFiles) -> None:
     log = opened(files, SMALL_SEGMENTS)
     for _ in range(4):
         append(log)
     log.delete_before(3)
-    doomed = sorted(log.doomed)
-    assert doomed
+    paths = sorted(log.pending_deletes)
+    assert paths
     log.close()
-    assert sorted(opened(files).doomed) == doomed
+    assert sorted(opened(files).pending_deletes) == paths
 
 
 @pytest.mark.parametrize("size", [0, 1, BATCH_BYTES, BATCH_BYTES * 2, BATCH_BYTES * 3 - 1])
@@ -691,7 +691,7 @@ def test_room_can_be_made_on_a_full_disk(files: FakeFiles) -> None:
     files.fail_after(0)
     log.delete_before(5)
     log.truncate_to(8)
-    assert log.doomed
+    assert log.pending_deletes
     log.check()
     with pytest.raises(OSError, match="space"):
         log.close()
@@ -725,7 +725,7 @@ def test_all_records_can_be_deleted_on_a_full_disk(files: FakeFiles, number: int
     files.fail_after(0, number)
     log.delete_before(7, frees_last=True)
     assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (7, 7, 1)
-    assert log.doomed
+    assert log.pending_deletes
     files.fail_after(None)
     log.check()
 

@@ -7,13 +7,13 @@ import pytest
 from penstock.log import producers
 from penstock.log.config import LogConfig
 from penstock.log.producers import LOADED_MS_MIN, TRY_AGAIN, CorruptSnapshot, Duplicate, ProducerStates
-from penstock.log.refusals import (
+from penstock.log.refused_batches import (
     ELSEWHERE_REMEMBERED,
     NONE_REFUSED,
     PRODUCERS_REMEMBERED,
     REMEMBERED_MS,
-    Refusals,
-    RefusalsElsewhere,
+    RefusedBatches,
+    RefusedElsewhere,
 )
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import SEQUENCE_MAX, BatchHeader, decode_header, encode_batch
@@ -133,18 +133,22 @@ def test_a_batch_that_overtook_the_first_of_a_log_is_to_come_again_behind_it(wri
 
 
 def test_a_producer_that_goes_on_in_a_topic_made_again_is_taken_when_it_insists() -> None:
-    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
+    states, refused_batches = ProducerStates(EXPIRATION_MS), RefusedBatches()
     states.log_was_empty = True
     for sequence in (200, 210):
-        verdict = states.check(made_header(sequence), NOW, refusals)
+        verdict = states.check(made_header(sequence), NOW, refused_batches)
         assert verdict is TRY_AGAIN
-        refusals.add(made_header(sequence), verdict, NOW)
-    assert states.check(made_header(210), NOW, refusals) is TRY_AGAIN, "the one before it was refused too"
-    assert states.check(made_header(200), NOW, refusals) is None
-    assert states.check(made_header(200, epoch=1), NOW, refusals) is TRY_AGAIN, (
+        refused_batches.add(made_header(sequence), verdict, NOW)
+    assert states.check(made_header(210), NOW, refused_batches) is TRY_AGAIN, (
+        "the one before it was refused too"
+    )
+    assert states.check(made_header(200), NOW, refused_batches) is None
+    assert states.check(made_header(200, epoch=1), NOW, refused_batches) is TRY_AGAIN, (
         "another epoch is another matter"
     )
-    assert states.check(made_header(200), NOW + 3_600_000, refusals) is TRY_AGAIN, "not the same attempt"
+    assert states.check(made_header(200), NOW + 3_600_000, refused_batches) is TRY_AGAIN, (
+        "not the same attempt"
+    )
 
 
 def test_a_producer_expires_by_the_clock(writer: Writer) -> None:
@@ -407,77 +411,77 @@ def test_epochs_of_forgotten_producers_do_not_pile_up(
 
 def test_what_was_sent_behind_a_refused_batch_is_refused_with_the_same_error() -> None:
     """Not as out of order, after which librdkafka begins a new sequence and stores twice what it had stored."""
-    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
+    states, refused_batches = ProducerStates(EXPIRATION_MS), RefusedBatches()
     for sequence in range(3):
         states.update(made_header(sequence), sequence, NOW)
-    refusals.add(made_header(3), ErrorCode.KAFKA_STORAGE_ERROR, NOW)
-    assert states.check(made_header(5), NOW, refusals) == ErrorCode.KAFKA_STORAGE_ERROR
-    assert states.check(made_header(3), NOW, refusals) is None
+    refused_batches.add(made_header(3), ErrorCode.KAFKA_STORAGE_ERROR, NOW)
+    assert states.check(made_header(5), NOW, refused_batches) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert states.check(made_header(3), NOW, refused_batches) is None
     states.update(made_header(3), 3, NOW)
-    assert states.check(made_header(5), NOW, refusals) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert states.check(made_header(4), NOW, refusals) is None
+    assert states.check(made_header(5), NOW, refused_batches) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert states.check(made_header(4), NOW, refused_batches) is None
 
 
 def test_a_first_batch_that_was_refused_is_not_overtaken() -> None:
-    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
-    refusals.add(made_header(0), ErrorCode.NOT_ENOUGH_REPLICAS, NOW)
-    assert states.check(made_header(1), NOW, refusals) == ErrorCode.NOT_ENOUGH_REPLICAS
-    assert states.check(made_header(0), NOW, refusals) is None
-    assert states.check(made_header(0, epoch=1), NOW, refusals) is None
+    states, refused_batches = ProducerStates(EXPIRATION_MS), RefusedBatches()
+    refused_batches.add(made_header(0), ErrorCode.NOT_ENOUGH_REPLICAS, NOW)
+    assert states.check(made_header(1), NOW, refused_batches) == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert states.check(made_header(0), NOW, refused_batches) is None
+    assert states.check(made_header(0, epoch=1), NOW, refused_batches) is None
 
 
 def test_a_refused_batch_that_another_leader_has_stored_stands_in_nobodys_way() -> None:
-    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
-    refusals.add(made_header(3), ErrorCode.NOT_LEADER_OR_FOLLOWER, NOW)
+    states, refused_batches = ProducerStates(EXPIRATION_MS), RefusedBatches()
+    refused_batches.add(made_header(3), ErrorCode.NOT_LEADER_OR_FOLLOWER, NOW)
     for sequence in range(6):
         states.update(made_header(sequence), sequence, NOW)
-    assert states.check(made_header(6), NOW, refusals) is None
-    assert states.check(made_header(7), NOW, refusals) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    refusals.add(made_header(6), ErrorCode.KAFKA_STORAGE_ERROR, NOW)
-    assert states.check(made_header(7), NOW, refusals) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert states.check(made_header(6), NOW, refused_batches) is None
+    assert states.check(made_header(7), NOW, refused_batches) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    refused_batches.add(made_header(6), ErrorCode.KAFKA_STORAGE_ERROR, NOW)
+    assert states.check(made_header(7), NOW, refused_batches) == ErrorCode.KAFKA_STORAGE_ERROR
 
 
 def test_a_refusal_is_forgotten_when_nothing_of_then_can_be_under_way() -> None:
     """Or a producer that is forgotten too, and never sends that batch again, could not go on."""
-    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
-    refusals.add(made_header(3), ErrorCode.NOT_LEADER_OR_FOLLOWER, NOW)
+    states, refused_batches = ProducerStates(EXPIRATION_MS), RefusedBatches()
+    refused_batches.add(made_header(3), ErrorCode.NOT_LEADER_OR_FOLLOWER, NOW)
     later = NOW + REMEMBERED_MS
-    assert states.check(made_header(9), later, refusals) == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert states.check(made_header(9), later + 1, refusals) is None
+    assert states.check(made_header(9), later, refused_batches) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert states.check(made_header(9), later + 1, refused_batches) is None
 
 
 def test_a_refusal_is_forgotten_though_the_clock_was_set_back() -> None:
-    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
-    refusals.add(made_header(3), ErrorCode.NOT_LEADER_OR_FOLLOWER, NOW)
-    assert states.check(made_header(9), NOW - 1, refusals) == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert states.check(made_header(9), NOW - 3_600_000, refusals) is None
+    states, refused_batches = ProducerStates(EXPIRATION_MS), RefusedBatches()
+    refused_batches.add(made_header(3), ErrorCode.NOT_LEADER_OR_FOLLOWER, NOW)
+    assert states.check(made_header(9), NOW - 1, refused_batches) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert states.check(made_header(9), NOW - 3_600_000, refused_batches) is None
 
 
 @pytest.mark.parametrize("refused", [SEQUENCE_MAX - 1, SEQUENCE_MAX, 0, 1])
 def test_a_refused_batch_is_not_overtaken_where_sequences_begin_again(refused: int) -> None:
-    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
+    states, refused_batches = ProducerStates(EXPIRATION_MS), RefusedBatches()
     states.update(made_header((refused - 1) & SEQUENCE_MAX), 0, NOW)
-    refusals.add(made_header(refused), ErrorCode.NOT_ENOUGH_REPLICAS, NOW)
+    refused_batches.add(made_header(refused), ErrorCode.NOT_ENOUGH_REPLICAS, NOW)
     for ahead in (1, 2, 3):
         behind_it = made_header((refused + ahead) & SEQUENCE_MAX)
-        assert states.check(behind_it, NOW, refusals) == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert states.check(behind_it, NOW, refused_batches) == ErrorCode.NOT_ENOUGH_REPLICAS
     before_it = made_header((refused - 9) & SEQUENCE_MAX)
-    assert states.check(before_it, NOW, refusals) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert states.check(before_it, NOW, refused_batches) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     states.update(made_header(refused), 1, NOW)
-    assert states.check(behind_it, NOW, refusals) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert states.check(behind_it, NOW, refused_batches) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 def test_producers_that_were_refused_are_remembered_up_to_a_limit() -> None:
-    states, refusals = ProducerStates(EXPIRATION_MS), Refusals()
+    states, refused_batches = ProducerStates(EXPIRATION_MS), RefusedBatches()
     for producer_id in range(PRODUCERS_REMEMBERED + 1):
-        refusals.add(made_header(0, producer_id=producer_id), ErrorCode.NOT_ENOUGH_REPLICAS, NOW)
-    assert states.check(made_header(1, producer_id=0), NOW, refusals) is None
-    assert states.check(made_header(1, producer_id=1), NOW, refusals) == ErrorCode.NOT_ENOUGH_REPLICAS
+        refused_batches.add(made_header(0, producer_id=producer_id), ErrorCode.NOT_ENOUGH_REPLICAS, NOW)
+    assert states.check(made_header(1, producer_id=0), NOW, refused_batches) is None
+    assert states.check(made_header(1, producer_id=1), NOW, refused_batches) == ErrorCode.NOT_ENOUGH_REPLICAS
 
 
 def test_what_was_refused_before_a_partition_was_here_is_not_overtaken_in_it() -> None:
     """Clients name a topic by its name or its id."""
-    topic_id, elsewhere = bytes(15) + b"t", RefusalsElsewhere()
+    topic_id, elsewhere = bytes(15) + b"t", RefusedElsewhere()
     elsewhere.add("t", 0, made_header(0), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NOW)
     elsewhere.add(topic_id, 1, made_header(0), ErrorCode.UNKNOWN_TOPIC_ID, NOW)
     states = ProducerStates(EXPIRATION_MS)
@@ -491,7 +495,7 @@ def test_what_was_refused_before_a_partition_was_here_is_not_overtaken_in_it() -
 
 
 def test_only_so_much_is_remembered_of_what_was_refused_elsewhere() -> None:
-    elsewhere = RefusalsElsewhere()
+    elsewhere = RefusedElsewhere()
     for number in range(ELSEWHERE_REMEMBERED + 1):
         elsewhere.add(f"t{number}", 0, made_header(0), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NOW)
     assert elsewhere.of("t0", bytes(16), 0) is NONE_REFUSED

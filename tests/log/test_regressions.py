@@ -95,7 +95,7 @@ def test_deleting_records_on_a_full_disk_makes_room(tmp_path: Path) -> None:
     files.is_full = True
     log.delete_before(10)
     assert log.log_start_offset == 10
-    assert log.doomed, "the segments are to be removed"
+    assert log.pending_deletes, "the segments are to be removed"
     files.is_full = False
     append(log, 1)
     flush(log)
@@ -113,7 +113,7 @@ def test_retention_on_a_full_disk_makes_room(tmp_path: Path) -> None:
     files.is_full = True
     assert log.expire(MachineClock().wall_ms(), log.log_end_offset) > 0
     assert log.log_start_offset > 0
-    assert log.doomed, "the segments are to be removed"
+    assert log.pending_deletes, "the segments are to be removed"
 
 
 @pytest.mark.parametrize("is_expired", [False, True])
@@ -143,7 +143,7 @@ def test_the_last_segment_goes_on_a_full_disk_if_a_little_room_can_be_made(
     delete()
     assert given == [0, 1]
     assert log.size_bytes == 0 and log.log_start_offset == log.log_end_offset == 20
-    assert log.doomed
+    assert log.pending_deletes
     log.check()
 
 

@@ -98,10 +98,10 @@ def test_nothing_expires_when_all_is_to_be_kept(files: FakeFiles) -> None:
 def test_expired_files_are_renamed_and_named_for_removal(files: FakeFiles) -> None:
     log = hourly(files, retention_ms=HOUR)
     log.expire(NOW + HOUR + 1, 10)
-    assert sorted(log.doomed) == [
+    assert sorted(log.pending_deletes) == [
         f"{DIRECTORY}/{0:020d}{suffix}.deleted" for suffix in (".index", ".log", ".timeindex")
     ]
-    assert all(files.exists(path) for path in log.doomed)
+    assert all(files.exists(path) for path in log.pending_deletes)
 
 
 def test_old_segments_are_asked_for_their_age_once(files: FakeFiles) -> None:

@@ -68,7 +68,7 @@ def test_what_was_dropped_is_left_for_readers_that_are_still_at_it(files: FakeFi
     log.start_over_at(4)
     append(log, epoch=1)
     assert found.file.read_at(found.position, found.size) == before
-    assert sorted(log.doomed) == [f"{DIRECTORY}/{name}" for name in names(files, ".deleted")]
+    assert sorted(log.pending_deletes) == [f"{DIRECTORY}/{name}" for name in names(files, ".deleted")]
 
 
 def test_a_log_without_files_starts_over_at_an_offset(files: FakeFiles) -> None:

@@ -25,7 +25,7 @@ from penstock.protocol.messages.topics import (
     DeleteTopicsRequest,
 )
 from tests.metadata.ensemble import Ensemble
-from tests.metadata.test_brokers import set_config
+from tests.metadata.test_broker_registry import set_config
 
 BROKERS = (1, 2, 3, 4)
 NAMES = ("a", "b")

@@ -9,7 +9,7 @@ from penstock.protocol.messages.brokers import BrokerHeartbeatRequest
 from penstock.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from penstock.protocol.schema import decode, encode
 from tests.metadata.ensemble import Ensemble, directory
-from tests.metadata.test_brokers import assign
+from tests.metadata.test_broker_registry import assign
 
 
 def fill(on: Ensemble, *ids: int) -> None:

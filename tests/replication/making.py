@@ -19,7 +19,7 @@ LAG_MAX_MS = 10_000
 TOPIC = bytes(15) + b"\x01"
 
 
-class Brokers:
+class LiveBrokers:
     """What ``live`` says."""
 
     def __init__(self, *brokers: int) -> None:
@@ -42,7 +42,7 @@ class Leading:
         min_isr: int = 2,
         leader_epoch: int = 1,
     ) -> None:
-        self.brokers = Brokers(1, 2, 3, 4)
+        self.brokers = LiveBrokers(1, 2, 3, 4)
         # Followers that have stopped fetching.
         self.silent: set[int] = set()
         self.now_ms = 0
@@ -115,7 +115,7 @@ def following(
     leader: int = 2, *, leader_epoch: int = 1, end_offset: int = 0, high_watermark: int = 0
 ) -> Partition:
     partition = Partition(
-        1, live=Brokers(1, 2, 3).live, lag_max_ms=LAG_MAX_MS, min_isr=2, high_watermark=high_watermark
+        1, live=LiveBrokers(1, 2, 3).live, lag_max_ms=LAG_MAX_MS, min_isr=2, high_watermark=high_watermark
     )
     taken = partition.assign(
         Assignment(leader, leader_epoch, 1, (1, 2, 3), (1, 2, 3)), end_offset=end_offset, now_ms=0

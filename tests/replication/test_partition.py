@@ -7,7 +7,7 @@ import pytest
 from penstock.protocol.errors import ErrorCode
 from penstock.replication.events import NO_LEADER, Assignment
 from penstock.replication.partition import Partition, Truncation
-from tests.replication.making import LAG_MAX_MS, Brokers, Leading, following
+from tests.replication.making import LAG_MAX_MS, Leading, LiveBrokers, following
 
 # The high watermark
 
@@ -84,7 +84,7 @@ def test_a_leader_elected_again_begins_a_new_epoch_at_its_end() -> None:
 
 
 def test_in_flushed_mode_a_new_leader_counts_only_what_is_on_its_disk() -> None:
-    partition = Partition(1, live=Brokers(1).live, lag_max_ms=LAG_MAX_MS, min_isr=1)
+    partition = Partition(1, live=LiveBrokers(1).live, lag_max_ms=LAG_MAX_MS, min_isr=1)
     partition.assign(Assignment(1, 1, 1, (1,), (1,)), end_offset=9, now_ms=0, counted_end=6)
     assert partition.high_watermark == 6
     assert partition.epoch_start_offset == 9

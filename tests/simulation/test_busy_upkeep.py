@@ -14,8 +14,8 @@ GAP_MS_MAX = 3_000
 
 
 def occupy_upkeep(machine: Machine) -> None:
-    assert machine.booted is not None
-    spawn = machine.booted.broker.environment.spawn
+    assert machine.node is not None
+    spawn = machine.node.broker.environment.spawn
     usual = spawn._thread_ms  # type: ignore[attr-defined]
     spawn._thread_ms = lambda lane: BUSY_MS  # type: ignore[attr-defined]
     spawn.in_thread(lambda: None, lambda *_: None, lane="upkeep")
@@ -29,9 +29,9 @@ def test_deleted_records_do_not_stop_followers_that_are_busy_removing_files() ->
     waiting: list[HostedPartition] = []
     answers: list[ErrorCode] = []
     for machine in run.cluster.machines.values():
-        assert machine.booted is not None
+        assert machine.node is not None
         occupy_upkeep(machine)
-        waiting += [hosted for hosted in machine.booted.led() if hosted.topic == "orders"]
+        waiting += [hosted for hosted in machine.node.led() if hosted.topic == "orders"]
     assert waiting
     for hosted in waiting:
         # Inside a segment.

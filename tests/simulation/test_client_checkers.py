@@ -197,7 +197,7 @@ def test_a_commit_for_a_topic_that_is_gone(checkers: ClientCheckers) -> None:
     commits.acked("group", HERE, -1, 10)
     # Sent, and acknowledged while the topic was being deleted: it may count for the next one.
     commits.committing("group", HERE, -1, 11)
-    commits.acked("group", HERE, -1, 11, is_doomed=True)
+    commits.acked("group", HERE, -1, 11, is_deleting=True)
     commits.fetched("group", again, -1, "member")
     commits.fetched("group", again, 11, "member")
     with pytest.raises(Violation, match="lost commit"):

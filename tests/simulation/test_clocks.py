@@ -40,8 +40,8 @@ def starts(run: swarm.Run) -> set[int]:
     return {
         hosted.log.log_start_offset
         for machine in run.cluster.running
-        if machine.booted is not None
-        for hosted in machine.booted.node.broker.partitions
+        if machine.node is not None
+        for hosted in machine.node.broker.partitions
         if hosted.topic == "orders" and hosted.is_open
     }
 
@@ -96,7 +96,7 @@ def test_a_broker_that_was_down_believes_the_others_at_once() -> None:
     run.cluster.start(machine)
 
     def believes() -> bool:
-        return machine.booted is not None and machine.booted.node.broker.clocks.doubt() is None
+        return machine.node is not None and machine.node.broker.clocks.doubt() is None
 
     assert run.loop.run_until(believes, 15_000)
 

@@ -152,8 +152,8 @@ def test_a_wiped_voter_votes_again_when_its_removal_is_in_snapshots_only() -> No
     wiped, *others = [run.cluster.machines[node_id] for node_id in (3, 1, 2)]
 
     def logs() -> list[MetadataLog]:
-        booted = [machine.booted for machine in others if machine.booted is not None]
-        return [each.broker.consensus._log for each in booted]
+        nodes = [machine.node for machine in others if machine.node is not None]
+        return [each.broker.consensus._log for each in nodes]
 
     run.cluster.wipe(wiped)
     run.cluster.start(wiped)
@@ -188,8 +188,8 @@ def test_a_damaged_replica_whose_broker_dies_before_it_is_mended_is_fetched_agai
     run.loop.run_for(20_000)
     assert run.inspector.is_whole()
     machine = run.cluster.machines[3]
-    assert machine.booted is not None
-    broker = machine.booted.broker
+    assert machine.node is not None
+    broker = machine.node.broker
     hosted = broker.partitions.get("orders", 0)
     assert hosted is not None
     broker.directories._damaged[hosted] = 2**62  # it never gets to the mending

@@ -25,7 +25,7 @@ def test_two_nodes_cut_from_each_other_cost_a_session_of_writes(case: str) -> No
             data_dirs=1,
             partitions=6,
             producers=1,
-            gamblers=0,
+            one_shot_producers=0,
             produce_interval_ms=400.0,
             clock_drift=0.0,
         )
@@ -34,14 +34,14 @@ def test_two_nodes_cut_from_each_other_cost_a_session_of_writes(case: str) -> No
     assert run.loop.run_until(run.inspector.is_whole, swarm.LIVENESS_MS)
     run.loop.run_for(10_000)
     machines = list(run.cluster.machines.values())
-    (controller,) = [one for one in machines if one.booted is not None and one.booted.is_controller]
+    (controller,) = [one for one in machines if one.node is not None and one.node.is_controller]
     others = [machine for machine in machines if machine is not controller]
     one, other = (controller, others[0]) if case == "with the controller" else others
     led = [
         hosted
         for machine in (one, other)
-        if machine.booted is not None
-        for hosted in machine.booted.broker.partitions
+        if machine.node is not None
+        for hosted in machine.node.broker.partitions
         if hosted.is_leader and hosted.topic == "orders"
     ]
     assert led, "nothing would be interrupted"

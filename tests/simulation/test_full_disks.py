@@ -34,7 +34,7 @@ class Filled(swarm.Run):
                 restarts_all=False,
                 partitions=4,
                 producers=1,
-                gamblers=0,
+                one_shot_producers=0,
                 members=2,
                 segment_bytes=2_048,
                 produce_interval_ms=200.0,
@@ -57,7 +57,7 @@ class Filled(swarm.Run):
         hosted = [
             machine
             for machine in self.cluster.machines.values()
-            if machine.booted is not None and not machine.booted.is_controller and any(machine.booted.led())
+            if machine.node is not None and not machine.node.is_controller and any(machine.node.led())
         ]
         return hosted[0]
 
@@ -65,7 +65,7 @@ class Filled(swarm.Run):
         (found,) = [
             machine
             for machine in self.cluster.machines.values()
-            if machine.booted is not None and machine.booted.is_controller
+            if machine.node is not None and machine.node.is_controller
         ]
         return found
 
@@ -94,8 +94,8 @@ def take_reserve(machine: Machine) -> None:
     for path, _ in list(machine.disk.files()):
         if NAME in path:
             machine.files.remove(path)
-    assert machine.booted is not None
-    for directory in machine.booted.broker.storage.directories:
+    assert machine.node is not None
+    for directory in machine.node.broker.storage.directories:
         directory.reserve.find()
 
 
@@ -106,8 +106,8 @@ def test_writes_go_on_while_a_disk_is_full(role: str, is_flushed: bool) -> None:
     machine = run.leader() if role == "leader" else run.controller()
     machine.disk.fill()
     assert run.longest_gap_ms(FULL_MS) < GAP_MS_MAX
-    assert not any(machine.booted.led()), "it leads what it cannot write"  # type: ignore[union-attr]
-    for hosted in run.leader().booted.broker.partitions:  # type: ignore[union-attr]
+    assert not any(machine.node.led()), "it leads what it cannot write"  # type: ignore[union-attr]
+    for hosted in run.leader().node.broker.partitions:  # type: ignore[union-attr]
         assert machine.node_id not in hosted.image.isr
     told = [line for line in run.cluster.lines if machine.host in line and "full" in line]
     assert 0 < len(told) < 5, told
@@ -125,7 +125,7 @@ def test_a_full_follower_holds_nobody_up() -> None:
     if not machine.is_running:
         run.cluster.start(machine)
     run.settle()
-    led = list(machine.booted.led())  # type: ignore[union-attr]
+    led = list(machine.node.led())  # type: ignore[union-attr]
     assert not led, led
     machine.disk.fill()
     assert run.longest_gap_ms(FULL_MS) < GAP_MS_MAX
@@ -183,7 +183,7 @@ def test_one_full_disk_of_two_costs_only_what_lies_on_it() -> None:
     machine = run.leader()
     machine.disk.fill("/disk2")
     assert run.longest_gap_ms(FULL_MS) < GAP_MS_MAX
-    broker = machine.booted.broker  # type: ignore[union-attr]
+    broker = machine.node.broker  # type: ignore[union-attr]
     for hosted in broker.partitions:
         home = broker.storage.directory_of(hosted)
         if home is None:

@@ -21,7 +21,7 @@ from penstock.broker.quorum.metadata_log import QUORUM_STATE
 from penstock.broker.storage.data_directory import Directory
 from penstock.log import reading as reading_module
 from penstock.log.producers import ProducerStates
-from penstock.metadata.brokers import Brokers
+from penstock.metadata.broker_registry import BrokerRegistry
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import FlushedTopic
 from penstock.replication.partition import Partition
@@ -114,16 +114,16 @@ def takes_power_loss_for_a_crash(patch: Patch) -> None:
 
 def reports_all_as_flushed(patch: Patch) -> None:
     """A broker that lost its page cache says that all it confirmed was on the disk."""
-    register = Brokers.register
+    register = BrokerRegistry.register
 
-    def believed(self: Brokers, request: Any, now_ms: int, from_host: str | None) -> Any:
+    def believed(self: BrokerRegistry, request: Any, now_ms: int, from_host: str | None) -> Any:
         request.flushed = [
             FlushedTopic(topic_id=topic.id, partitions=[partition.index for partition in topic.partitions])
             for topic in self._decided.image.topics.values()
         ]
         return register(self, request, now_ms, from_host)
 
-    patch.setattr(Brokers, "register", believed)
+    patch.setattr(BrokerRegistry, "register", believed)
 
 
 def does_not_wait_for_the_disk(patch: Patch) -> None:

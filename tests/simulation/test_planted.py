@@ -17,7 +17,7 @@ from penstock.groups.commits import Commits
 from penstock.log.producers import TRY_AGAIN, ProducerStates
 from penstock.metadata.decided_state import DecidedState
 from penstock.protocol.errors import ErrorCode
-from penstock.replication.silence import Silence
+from penstock.replication.follower_activity import FollowerActivity
 from penstock.sim.plans import Plan, plan_for
 from penstock.sim.swarm import Run
 from tests.simulation import test_cuts, test_full_disks
@@ -57,7 +57,7 @@ def finds(plan: Callable[[int], Plan], what: str) -> int | None:
 
 
 def recreated(seed: int) -> Plan:
-    return replace(quiet(seed, 60), recreates=True, members=0, gamblers=0)
+    return replace(quiet(seed, 60), recreates=True, members=0, one_shot_producers=0)
 
 
 def test_offsets_of_a_deleted_topic_that_the_next_of_its_name_begins_at(monkeypatch: Patch) -> None:
@@ -83,6 +83,6 @@ def test_a_full_disk_whose_broker_stays_leader_and_in_sync(monkeypatch: Patch) -
 
 
 def test_a_follower_that_is_cut_from_its_leader_and_counts_on(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Silence, "is_silent", lambda self, broker, since_ms, now_ms: False)
+    monkeypatch.setattr(FollowerActivity, "is_silent", lambda self, broker, since_ms, now_ms: False)
     with pytest.raises(AssertionError, match=r"assert \d+"):
         test_cuts.test_two_nodes_cut_from_each_other_cost_a_session_of_writes("without the controller")

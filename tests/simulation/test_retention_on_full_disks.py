@@ -44,14 +44,14 @@ class Expiring(Filled):
             producer.is_open = False
 
     def has_room(self, machine: Machine) -> bool:
-        assert machine.booted is not None
-        return not any(directory.is_full for directory in machine.booted.broker.storage.directories)
+        assert machine.node is not None
+        return not any(directory.is_full for directory in machine.node.broker.storage.directories)
 
     def starts(self, machine: Machine) -> dict[int, int]:
-        assert machine.booted is not None
+        assert machine.node is not None
         return {
             hosted.index: hosted.log.log_start_offset
-            for hosted in machine.booted.broker.partitions
+            for hosted in machine.node.broker.partitions
             if hosted.topic == TOPIC
         }
 
@@ -118,16 +118,16 @@ def test_a_full_follower_that_asks_where_its_leaders_begin_is_not_taken_to_be_in
         producer.is_open = False
     run.loop.run_for(2_000)
     machine = run.leader()
-    broker = machine.booted.broker  # type: ignore[union-attr]
+    broker = machine.node.broker  # type: ignore[union-attr]
     # Metadata that finds no room takes from the reserve.
     machine.disk.fill()
     assert broker.storage.directories[0].reserve.give()
-    assert run.loop.run_until(lambda: not any(machine.booted.led()), 10_000)  # type: ignore[union-attr]
+    assert run.loop.run_until(lambda: not any(machine.node.led()), 10_000)  # type: ignore[union-attr]
     asked_ms = broker.full_followers._next_ms
     run.loop.run_for(20_000)
     assert broker.full_followers._next_ms > asked_ms
-    leaders = [other.booted for other in run.cluster.machines.values() if other is not machine]
-    led = [hosted for booted in leaders for hosted in booted.led()]  # type: ignore[union-attr]
+    leaders = [other.node for other in run.cluster.machines.values() if other is not machine]
+    led = [hosted for node in leaders for hosted in node.led()]  # type: ignore[union-attr]
     assert led
     for hosted in led:
         assert machine.node_id not in hosted.image.isr

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.log.producers import TRY_AGAIN, Duplicate, ProducerStates
-from penstock.log.refusals import Refusals
+from penstock.log.refused_batches import RefusedBatches
 from penstock.model import TopicPartition
 from penstock.protocol.apis import API_VERSIONS, APIS
 from penstock.protocol.errors import ErrorCode
@@ -76,7 +76,7 @@ class FakePartition:
     batches: list[tuple[int, bytes]] = field(default_factory=list)
     log_end_offset: int = 0
     producers: ProducerStates = field(default_factory=lambda: ProducerStates(10**12))
-    refusals: Refusals = field(default_factory=Refusals)
+    refused_batches: RefusedBatches = field(default_factory=RefusedBatches)
 
     def append(self, batch: bytearray, count: int) -> int:
         base_offset = self.log_end_offset
@@ -293,11 +293,11 @@ class FakeCluster:
         header = check_produced(memoryview(batch), max_message_bytes=1_000_000)
         if isinstance(header, ErrorCode):
             return header, -1
-        verdict = partition.producers.check(header, WALL_MS, partition.refusals)
+        verdict = partition.producers.check(header, WALL_MS, partition.refused_batches)
         if isinstance(verdict, Duplicate):
             return ErrorCode.NONE, verdict.base_offset
         if verdict is TRY_AGAIN:
-            partition.refusals.add(header, verdict, WALL_MS)
+            partition.refused_batches.add(header, verdict, WALL_MS)
         if verdict is not None:
             return verdict, -1
         base_offset = partition.append(batch, header.count)

@@ -52,7 +52,7 @@ class Mischief:
         header = decode_header(batch)
         if code is not None and code not in WRITTEN:
             if not self._is_kafka:
-                partition.refusals.add(header, code, WALL_MS)
+                partition.refused_batches.add(header, code, WALL_MS)
             return code, -1
         before = partition.log_end_offset
         result = self._write(partition, batch)

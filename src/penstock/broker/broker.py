@@ -48,7 +48,7 @@ from penstock.metadata.values import LOST_DIRECTORY
 from penstock.model import BrokerId, TopicId
 from penstock.raft.settings import RaftSettings
 from penstock.replication.follower import FetchLimits
-from penstock.replication.silence import Silence
+from penstock.replication.follower_activity import FollowerActivity
 
 # Of what a reassignment copies to this broker.
 THROTTLE = "follower.replication.throttled.rate"
@@ -163,7 +163,7 @@ class Broker:
         self.fetch_sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, environment.clock, environment.random
         )
-        self.silence = Silence(
+        self.follower_activity = FollowerActivity(
             # Of a follower that has nothing to fetch, a request lies here for that long.
             min(
                 self.lag_max_ms,
@@ -178,7 +178,7 @@ class Broker:
             me=self.node_id,
             broker_epoch=lambda: self.membership.epoch,
             lag_max_ms=self.lag_max_ms,
-            silence=self.silence,
+            follower_activity=self.follower_activity,
             live=self.live,
             on_answered=HostedPartition.proposal_answered,
         )
@@ -388,7 +388,7 @@ class Broker:
         return known.epoch if known is not None and known.is_active else None
 
     def is_silent(self, broker: int, since_ms: int, now_ms: int) -> bool:
-        return self.silence.is_silent(broker, since_ms, now_ms)
+        return self.follower_activity.is_silent(broker, since_ms, now_ms)
 
     def wants_proposal(self, hosted: HostedPartition) -> None:
         self.proposals.wants_proposal(hosted)

@@ -18,8 +18,7 @@ from penstock.environment import NO_ROOM, Buffer, Clock, Environment, FileRange,
 from penstock.log.config import KEEP, LogConfig
 from penstock.log.durability import Durability, sync_once
 from penstock.log.epochs import NO_EPOCH, LeaderEpochs
-from penstock.log.fetched import first_holding, good_from
-from penstock.log.lookup import TimestampedOffset, first_from, newest
+from penstock.log.fetched_batches import first_holding, good_from
 from penstock.log.names import DELETED, LOG, SNAPSHOT, offset_of
 from penstock.log.producers import ProducerStates
 from penstock.log.reading import Reader
@@ -28,6 +27,7 @@ from penstock.log.retention import count_expired
 from penstock.log.segment import Segment, WrongIndex
 from penstock.log.segments import CorruptLog, Segments, damaged
 from penstock.log.snapshots import Snapshots, producers_at
+from penstock.log.timestamp_lookup import TimestampedOffset, first_from, newest
 from penstock.protocol.records import BatchHeader, CorruptBatch, patch
 
 __all__ = ["CorruptLog", "Log", "LogConfig", "OffsetOutOfRange"]
@@ -51,12 +51,12 @@ class Log:
         "_wall_offset_ms",
         "before_cut",
         "directory",
-        "doomed",
         "epochs",
         "give_room",
         "has_rolled",
         "log_end_offset",
         "log_start_offset",
+        "pending_deletes",
         "recovery",
     )
 
@@ -87,7 +87,7 @@ class Log:
         # A segment was completed since the last flush. The shell flushes it soon, as Kafka does on roll.
         self.has_rolled = False
         # Paths that are no longer part of the log, for the shell to take, and to remove after a delay.
-        self.doomed: list[str] = []
+        self.pending_deletes: list[str] = []
         # Called with the offset before the log is cut there: whoever remembers, elsewhere, that it was longer must
         # first remember less.
         self.before_cut: Callable[[int], None] | None = None
@@ -160,7 +160,7 @@ class Log:
                 if snapshot is not None:
                     self._snapshots.offsets.append(snapshot)
             elif name.endswith(DELETED):
-                self.doomed.append(f"{self.directory}/{name}")
+                self.pending_deletes.append(f"{self.directory}/{name}")
         if not self._segments.items:
             # What a crash may have left beside no segment says nothing about an empty log.
             self.epochs.has_directory = False
@@ -203,7 +203,7 @@ class Log:
         # A crash may have undone their removal.
         stale = self._segments.place_of(offset)
         if stale > 0:
-            self.doomed += self._segments.drop_oldest(stale)
+            self.pending_deletes += self._segments.drop_oldest(stale)
             self._durability.changed()
 
     def seal(self) -> None:
@@ -492,7 +492,7 @@ class Log:
             # The batch goes as a whole.
             position, offset = segments.items[place].locate_cut(offset)
         self._warn_of_cut(offset)
-        self.doomed += segments.drop_behind(offset)
+        self.pending_deletes += segments.drop_behind(offset)
         if segments.items:
             active, wall_ms = segments.activate(), self._clock.wall_ms()
             try:
@@ -532,7 +532,7 @@ class Log:
             self.epochs.remove()
             self._snapshots.drop_above(-1)
             self._files.sync_directory(self.directory)
-            self.doomed += self._segments.drop_behind(-1)
+            self.pending_deletes += self._segments.drop_behind(-1)
             self._files.sync_directory(self.directory)
         self._epoch = NO_EPOCH
         self._producers = None
@@ -610,7 +610,7 @@ class Log:
 
     def _drop_oldest(self, count: int) -> None:
         if count:
-            self.doomed += self._segments.drop_oldest(count)
+            self.pending_deletes += self._segments.drop_oldest(count)
             self._durability.changed()
         self.epochs.truncate_from_start(self.log_start_offset)
 

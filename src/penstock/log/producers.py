@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from penstock.log.refusals import NONE_REFUSED, Refusals
+from penstock.log.refused_batches import NONE_REFUSED, RefusedBatches
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import SEQUENCE_MAX, BatchHeader
 
@@ -104,7 +104,7 @@ class ProducerStates:
         return self._states.get(producer_id)
 
     def check(
-        self, header: BatchHeader, wall_ms: int, refusals: Refusals = NONE_REFUSED
+        self, header: BatchHeader, wall_ms: int, refused_batches: RefusedBatches = NONE_REFUSED
     ) -> Duplicate | ErrorCode | None:
         """Judge a batch a client sent: None when it is to be appended.
 
@@ -121,19 +121,19 @@ class ProducerStates:
         if header.producer_epoch < epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
         if state is None or wall_ms - state.last_seen_ms > self._expiration_ms:
-            overtaken = refusals.overtaken(header, -1, wall_ms)
+            overtaken = refused_batches.overtaken(header, -1, wall_ms)
             if (
                 overtaken is None
                 and base_sequence != 0
                 and self.log_was_empty
-                and not refusals.includes(header, wall_ms)
+                and not refused_batches.includes(header, wall_ms)
             ):
                 return TRY_AGAIN
             return overtaken
         if header.producer_epoch != epoch:
             if base_sequence == 0:
                 return None
-            return refusals.overtaken(header, -1, wall_ms) or ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            return refused_batches.overtaken(header, -1, wall_ms) or ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         batches = state.batches
         last = batches[-1].last_sequence
         if base_sequence == (last + 1) & SEQUENCE_MAX:
@@ -142,7 +142,7 @@ class ProducerStates:
         for batch in batches:
             if batch.base_sequence == base_sequence and batch.last_sequence == last_sequence:
                 return Duplicate(batch.base_offset, batch.timestamp)
-        return refusals.overtaken(header, last, wall_ms) or ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        return refused_batches.overtaken(header, last, wall_ms) or ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
     def update(self, header: BatchHeader, base_offset: int, wall_ms: int) -> None:
         """A batch with a producer id was appended at ``base_offset``."""

@@ -1,7 +1,7 @@
 """The controller: decides about topics, partitions, settings, brokers and producer ids.
 
-This is the door, and what has no better home. Brokers and their sessions are in ``brokers.py``, proposals of
-leaders in ``isr.py``, what administrators move in ``reassignment.py``, what moves by itself in
+This is the door, and what has no better home. Brokers and their sessions are in ``broker_registry.py``, proposals
+of leaders in ``isr.py``, what administrators move in ``reassignment.py``, what moves by itself in
 ``rebalancing.py``, and what an election is in ``elections.py``.
 
 It never writes and never sends. ``handle`` looks at its image, returns the changes to append to the metadata
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from penstock.decision import Decision
 from penstock.metadata.alterations import alter_configs, incremental_alter_configs
 from penstock.metadata.auto_creation import AutoCreation
-from penstock.metadata.brokers import Brokers
+from penstock.metadata.broker_registry import BrokerRegistry
 from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
 from penstock.metadata.creation import Creation
 from penstock.metadata.decided_state import UNCLEAN, DecidedState
@@ -117,7 +117,7 @@ class Controller:
         self._decided = DecidedState(image, broker=broker, static=static)
         self._random = random
         self._brokers_expected = brokers_expected
-        self._brokers = Brokers(self._decided)
+        self._brokers = BrokerRegistry(self._decided)
         self._rebalancing = Rebalancing(self._decided, self._brokers)
         self._auto_creation = AutoCreation()
 

@@ -48,7 +48,7 @@ class Standing(IntEnum):
 
 # (broker, the directory its replica is in) -> its standing.
 StandingOf: TypeAlias = Callable[[BrokerId, bytes], Standing]
-Brokers: TypeAlias = tuple[BrokerId, ...]
+BrokerIds: TypeAlias = tuple[BrokerId, ...]
 
 
 class Election(Enum):
@@ -89,17 +89,17 @@ class Revision:
         self._min_isr = min_isr
         self._standing_of = standing_of
         # Those who may become eligible leaders when they leave the ISR.
-        self._were_in_sync: Brokers = partition.isr
+        self._were_in_sync: BrokerIds = partition.isr
         self._has_nothing = NO_LEADER
         # What a replica must be to lead.
         self._least = Standing.FULL
         # What is wanted; as it is, to begin with.
-        self.isr: Brokers = partition.isr
-        self.elr: Brokers = partition.eligible_leader_replicas
-        self.last_known: Brokers = partition.last_known_elr
-        self.replicas: Brokers = partition.replicas
-        self.adding: Brokers = partition.adding_replicas
-        self.removing: Brokers = partition.removing_replicas
+        self.isr: BrokerIds = partition.isr
+        self.elr: BrokerIds = partition.eligible_leader_replicas
+        self.last_known: BrokerIds = partition.last_known_elr
+        self.replicas: BrokerIds = partition.replicas
+        self.adding: BrokerIds = partition.adding_replicas
+        self.removing: BrokerIds = partition.removing_replicas
         # In the order of ``replicas``.
         self.directories: tuple[bytes, ...] = partition.directories
         self.recovery_state = partition.leader_recovery_state
@@ -123,7 +123,7 @@ class Revision:
             self._has_nothing = broker
             self.last_known = tuple([member for member in self.last_known if member != broker])
 
-    def reassign(self, target: Brokers, directory_of: Callable[[BrokerId], bytes]) -> None:
+    def reassign(self, target: BrokerIds, directory_of: Callable[[BrokerId], bytes]) -> None:
         """Go from the present replicas to these, by way of both together."""
         known = dict(zip(self.replicas, self.directories))
         adding = self.adding
@@ -183,7 +183,7 @@ class Revision:
 
     def _set_replicas(
         self,
-        replicas: Brokers,
+        replicas: BrokerIds,
         known: dict[BrokerId, bytes],
         directory_of: Callable[[BrokerId], bytes] | None,
     ) -> None:
@@ -275,7 +275,7 @@ class Revision:
             return Standing.GONE
         return self._standing_of(broker, self.directories[self.replicas.index(broker)])
 
-    def _any_leads(self, brokers: Brokers) -> bool:
+    def _any_leads(self, brokers: BrokerIds) -> bool:
         return any([self._leads(broker) for broker in brokers])
 
     def _difference(self, leader: int) -> PartitionChangeRecord | None:

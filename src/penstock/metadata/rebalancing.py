@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections import deque
 
 from penstock.metadata.balance import Placed, Plan, Racks, plan_leaders, plan_rebuild, plan_replicas
+from penstock.metadata.broker_registry import BrokerRegistry
 from penstock.metadata.broker_settings import (
     REBALANCE,
     REBALANCE_DELAY_MS,
     REBALANCE_PARTITIONS_MAX,
     REBUILD_DELAY_MS,
 )
-from penstock.metadata.brokers import Brokers
 from penstock.metadata.decided_state import DecidedState
 from penstock.metadata.elections import Election, Standing
 from penstock.metadata.image import NO_LEADER, PartitionImage
@@ -44,7 +44,7 @@ REBUILD_RETRY_MS = 60_000
 
 
 class Rebalancing:
-    def __init__(self, decided: DecidedState, brokers: Brokers) -> None:
+    def __init__(self, decided: DecidedState, brokers: BrokerRegistry) -> None:
         self._decided = decided
         self._brokers = brokers
         setting = decided.setting

@@ -107,7 +107,7 @@ class Administrator:
             await self._client.refresh([name])
             places = self._client.places.get(name, [])
             # A broker that lags may still tell of the topic that had this name before.
-            if len(places) > before and places[0].topic_id not in self._topics.doomed:
+            if len(places) > before and places[0].topic_id not in self._topics.deleting:
                 self._topics.existing[name] = places[0].topic_id
                 self._topics.since_ms[places[0].topic_id] = self.process.loop.now_ms
                 self._on_made(places[before:])
@@ -176,7 +176,7 @@ class Administrator:
     async def delete(self, topic_id: bytes) -> None:
         """Delete a topic, however often it must be asked for."""
         # From now on nothing about it is certain.
-        self._topics.doomed[topic_id] = None
+        self._topics.deleting[topic_id] = None
         while True:
             # By id: an attempt that is late must not meet a new topic of the same name.
             request = DeleteTopicsRequest(topics=[DeleteTopicState(topic_id=topic_id)], timeout_ms=5_000)

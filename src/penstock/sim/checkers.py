@@ -15,12 +15,12 @@ from penstock.environment import FileRange
 from penstock.log.log import Log
 from penstock.metadata.image import Image, PartitionImage
 from penstock.protocol.records import BatchHeader, batches
-from penstock.sim.boot import Booted
 from penstock.sim.client import Place
 from penstock.sim.client_checkers import LEASE_MS, LEASE_SLACK_MS
 from penstock.sim.cluster import Cluster, Machine
 from penstock.sim.disk import Content
 from penstock.sim.loop import Violation
+from penstock.sim.node import RunningNode
 from penstock.sim.topics import Topics
 
 READ_BYTES = 1 << 20
@@ -246,25 +246,25 @@ class Inspector:
         self._expected[place] = None
 
     def places(self) -> list[Place]:
-        return [place for place in self._expected if place.topic_id not in self._topics.doomed]
+        return [place for place in self._expected if place.topic_id not in self._topics.deleting]
 
     # While it runs
 
     def look(self) -> None:
         now_ms = self._cluster.loop.now_ms
         ready = [
-            (machine, machine.booted)
+            (machine, machine.node)
             for machine in self._cluster.running
-            if machine.booted is not None and machine.booted.is_ready
+            if machine.node is not None and machine.node.is_ready
         ]
         if ready:
-            newest = max((booted.image for _, booted in ready), key=lambda image: image.offset)
+            newest = max((node.image for _, node in ready), key=lambda image: image.offset)
             self._leases.images_say(newest, now_ms)
-        for machine, booted in ready:
-            image = booted.image
-            self._history.saw(machine, booted.metadata_segments, booted.metadata_committed)
-            if booted.serving_epoch is not None:
-                self._leases.serves(booted.node_id, booted.serving_epoch, booted.silence_ms, now_ms)
+        for machine, node in ready:
+            image = node.image
+            self._history.saw(machine, node.metadata_segments, node.metadata_committed)
+            if node.serving_epoch is not None:
+                self._leases.serves(node.node_id, node.serving_epoch, node.silence_ms, now_ms)
             if self._checked.get(machine.host) is not image:
                 self._checked[machine.host] = image
                 image.check()
@@ -272,9 +272,9 @@ class Inspector:
                 for topic in image.topics.values():
                     for partition in topic.partitions:
                         self._leaders.saw(topic.id, partition, machine.host)
-            if booted.is_controller:
-                self._controllers.saw(booted.quorum_epoch, machine.host)
-            for hosted in booted.led():
+            if node.is_controller:
+                self._controllers.saw(node.quorum_epoch, machine.host)
+            for hosted in node.led():
                 self._starts.saw(
                     machine, hosted.topic_id, hosted.index, hosted.leader_epoch, hosted.log.log_start_offset
                 )
@@ -287,23 +287,23 @@ class Inspector:
                         hosted.high_watermark,
                         hosted.log.log_end_offset,
                     )
-            booted.check()
+            node.check()
 
     # At the end
 
     def what_is_missing(self) -> str:
         """Empty when every node runs and every partition has its leader and all its copies."""
-        booted: list[Booted] = []
+        nodes: list[RunningNode] = []
         for machine in self._cluster.machines.values():
-            if not machine.is_running or machine.booted is None or not machine.booted.is_ready:
+            if not machine.is_running or machine.node is None or not machine.node.is_ready:
                 return f"{machine.host} is not there ({machine.failure or 'not ready'})"
-            booted.append(machine.booted)
-        newest = max(booted, key=lambda each: each.image.offset).image
+            nodes.append(machine.node)
+        newest = max(nodes, key=lambda each: each.image.offset).image
         for place in self.places():
             topic = newest.topics.get(place.topic)
             if topic is None or topic.id != place.topic_id or place.partition >= len(topic.partitions):
                 return f"{place} is in nobody's image"
-        for each in booted:
+        for each in nodes:
             for topic in each.image.topics.values():
                 for partition in topic.partitions:
                     name = f"{topic.name}-{partition.index}"
@@ -325,10 +325,10 @@ class Inspector:
         if not self.is_whole():
             return False
         for machine in self._cluster.machines.values():
-            assert machine.booted is not None
-            if machine.node_id in self._cluster.voters and not machine.booted.is_voter:
+            assert machine.node is not None
+            if machine.node_id in self._cluster.voters and not machine.node.is_voter:
                 return False
-            for hosted in machine.booted.led():
+            for hosted in machine.node.led():
                 if sorted(hosted.replication.isr) != sorted(hosted.image.replicas):
                     return False
         return True
@@ -338,9 +338,9 @@ class Inspector:
         ends = {}
         for place in self.places():
             for machine in self._cluster.running:
-                if machine.booted is None:
+                if machine.node is None:
                     continue
-                for hosted in machine.booted.led():
+                for hosted in machine.node.led():
                     if hosted.topic_id == place.topic_id and hosted.index == place.partition:
                         ends[place] = hosted.high_watermark
         return ends
@@ -350,9 +350,9 @@ class Inspector:
         for place in self.places():
             copies: list[tuple[Machine, Log, int]] = []
             for machine in self._cluster.running:
-                if machine.booted is None:
+                if machine.node is None:
                     continue
-                hosted = machine.booted.hosted(place.topic, place.partition)
+                hosted = machine.node.hosted(place.topic, place.partition)
                 if hosted is not None and hosted.topic_id == place.topic_id:
                     if not machine.is_harmed:
                         hosted.log.check()

@@ -260,11 +260,11 @@ class CommitsSurvive:
         self._commits[(group, place)].answered(generation, offset)
 
     def acked(
-        self, group: str, place: Place, generation: int, offset: int, *, is_doomed: bool = False
+        self, group: str, place: Place, generation: int, offset: int, *, is_deleting: bool = False
     ) -> None:
         commits = self._commits[(group, place)]
         commits.answered(generation, offset)
-        if is_doomed:
+        if is_deleting:
             commits.strays.append(offset)
             return
         if generation < commits.generation:

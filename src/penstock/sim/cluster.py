@@ -19,11 +19,11 @@ from penstock.broker.config import BrokerConfig
 from penstock.broker.logs import Logger
 from penstock.broker.options import ServeError, ServeOptions
 from penstock.environment import Environment
-from penstock.sim.boot import Booted, boot
 from penstock.sim.client import Address
 from penstock.sim.disk import Disk, SimFiles
 from penstock.sim.loop import Loop, Process
 from penstock.sim.network import Fabric
+from penstock.sim.node import RunningNode, start_node
 
 CLIENT_PORT = 9092
 INTERNAL_PORT = 9093
@@ -68,7 +68,7 @@ class Machine:
         self.disk = disk
         self.process: Process | None = None
         self.files: SimFiles | None = None
-        self.booted: Booted | None = None
+        self.node: RunningNode | None = None
         # Why the last process gave up; empty when it did not.
         self.failure = ""
         # Whether anything was done to the disk that excuses giving up.
@@ -178,7 +178,7 @@ class Cluster:
                 spawn=process.spawn,
             )
             try:
-                machine.booted = boot(
+                machine.node = start_node(
                     environment,
                     options,
                     config,
@@ -194,12 +194,12 @@ class Cluster:
 
     def stop(self, machine: Machine) -> None:
         """Ask the process to end in good order, which takes a while."""
-        if machine.is_running and machine.booted is not None and not machine.is_stopping:
+        if machine.is_running and machine.node is not None and not machine.is_stopping:
             machine.is_stopping = True
             self.note(machine.host, "is asked to stop", {})
-            booted, process = machine.booted, machine.process
+            node, process = machine.node, machine.process
             assert process is not None
-            process.spawn.soon(lambda: booted.stop(lambda: self._ended(machine, process, "stopped")))
+            process.spawn.soon(lambda: node.stop(lambda: self._ended(machine, process, "stopped")))
 
     def crash(self, machine: Machine) -> None:
         """The process ends here and now; the machine goes on."""
@@ -237,7 +237,7 @@ class Cluster:
         machine.failure = reason
         self.note(machine.host, "gave up", {"reason": reason})
         # A node need not start on a full disk, but one that runs goes on.
-        is_excused = machine.booted is None and machine.disk.is_full
+        is_excused = machine.node is None and machine.disk.is_full
         if not machine.is_harmed and not is_excused:
             self.loop.violate(f"{machine.host} gave up though its disk was never harmed: {reason}")
         self.crash(machine)
@@ -260,7 +260,7 @@ class Cluster:
             return
         self.note(machine.host, how, {})
         process.end()
-        machine.booted = None
+        machine.node = None
         self.on_ended(machine)
 
     def note(self, who: str, event: str, values: Mapping[str, Any]) -> None:

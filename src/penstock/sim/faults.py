@@ -418,7 +418,7 @@ class Nemesis:
         machine.is_harmed = True
         path, content = self._chance.choice(segments)
         position = _noticeable(bytes(content.data), self._chance.randrange(len(content.data)))
-        is_cached = machine.booted is not None and machine.booted.vouches_for(path, position)
+        is_cached = machine.node is not None and machine.node.vouches_for(path, position)
         content.flip(position, 1 << self._chance.randrange(8), is_cached=is_cached)
         return True
 
@@ -433,7 +433,7 @@ class Nemesis:
 
     def _is_the_only_copy(self, machine: Machine) -> bool:
         """Whether nobody else counts for some partition, as in the first moments of a topic."""
-        images = [each.booted.image for each in self._cluster.machines.values() if each.booted is not None]
+        images = [each.node.image for each in self._cluster.machines.values() if each.node is not None]
         newest = max(images, key=lambda image: image.offset, default=None)
         return newest is None or any(
             {*partition.isr, *partition.eligible_leader_replicas} <= {machine.node_id}

@@ -283,7 +283,7 @@ class Member:
                 if found.error_code:
                     return None
                 place = self._client.places[topic.name][found.partition_index]
-                if place.topic_id not in self._topics.doomed:
+                if place.topic_id not in self._topics.deleting:
                     self._checkers.commits.fetched(self._group, place, found.committed_offset, self._name)
                 positions[place] = max(0, found.committed_offset)
         return positions
@@ -296,7 +296,7 @@ class Member:
             await self._client.refresh([place.topic])
             return True
         offset = max(start, positions.get(place, 0))
-        if offset >= end or place.topic_id in self._topics.doomed:
+        if offset >= end or place.topic_id in self._topics.deleting:
             return True
         offset = self._chance.randint(offset + 1, end)
         commits, generation = self._checkers.commits, self._generation

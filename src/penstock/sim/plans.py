@@ -79,7 +79,7 @@ class Plan:
     clock_drift: float
     partitions: int
     producers: int
-    gamblers: int
+    one_shot_producers: int
     readers: int
     members: int
     administers: bool
@@ -209,7 +209,7 @@ def _first_generation(seed: int, seconds: float, nodes: int | None) -> Plan:
         clock_drift=chance.choice([0.0, 0.0, 0.0001, 0.005]),
         partitions=chance.choice([1, 2, 4]),
         producers=chance.choice([1, 2, 3]),
-        gamblers=chance.choice([0, 1, 2]),
+        one_shot_producers=chance.choice([0, 1, 2]),
         readers=chance.choice([1, 1, 2]),
         members=chance.choice([0, 2, 3]),
         administers=chance.random() < 0.5,

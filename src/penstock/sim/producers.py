@@ -1,7 +1,8 @@
 """The producers of a simulated run, each on a host of its own.
 
 An ``IdempotentProducer`` writes to one partition, as careful as the Java client: it repeats a batch until it is
-acknowledged, in order, with up to five in flight. A ``Gambler`` sends once and takes what it gets.
+acknowledged, in order, with up to five in flight. A
+``OneShotProducer`` sends once and takes what it gets.
 
 Traffic is sparse on purpose: what is interesting happens between two records, and every request costs real
 time.
@@ -102,10 +103,10 @@ class IdempotentProducer:
 
     @property
     def is_wanted(self) -> bool:
-        return self._place.topic_id not in self._topics.doomed
+        return self._place.topic_id not in self._topics.deleting
 
     async def run(self) -> None:
-        while self._place.topic_id not in self._topics.doomed:
+        while self._place.topic_id not in self._topics.deleting:
             if self.is_open:
                 await self._client.pause(self._chance.expovariate(1 / self._interval_ms))
                 for _ in range(self._chance.randint(1, self._in_flight_max) if self.is_open else 0):
@@ -113,7 +114,7 @@ class IdempotentProducer:
             elif not self._pending:
                 await self._client.pause(100)
                 continue
-            while self._pending and self._place.topic_id not in self._topics.doomed:
+            while self._pending and self._place.topic_id not in self._topics.deleting:
                 if self._identity.producer_id < 0 and not await self._identify():
                     await self._client.back_off()
                 elif not await self._send_all():
@@ -186,7 +187,7 @@ class IdempotentProducer:
             if (
                 result is not None
                 and result.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-                and self._place.topic_id not in self._topics.doomed
+                and self._place.topic_id not in self._topics.deleting
             ):
                 raise Violation(
                     f"{self._name} sent batches to {self._place} behind one that was refused with "
@@ -196,7 +197,7 @@ class IdempotentProducer:
     def _forgotten(self, error: ErrorCode) -> None:
         """Everything before the first pending batch was acknowledged, so the leader must know it."""
         place = self._place
-        if place.topic_id in self._topics.doomed or self._checkers.starts.deleted_before(place) > 0:
+        if place.topic_id in self._topics.deleting or self._checkers.starts.deleted_before(place) > 0:
             # Its records are gone, and with them perhaps what was known of their producer.
             self._identity = Identity()
             self._pending.clear()
@@ -208,7 +209,7 @@ class IdempotentProducer:
         )
 
 
-class Gambler:
+class OneShotProducer:
     """A producer that sends each batch once, without an id, and lives with what becomes of it."""
 
     def __init__(
@@ -236,7 +237,7 @@ class Gambler:
     async def run(self) -> None:
         client = self._client
         number = 0
-        while self.is_open and self._place.topic_id not in self._topics.doomed:
+        while self.is_open and self._place.topic_id not in self._topics.deleting:
             await client.pause(self._chance.expovariate(1 / self._interval_ms))
             if not self.is_open:
                 return

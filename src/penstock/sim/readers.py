@@ -99,7 +99,7 @@ class Reader:
         return [
             place
             for place in self.positions
-            if place.topic_id not in self._topics.doomed and self._source(place) == broker
+            if place.topic_id not in self._topics.deleting and self._source(place) == broker
         ]
 
     def _source(self, place: Place) -> int | None:
@@ -177,7 +177,7 @@ class Reader:
             named = topic.topic_id if self.version >= TOPIC_IDS_SINCE_VERSION else topic.topic
             for data in topic.partitions:
                 place = by_name.get((named, data.partition_index))
-                if place is None or place.topic_id in self._topics.doomed:
+                if place is None or place.topic_id in self._topics.deleting:
                     continue
                 position, epoch = self.positions[place], asked[place][1]
                 is_leader = place in asking.led

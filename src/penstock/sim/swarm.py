@@ -15,7 +15,6 @@ from __future__ import annotations
 import traceback
 
 from penstock.sim.administrator import Administrator
-from penstock.sim.askers import Bookkeeper, Timekeeper
 from penstock.sim.checkers import Inspector
 from penstock.sim.client import Client, Place
 from penstock.sim.client_checkers import ClientCheckers
@@ -24,9 +23,10 @@ from penstock.sim.faults import Nemesis
 from penstock.sim.loop import Loop, Process, Streams, Violation, start
 from penstock.sim.members import Member
 from penstock.sim.network import Fabric
+from penstock.sim.offset_clients import OffsetCommitter, TimeQuerier
 from penstock.sim.operators import Operator, Recreator
 from penstock.sim.plans import Plan, plan_for
-from penstock.sim.producers import Gambler, IdempotentProducer, Identity
+from penstock.sim.producers import IdempotentProducer, Identity, OneShotProducer
 from penstock.sim.readers import Reader
 from penstock.sim.report import Report
 from penstock.sim.topics import RECREATED, Topics
@@ -71,7 +71,7 @@ class Run:
         # By host.
         self._clients: dict[str, Process] = {}
         self.producers: list[IdempotentProducer] = []
-        self.gamblers: list[Gambler] = []
+        self.one_shot_producers: list[OneShotProducer] = []
         self.readers: list[Reader] = []
         self.members: list[Member] = []
         self.administrator: Administrator | None = None
@@ -193,8 +193,8 @@ class Run:
         self._is_closing = True
         for producer in self.producers:
             producer.is_open = False
-        for gambler in self.gamblers:
-            gambler.is_open = False
+        for one_shot in self.one_shot_producers:
+            one_shot.is_open = False
         for member in self.members:
             member.is_open = False
         if not self.loop.run_until(lambda: all(producer.is_idle for producer in self.producers), LIVENESS_MS):
@@ -265,12 +265,12 @@ class Run:
             self.recreator = Recreator(self._administrator(client), self.topics, client)
             start(client.process, self.recreator.run())
             client = self._client("bookkeeper")
-            books = Bookkeeper(client, self.checkers, self.topics, "books", interval_ms=1_500)
-            start(client.process, books.run())
+            committer = OffsetCommitter(client, self.checkers, self.topics, "books", interval_ms=1_500)
+            start(client.process, committer.run())
         if plan.asks_by_time:
             client = self._client("timekeeper")
-            times = Timekeeper(client, self.checkers, self.topics, "timekeeper", interval_ms=1_500)
-            start(client.process, times.run())
+            querier = TimeQuerier(client, self.checkers, self.topics, "timekeeper", interval_ms=1_500)
+            start(client.process, querier.run())
 
     def _client(self, name: str) -> Client:
         process = self._clients[name] = Process(self.loop, name)
@@ -312,10 +312,10 @@ class Run:
                 producer.is_open = not self._is_closing
                 self.producers.append(producer)
                 start(client.process, producer.run())
-            for _ in range(plan.gamblers if place.partition == 0 else 0):
-                name = f"gambler-{len(self.gamblers)}"
+            for _ in range(plan.one_shot_producers if place.partition == 0 else 0):
+                name = f"gambler-{len(self.one_shot_producers)}"
                 client = self._client(name)
-                gambler = Gambler(
+                one_shot = OneShotProducer(
                     client,
                     self.checkers,
                     self.topics,
@@ -324,9 +324,9 @@ class Run:
                     interval_ms=plan.produce_interval_ms * 2,
                     acks=chance.choice([1, -1]),
                 )
-                gambler.is_open = not self._is_closing
-                self.gamblers.append(gambler)
-                start(client.process, gambler.run())
+                one_shot.is_open = not self._is_closing
+                self.one_shot_producers.append(one_shot)
+                start(client.process, one_shot.run())
 
     def _inspect(self) -> None:
         self.inspector.look()

@@ -18,12 +18,12 @@ class Topics:
         # Those that exist, as far as anybody was told: name -> id.
         self.existing: dict[str, bytes] = {}
         # By id. Being deleted, or deleted: nothing about them is certain any more.
-        self.doomed: dict[bytes, None] = {}
+        self.deleting: dict[bytes, None] = {}
         # By id: when somebody was first told of it.
         self.since_ms: dict[bytes, float] = {}
 
     def alive(self) -> list[str]:
-        return [name for name, topic_id in self.existing.items() if topic_id not in self.doomed]
+        return [name for name, topic_id in self.existing.items() if topic_id not in self.deleting]
 
 
 async def list_offset(client: Client, place: Place, which: int) -> int | None:

@@ -18,7 +18,7 @@ from penstock.broker.controller.active_controller import (
 from penstock.broker.logs import Logger
 from penstock.decision import Decision
 from penstock.environment import Environment
-from penstock.metadata import brokers as metadata_brokers
+from penstock.metadata import broker_registry
 from penstock.metadata.image import Image
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
@@ -301,7 +301,7 @@ def test_fencing_that_found_no_room_is_tried_again() -> None:
 
 def in_the_middle_of_a_large_decision(monkeypatch: pytest.MonkeyPatch) -> Stage:
     """A broker with twenty partitions is lost, each of them is a portion, and nothing is committed by itself."""
-    monkeypatch.setattr(metadata_brokers, "PORTION", 1)
+    monkeypatch.setattr(broker_registry, "PORTION", 1)
     stage = Stage()
     stage.on.on_active(True)
     stage.join(1)

@@ -25,9 +25,9 @@ from penstock.protocol.messages.brokers import (
 from penstock.protocol.messages.fetch import FetchRequest
 from penstock.protocol.schema import Message, encode
 from penstock.replication.events import Assignment, PartitionKey
+from penstock.replication.follower_activity import FollowerActivity
 from penstock.replication.partition import Partition
-from penstock.replication.silence import Silence
-from tests.replication.making import LAG_MAX_MS, Brokers, data, forgotten, key, named, response
+from tests.replication.making import LAG_MAX_MS, LiveBrokers, data, forgotten, key, named, response
 from tests.support_files import FakeClock
 
 ME = 1
@@ -120,7 +120,7 @@ class FakeHosted:
 
     def __init__(self, index: int, leader: int = 2, *, is_flushed: bool = False) -> None:
         self.key: PartitionKey = key(index)
-        self.brokers = Brokers(1, 2, 3)
+        self.brokers = LiveBrokers(1, 2, 3)
         self.core = Partition(ME, live=self.brokers.live, lag_max_ms=LAG_MAX_MS, min_isr=2)
         self.end_offset = 0
         self.log_start_offset = 0
@@ -714,7 +714,7 @@ class Proposing(Following):
         self.asked: deque[tuple[AlterPartitionRequest, Callable[[Any], None]]] = deque()
         self.answered: list[FakeHosted] = []
         self.broker_epoch = 101
-        self.silence = Silence(SILENCE_MAX_MS, self.loop.clock.now)
+        self.follower_activity = FollowerActivity(SILENCE_MAX_MS, self.loop.clock.now)
         self.proposals = IsrProposals(
             self.environment,
             self.ask,
@@ -722,8 +722,8 @@ class Proposing(Following):
             me=ME,
             broker_epoch=lambda: self.broker_epoch,
             lag_max_ms=LAG_MAX_MS,
-            silence=self.silence,
-            live=Brokers(1, 2, 3).live,
+            follower_activity=self.follower_activity,
+            live=LiveBrokers(1, 2, 3).live,
             on_answered=self.answered.append,
         )
 
@@ -897,18 +897,18 @@ def test_a_replica_that_stays_behind_is_dropped_without_anybody_asking() -> None
 def test_a_follower_that_has_stopped_fetching_is_dropped_before_it_lags() -> None:
     here = Proposing()
     hosted = here.lead(0, (1, 2, 3))
-    hosted.core._is_silent = here.silence.is_silent
+    hosted.core._is_silent = here.follower_activity.is_silent
     here.proposals.wants_proposal(hosted)
     for replica in (2, 3):
         here.fetched(hosted, replica)
-        here.silence.heard(replica, here.loop.clock.now)
+        here.follower_activity.heard(replica, here.loop.clock.now)
     hosted.end_offset = 1
     hosted.replication.appended(1)
     here.proposals.appended(hosted)
     here.fetched(hosted, 2, 1)
     for _ in range(0, SILENCE_MAX_MS, 1_000):
         here.loop.run_for(1_000)
-        here.silence.heard(2, here.loop.clock.now)
+        here.follower_activity.heard(2, here.loop.clock.now)
     assert not here.asked
     here.loop.run_for(2_000)
     assert here.take_asked()[0] == [(0, [1, 2])]
@@ -917,13 +917,13 @@ def test_a_follower_that_has_stopped_fetching_is_dropped_before_it_lags() -> Non
 def test_a_follower_that_was_silent_before_there_was_something_to_fetch_is_dropped_soon() -> None:
     here = Proposing()
     hosted = here.lead(0, (1, 2, 3))
-    hosted.core._is_silent = here.silence.is_silent
+    hosted.core._is_silent = here.follower_activity.is_silent
     for replica in (2, 3):
         here.fetched(hosted, replica)
-        here.silence.heard(replica, here.loop.clock.now)
+        here.follower_activity.heard(replica, here.loop.clock.now)
     for _ in range(0, 3 * LAG_MAX_MS, 1_000):
         here.loop.run_for(1_000)
-        here.silence.heard(2, here.loop.clock.now)
+        here.follower_activity.heard(2, here.loop.clock.now)
     assert not here.asked
     hosted.end_offset = 1
     hosted.replication.appended(1)
@@ -946,14 +946,14 @@ def test_a_silent_broker_makes_no_work_for_partitions_where_it_is_not_in_sync(
     monkeypatch.setattr(Partition, "proposal", looked_at)
     here = Proposing()
     busy = here.lead(0, (1, 2))
-    here.silence.heard(3, here.loop.clock.now)
+    here.follower_activity.heard(3, here.loop.clock.now)
     seconds = 10 * LAG_MAX_MS // 1_000
     for count in range(1, seconds + 1):
         busy.end_offset = count
         busy.replication.appended(count)
         here.proposals.appended(busy)
         here.loop.run_for(1_000)
-        here.silence.heard(2, here.loop.clock.now)
+        here.follower_activity.heard(2, here.loop.clock.now)
     # Those for laggards are twice as often as a replica may lag.
     assert 0 < looks <= 20
 

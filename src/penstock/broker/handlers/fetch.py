@@ -62,7 +62,7 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
             return FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         if any(topic.topic_id == CLUSTER_METADATA_ID for topic in request.topics):
             return broker.consensus.handle(request, call)
-        broker.silence.heard(replica, broker.environment.clock.now_ms())
+        broker.follower_activity.heard(replica, broker.environment.clock.now_ms())
     asked = _asked_partitions(broker, request, version)
     session: FetchSession | None = None
     if version >= SESSIONS_SINCE_VERSION:

@@ -23,7 +23,7 @@ from penstock.broker.partition.waiters import Waiters
 from penstock.environment import NO_ROOM, Buffer, FileRange
 from penstock.log.log import CorruptLog, Log
 from penstock.log.producers import TRY_AGAIN, Duplicate
-from penstock.log.refusals import NONE_REFUSED, Refusals
+from penstock.log.refused_batches import NONE_REFUSED, RefusedBatches
 from penstock.metadata.image import PartitionImage, TopicImage
 from penstock.model import TopicId
 from penstock.protocol.errors import ErrorCode
@@ -64,7 +64,7 @@ class HostedPartition:
         "_image",
         "_is_established",
         "_log",
-        "_refusals",
+        "_refused_batches",
         "_storage",
         "_told_start",
         "_topic_config",
@@ -89,7 +89,7 @@ class HostedPartition:
         partition: PartitionImage,
         config: TopicConfig,
         *,
-        refusals: Refusals = NONE_REFUSED,
+        refused_batches: RefusedBatches = NONE_REFUSED,
     ) -> None:
         self._storage = storage
         self._host = host
@@ -117,7 +117,7 @@ class HostedPartition:
         # Where the leader hears that it begins, as long as the next process would not know better; else None.
         self._told_start: int | None = None
         # Batches that were not taken but will be sent again.
-        self._refusals = refusals
+        self._refused_batches = refused_batches
         # Exclusive. Never above the log's end; valid once the log is open.
         self.high_watermark = 0
         self.waiters = Waiters(self)
@@ -485,7 +485,7 @@ class HostedPartition:
             if by_all and not self.has_enough_replicas:
                 return self._not_now(header, ErrorCode.NOT_ENOUGH_REPLICAS)
             if header.producer_id >= 0:
-                verdict = log.producers.check(header, log.steady_ms(), self._refusals)
+                verdict = log.producers.check(header, log.steady_ms(), self._refused_batches)
                 if isinstance(verdict, Duplicate):
                     # The first attempt may still be waiting: the repeat waits with it.
                     end_offset = verdict.base_offset + header.last_offset_delta + 1
@@ -519,11 +519,11 @@ class HostedPartition:
 
     def _not_now(self, header: BatchHeader, error: ErrorCode) -> Appended:
         if header.producer_id >= 0:
-            if self._refusals is NONE_REFUSED:
-                self._refusals = Refusals()
+            if self._refused_batches is NONE_REFUSED:
+                self._refused_batches = RefusedBatches()
             log = self._log
             steady_ms = self._storage.environment.clock.wall_ms() if log is None else log.steady_ms()
-            self._refusals.add(header, error, steady_ms)
+            self._refused_batches.add(header, error, steady_ms)
         return Appended(error)
 
     def append_internal(self, batch: bytearray) -> Appended:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.broker.config import TopicConfig
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.partition.partition_host import PartitionHost
-from penstock.log.refusals import RefusalsElsewhere
+from penstock.log.refused_batches import RefusedElsewhere
 from penstock.metadata.image import TOPIC_RESOURCE, Delta, Image, TopicImage
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import BatchHeader, check_produced
@@ -35,7 +35,7 @@ class Partitions:
         self._topic_config = topic_config
         self._topics: dict[str, dict[int, HostedPartition]] = {}
         # Batches that were sent here for partitions that are not here.
-        self._refused = RefusalsElsewhere()
+        self._refused = RefusedElsewhere()
 
     def get(self, topic: str, index: int) -> HostedPartition | None:
         """None when there is no such partition, or no replica of it is here."""
@@ -98,7 +98,7 @@ class Partitions:
                     topic,
                     partition,
                     config,
-                    refusals=self._refused.of(topic.name, topic.id, partition.index),
+                    refused_batches=self._refused.of(topic.name, topic.id, partition.index),
                 )
                 self._host.role_changed(hosted)
 

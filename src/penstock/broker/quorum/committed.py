@@ -167,7 +167,7 @@ class Committed:
         except (CorruptBatch, DecodeError) as error:
             self._logger.error("a snapshot of the metadata could not be used", error=str(error))
             return None
-        self._log.remove_doomed()
+        self._log.remove_deleted_files()
         return loaded
 
     def adopt(self, loaded: Loaded) -> None:
@@ -203,6 +203,6 @@ class Committed:
             self._logger.error("a snapshot of the metadata could not be written", error=str(error))
             return
         self._log.snapshot_made(self._snapshots.ids)
-        self._log.remove_doomed()
+        self._log.remove_deleted_files()
         # So much may have come meanwhile that the next one is due.
         self._make_snapshot_when_due()

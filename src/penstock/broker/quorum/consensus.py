@@ -156,7 +156,7 @@ class Consensus:
             self._log.begin_at(ids, loaded.voters, loaded.removed)
             self._log.addresses.update(loaded.addresses)
         self._log.replay()
-        self._log.remove_doomed()
+        self._log.remove_deleted_files()
 
         self._raft = Raft(
             me,

@@ -235,17 +235,17 @@ class MetadataLog:
         # One more than counts: who was a voter before tells a wiped one from one that was removed.
         self.voters = older[-2:] + self.voters[len(older) :]
 
-    def remove_doomed(self) -> None:
+    def remove_deleted_files(self) -> None:
         """Remove files of the log that nobody needs any more, once nobody reads them either."""
         files = self._environment.files
-        doomed, self.log.doomed = self.log.doomed, []
+        paths, self.log.pending_deletes = self.log.pending_deletes, []
 
         def remove() -> None:
-            for path in doomed:
+            for path in paths:
                 files.forget(path)
                 files.remove(path)
 
-        if doomed:
+        if paths:
             self._environment.spawn.later(REMOVAL_DELAY_MS, remove)
 
     def _take(self, data: Buffer, offset: int) -> int:

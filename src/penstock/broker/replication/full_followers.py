@@ -1,7 +1,7 @@
 """Followers on a full disk: they do not fetch, and go on deleting what their leaders have deleted.
 
-``replication/onlooker.py`` has the questions and what the answers mean. Here they are sent, to each leader one at a
-time and about some partitions at a time, and carried out.
+``replication/full_follower.py`` has the questions and what the answers mean. Here they are sent, to each leader one
+at a time and about some partitions at a time, and carried out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.broker.storage.storage import Storage
 from penstock.environment import Environment
 from penstock.protocol.messages.fetch import FetchResponse
 from penstock.replication.events import Append, Effect, PartitionKey, StartOver, Truncate
-from penstock.replication.onlooker import Position, effects, question
+from penstock.replication.full_follower import Position, effects, question
 
 CHANNEL = "starts"
 # What is deleted is removed a minute later at the soonest, with Kafka's defaults.

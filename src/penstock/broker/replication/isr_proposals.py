@@ -27,8 +27,8 @@ from penstock.protocol.messages.brokers import (
 )
 from penstock.protocol.schema import Message
 from penstock.replication.events import Assignment, IsrProposal, PartitionKey
+from penstock.replication.follower_activity import LOOK_INTERVAL_MS, FollowerActivity
 from penstock.replication.partition import Partition
-from penstock.replication.silence import LOOK_INTERVAL_MS, Silence
 
 ALTER_PARTITION_VERSION = 3
 ALTER_CHANNEL = "alter"
@@ -60,7 +60,7 @@ class IsrProposals:
         me: int,
         broker_epoch: Callable[[], int],
         lag_max_ms: int,
-        silence: Silence,
+        follower_activity: FollowerActivity,
         live: Callable[[int], int | None],
         on_answered: Callable[[Any], None],
     ) -> None:
@@ -73,7 +73,7 @@ class IsrProposals:
         self._logger = logger
         self._me = me
         self._broker_epoch = broker_epoch
-        self._silence = silence
+        self._follower_activity = follower_activity
         self._live = live
         self._on_answered = on_answered
         # Worth asking for a proposal now.
@@ -129,7 +129,7 @@ class IsrProposals:
 
     def _listen(self) -> None:
         self._silence_timer = self._environment.spawn.later(LOOK_INTERVAL_MS, self._listen)
-        silent = self._silence.look(self._environment.clock.now_ms())
+        silent = self._follower_activity.look(self._environment.clock.now_ms())
         # A broker that the controller does not hear either is out of every ISR already.
         lost = {broker for broker in silent if self._live(broker) is not None}
         if lost:

@@ -48,7 +48,7 @@ NO_ID = bytes(16)
 _RESERVED_ID_MAX = 99
 
 _partition_directory = re.compile(r"(?P<topic>.+)-(?P<partition>\d{1,10})")
-_doomed_directory = re.compile(r".+\.[0-9a-f]{32}-delete")
+_deleted_directory = re.compile(r".+\.[0-9a-f]{32}-delete")
 
 
 class Identity(NamedTuple):
@@ -183,7 +183,7 @@ class Directory:
             self._logger.warning("ignored a damaged checkpoint", file=CHECKPOINT, error=str(error))
             self.was_clean = False
         for name in files.list(self.path):
-            if _doomed_directory.fullmatch(name):
+            if _deleted_directory.fullmatch(name):
                 files.remove(os.path.join(self.path, name))
         try:
             self.reserve.fill()

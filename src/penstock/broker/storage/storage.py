@@ -549,9 +549,9 @@ class Storage:
 
     def schedule_removal(self, hosted: HostedPartition, log: Log) -> None:
         """Remove the segments that a log has let go of, after the delay."""
-        doomed, log.doomed = log.doomed, []
-        if doomed:
-            self._remove_later(doomed, hosted.config.file_delete_delay_ms)
+        paths, log.pending_deletes = log.pending_deletes, []
+        if paths:
+            self._remove_later(paths, hosted.config.file_delete_delay_ms)
 
     def _remove_later(
         self, paths: list[str], delay_ms: int, first: Callable[[], None] = lambda: None

@@ -17,7 +17,7 @@ LOOK_INTERVAL_MS = 1_000
 _ABSENCE_MS = 3 * LOOK_INTERVAL_MS
 
 
-class Silence:
+class FollowerActivity:
     __slots__ = ("_heard_ms", "_listening_ms", "_looked_ms", "max_ms")
 
     def __init__(self, max_ms: int, now_ms: int) -> None:

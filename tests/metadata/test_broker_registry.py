@@ -6,8 +6,8 @@ from itertools import permutations
 
 import pytest
 
+from penstock.metadata.broker_registry import OVERLAP_MS
 from penstock.metadata.broker_settings import REBUILD_DELAY_MS
-from penstock.metadata.brokers import OVERLAP_MS
 from penstock.metadata.image import Image
 from penstock.metadata.values import LOST_DIRECTORY, RECOVERED, RECOVERING, UNASSIGNED_DIRECTORY
 from penstock.model import BrokerId
@@ -495,9 +495,9 @@ def test_new_topic_has_the_active_brokers_in_sync_and_the_fenced_ones_as_replica
 
 
 def test_controllers_that_follow_each_other_finish_what_was_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.metadata import brokers
+    from penstock.metadata import broker_registry
 
-    monkeypatch.setattr(brokers, "PORTION", 3)
+    monkeypatch.setattr(broker_registry, "PORTION", 3)
     on = Ensemble(brokers=3)
     on.create("a", *[(1, 2, 3)] * 10)
     on.lost(1)
@@ -510,9 +510,9 @@ def test_controllers_that_follow_each_other_finish_what_was_begun(monkeypatch: p
 def test_large_decisions_come_in_portions_and_a_broker_waits_for_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from penstock.metadata import brokers
+    from penstock.metadata import broker_registry
 
-    monkeypatch.setattr(brokers, "PORTION", 3)
+    monkeypatch.setattr(broker_registry, "PORTION", 3)
     on = Ensemble(brokers=2)
     on.create("a", *[(1, 2)] * 10)
     decision = on.decided(on.on.broker_lost(1, -1, on.now_ms))
@@ -525,9 +525,9 @@ def test_large_decisions_come_in_portions_and_a_broker_waits_for_the_last(
 
 
 def test_leaderships_move_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.metadata import brokers
+    from penstock.metadata import broker_registry
 
-    monkeypatch.setattr(brokers, "PORTION", 3)
+    monkeypatch.setattr(broker_registry, "PORTION", 3)
     on = Ensemble(brokers=2)
     on.create("a", *[(2, 1), (1, 2)] * 3)
     on.lost(1)
@@ -537,9 +537,9 @@ def test_leaderships_move_before_anything_else(monkeypatch: pytest.MonkeyPatch) 
 def test_registration_after_a_loss_waits_until_nothing_rests_on_the_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from penstock.metadata import brokers
+    from penstock.metadata import broker_registry
 
-    monkeypatch.setattr(brokers, "PORTION", 4)
+    monkeypatch.setattr(broker_registry, "PORTION", 4)
     on = Ensemble(brokers=2)
     on.create("a", *[(1, 2)] * 10)
     epoch = on.broker(1).epoch
@@ -568,9 +568,9 @@ def test_controlled_shutdown_hands_leaderships_over_before_the_broker_stops() ->
 
 
 def test_broker_with_much_to_hand_over_need_not_ask_for_each_portion(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.metadata import brokers
+    from penstock.metadata import broker_registry
 
-    monkeypatch.setattr(brokers, "PORTION", 3)
+    monkeypatch.setattr(broker_registry, "PORTION", 3)
     on = Ensemble(brokers=3)
     on.create("a", *[(1, 2, 3)] * 10)
     assert not on.beat(1, want_shut_down=True).should_shut_down
@@ -582,9 +582,9 @@ def test_broker_with_much_to_hand_over_need_not_ask_for_each_portion(monkeypatch
 
 
 def test_broker_that_stops_hands_its_leaderships_over_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.metadata import brokers
+    from penstock.metadata import broker_registry
 
-    monkeypatch.setattr(brokers, "PORTION", 3)
+    monkeypatch.setattr(broker_registry, "PORTION", 3)
     on = Ensemble(brokers=3)
     on.create("a", *[(2, 1, 3), (1, 2, 3)] * 3)
     on.beat(1, want_shut_down=True)
@@ -593,9 +593,9 @@ def test_broker_that_stops_hands_its_leaderships_over_first(monkeypatch: pytest.
 
 
 def test_the_next_process_of_a_broker_does_not_go_on_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.metadata import brokers
+    from penstock.metadata import broker_registry
 
-    monkeypatch.setattr(brokers, "PORTION", 3)
+    monkeypatch.setattr(broker_registry, "PORTION", 3)
     on = Ensemble(brokers=3)
     on.create("a", *[(1, 2, 3)] * 10)
     on.beat(1, want_shut_down=True)
@@ -661,9 +661,9 @@ def test_broker_with_more_than_a_portion_is_unregistered_by_one_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Portions are for what the controller does by itself. An operator would have to ask again for each."""
-    from penstock.metadata import brokers
+    from penstock.metadata import broker_registry
 
-    monkeypatch.setattr(brokers, "PORTION", 3)
+    monkeypatch.setattr(broker_registry, "PORTION", 3)
     on = Ensemble(brokers=2)
     on.create("a", *[(1, 2)] * 10)
     assert on.handle(UnregisterBrokerRequest(broker_id=1)).error_code == ErrorCode.NONE

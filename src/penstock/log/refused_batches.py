@@ -30,7 +30,7 @@ class _Refused(NamedTuple):
     wall_ms: int
 
 
-class Refusals:
+class RefusedBatches:
     """Of one partition. What was stored since, perhaps by another leader, is not taken back here: see ``after``."""
 
     __slots__ = ("_by_producer",)
@@ -83,7 +83,7 @@ def _is_before(sequence: int, other: int) -> bool:
 
 
 # For all that never refused anything, as most partitions have not.
-NONE_REFUSED = Refusals()
+NONE_REFUSED = RefusedBatches()
 
 
 class _RefusedElsewhere(NamedTuple):
@@ -94,7 +94,7 @@ class _RefusedElsewhere(NamedTuple):
     wall_ms: int
 
 
-class RefusalsElsewhere:
+class RefusedElsewhere:
     """Batches for partitions that this broker does not host, or has not heard of yet.
 
     A client may hear of a new topic before its leader does. If the leader refuses the first of several batches and
@@ -113,12 +113,12 @@ class RefusalsElsewhere:
         """``topic`` is its name or its id, whichever the client gave."""
         self._refused.append(_RefusedElsewhere(topic, partition, header, error, wall_ms))
 
-    def of(self, name: str, topic_id: bytes, partition: int) -> Refusals:
+    def of(self, name: str, topic_id: bytes, partition: int) -> RefusedBatches:
         """What was refused of a partition that is hosted from now on."""
-        refusals = NONE_REFUSED
+        refused_batches = NONE_REFUSED
         for refused in self._refused:
             if refused.partition == partition and refused.topic in (name, topic_id):
-                if refusals is NONE_REFUSED:
-                    refusals = Refusals()
-                refusals.add(refused.header, refused.error, refused.wall_ms)
-        return refusals
+                if refused_batches is NONE_REFUSED:
+                    refused_batches = RefusedBatches()
+                refused_batches.add(refused.header, refused.error, refused.wall_ms)
+        return refused_batches

@@ -1,7 +1,7 @@
 """Clients that ask questions whose answers can be judged: where is this time, what did the group commit?
 
-A ``Timekeeper`` asks for offsets by the times of records that somebody has read. A ``Bookkeeper`` commits offsets
-of a topic that is deleted and made again, without being a member of its group, and asks for them.
+A ``TimeQuerier`` asks for offsets by the times of records that somebody has read. An ``OffsetCommitter`` commits
+offsets of a topic that is deleted and made again, without being a member of its group, and asks for them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEARD_OF_MS = 10_000
 NO_GENERATION = -1
 
 
-class Timekeeper:
+class TimeQuerier:
     def __init__(
         self, client: Client, checkers: ClientCheckers, topics: Topics, name: str, *, interval_ms: float
     ) -> None:
@@ -48,7 +48,7 @@ class Timekeeper:
                 for place, found in known.items()
                 if found and self._topics.existing.get(place.topic) == place.topic_id
             ]
-            places = [place for place in places if place.topic_id not in self._topics.doomed]
+            places = [place for place in places if place.topic_id not in self._topics.deleting]
             if not places:
                 continue
             place = self._chance.choice(places)
@@ -57,11 +57,11 @@ class Timekeeper:
             offset = await list_offset(client, place, time_ms)
             if offset is None:
                 await client.refresh([place.topic])
-            elif place.topic_id not in self._topics.doomed:
+            elif place.topic_id not in self._topics.deleting:
                 times.found(place, time_ms, expected, offset, self._name)
 
 
-class Bookkeeper:
+class OffsetCommitter:
     """Commits for a group without members, and asks what was committed."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Bookkeeper:
         return (
             since_ms is not None
             and self._client.process.loop.now_ms > since_ms + HEARD_OF_MS
-            and place.topic_id not in self._topics.doomed
+            and place.topic_id not in self._topics.deleting
         )
 
     async def _find(self) -> bool:
@@ -131,8 +131,8 @@ class Bookkeeper:
         if response is None or response.topics[0].partitions[0].error_code:
             self._coordinator = None
             return
-        is_doomed = place.topic_id in self._topics.doomed
-        commits.acked(self._group, place, NO_GENERATION, offset, is_doomed=is_doomed)
+        is_deleting = place.topic_id in self._topics.deleting
+        commits.acked(self._group, place, NO_GENERATION, offset, is_deleting=is_deleting)
 
     async def _ask(self, place: Place) -> None:
         wanted = OffsetFetchRequestTopics(name=place.topic, partition_indexes=[place.partition])
@@ -147,5 +147,5 @@ class Bookkeeper:
             self._coordinator = None
             return
         found = response.groups[0].topics[0].partitions[0]
-        if found.error_code == ErrorCode.NONE and place.topic_id not in self._topics.doomed:
+        if found.error_code == ErrorCode.NONE and place.topic_id not in self._topics.deleting:
             self._checkers.commits.fetched(self._group, place, found.committed_offset, self._group)

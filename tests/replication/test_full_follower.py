@@ -8,7 +8,7 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import FetchRequest, PartitionData
 from penstock.protocol.schema import decode, encode
 from penstock.replication.events import Append, Effect, StartOver, Truncate
-from penstock.replication.onlooker import Position, effects, question
+from penstock.replication.full_follower import Position, effects, question
 from tests.replication.making import data, key, named, response
 
 # Ends at 100, of which 90 are known to be committed.

@@ -87,7 +87,7 @@ class Session:
         self.is_heard = is_heard
 
 
-class Brokers:
+class BrokerRegistry:
     def __init__(self, decided: DecidedState) -> None:
         self._decided = decided
         self._session_ms: int = decided.setting("broker.session.timeout.ms")

@@ -1,7 +1,7 @@
 """Starting the broker's real code in a simulated process, and looking inside it.
 
 The only place that knows how a node is put together. Everything that the checkers see of a running node goes
-through ``Booted``.
+through ``RunningNode``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.environment import Environment
 from penstock.metadata.image import Image
 
 
-class Booted:
+class RunningNode:
     """A node that runs."""
 
     def __init__(self, node_id: int) -> None:
@@ -112,7 +112,7 @@ class Booted:
         self.node.stop(done)
 
 
-def boot(
+def start_node(
     environment: Environment,
     options: ServeOptions,
     config: BrokerConfig,
@@ -121,16 +121,16 @@ def boot(
     snapshot_records: int,
     on_ready: Callable[[], None],
     on_failure: Callable[[str], None],
-) -> Booted:
+) -> RunningNode:
     """Raises ServeError or OSError when the node cannot start."""
-    booted = Booted(options.node_id)
+    running = RunningNode(options.node_id)
 
     def ready(_: tuple[str, int] | None) -> None:
-        booted.is_ready = True
+        running.is_ready = True
         on_ready()
 
-    node = booted.node = Node(environment, options, config, logger, on_ready=ready, on_failure=on_failure)
+    node = running.node = Node(environment, options, config, logger, on_ready=ready, on_failure=on_failure)
     # Snapshots are rare for ever in runs as short as these, unless they are made often.
     node.broker.consensus.committed.snapshot_records = snapshot_records
     node.start()
-    return booted
+    return running
