@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from penstock.broker import broker as broker_module
+from penstock.broker import node_partition_host, startup
 from penstock.broker.handlers.fetch import PendingFetch
 from penstock.broker.membership.membership import State
 from penstock.metadata.image import Image
@@ -197,7 +197,7 @@ def test_a_member_that_falls_silent_is_removed_after_its_session() -> None:
 def test_a_replica_that_left_and_came_back_is_followed_also_when_its_turn_comes_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(broker_module, "FOLLOWED_PER_TURN", 1)
+    monkeypatch.setattr(node_partition_host, "FOLLOWED_PER_TURN", 1)
     world = World()
     broker = world.broker
     client = world.client()
@@ -216,21 +216,21 @@ def test_a_replica_that_left_and_came_back_is_followed_also_when_its_turn_comes_
             leader=2,
         )
         image, delta = image.apply([change])
-        broker.partitions.apply(image, delta)
+        broker.partition_lifecycle.apply(image, delta)
 
     assign(1, 2)
-    broker._prepared(lambda: None)
+    broker.startup.prepared(lambda: None)
     assign(2)
     assign(1, 2)
-    assert len(broker.fetchers) == 1
+    assert len(broker.replication.fetchers) == 1
     world.run_for(10)
-    assert len(broker.fetchers) == 1, "what began to be followed meanwhile is another object"
+    assert len(broker.replication.fetchers) == 1, "what began to be followed meanwhile is another object"
 
 
 def test_what_is_committed_while_logs_are_looked_at_does_not_have_them_looked_at_once_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(broker_module, "RECOVERED_PER_TURN", 1)
+    monkeypatch.setattr(startup, "RECOVERED_PER_TURN", 1)
     world = World()
     broker, storage = world.broker, world.broker.storage
     client = world.client()
@@ -394,7 +394,7 @@ def test_the_in_sync_replicas_of_a_deleted_topic_are_nobodys_business(
     create(client, "events")
     hosted = world.broker.partitions.get("events", 0)
     forgotten: list[object] = []
-    monkeypatch.setattr(world.broker.proposals, "forget", forgotten.append)
+    monkeypatch.setattr(world.broker.replication.proposals, "forget", forgotten.append)
     client.call(DeleteTopicsRequest(topic_names=["events"]), 5)
     assert forgotten == [hosted]
 
@@ -407,9 +407,9 @@ def test_a_broker_that_has_to_register_again_does_not_fetch_what_it_leads(
     hosted = world.broker.partitions.get("events", 0)
     assert hosted is not None and hosted.is_leader
     let_go: list[object] = []
-    monkeypatch.setattr(world.broker.fetchers, "unfollow", let_go.append)
+    monkeypatch.setattr(world.broker.replication.fetchers, "unfollow", let_go.append)
     world.broker.membership.state = State.REGISTERING
-    world.broker.role_changed(hosted)
+    world.broker.partition_host.role_changed(hosted)
     assert let_go == [hosted.key]
 
 

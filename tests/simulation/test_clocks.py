@@ -9,7 +9,7 @@ import pytest
 
 from penstock.broker.clocks.timekeeper import NodeTime, Reading, Timekeeper
 from penstock.broker.partition.hosted_partition import HostedPartition
-from penstock.broker.storage.housekeeping import Housekeeping
+from penstock.broker.partition.housekeeping import Housekeeping
 from penstock.sim import swarm
 from penstock.sim.cluster import Machine
 

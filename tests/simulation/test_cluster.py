@@ -192,10 +192,10 @@ def test_a_damaged_replica_whose_broker_dies_before_it_is_mended_is_fetched_agai
     broker = machine.node.broker
     hosted = broker.partitions.get("orders", 0)
     assert hosted is not None
-    broker.directories._damaged[hosted] = 2**62  # it never gets to the mending
-    broker.directories._report(hosted)
+    broker.replication.directories._damaged[hosted] = 2**62  # it never gets to the mending
+    broker.replication.directories._report(hosted)
     assert run.loop.run_until(
-        lambda: hosted is not None and hosted.image.directory(broker.me) == LOST_DIRECTORY, 5_000
+        lambda: hosted is not None and hosted.image.directory(broker.node_id) == LOST_DIRECTORY, 5_000
     )
     run.cluster.crash(machine)
     run.cluster.start(machine)

@@ -123,9 +123,9 @@ def test_a_full_follower_that_asks_where_its_leaders_begin_is_not_taken_to_be_in
     machine.disk.fill()
     assert broker.storage.directories[0].reserve.give()
     assert run.loop.run_until(lambda: not any(machine.node.led()), 10_000)  # type: ignore[union-attr]
-    asked_ms = broker.full_followers._next_ms
+    asked_ms = broker.replication.full_followers._next_ms
     run.loop.run_for(20_000)
-    assert broker.full_followers._next_ms > asked_ms
+    assert broker.replication.full_followers._next_ms > asked_ms
     leaders = [other.node for other in run.cluster.machines.values() if other is not machine]
     led = [hosted for node in leaders for hosted in node.led()]  # type: ignore[union-attr]
     assert led

@@ -21,6 +21,8 @@ from penstock.metadata.configs import Layers, broker_value, layers_of, topic_val
 from penstock.metadata.image import Image
 from penstock.metadata.settings import LONG_MAX, InvalidSetting, Status, check, format_value
 from penstock.metadata.topic_settings import SYNONYMS, TOPIC
+from penstock.raft.settings import RaftSettings
+from penstock.replication.follower import FetchLimits
 
 _MINUTE_MS = 60 * 1000
 
@@ -112,6 +114,31 @@ class BrokerConfig:
     def topic_config(self, image: Image, broker: int, topic: str) -> TopicConfig:
         """What counts for a topic on a broker. The same object as long as nothing changes."""
         return self._topics.get(image, broker, topic)
+
+    @property
+    def raft(self) -> RaftSettings:
+        return RaftSettings(
+            fetch_timeout_ms=self.controller_quorum_fetch_timeout_ms,
+            election_timeout_ms=self.controller_quorum_election_timeout_ms,
+        )
+
+    @property
+    def replica_fetch_limits(self) -> FetchLimits:
+        return FetchLimits(
+            max_wait_ms=self.replica_fetch_wait_max_ms,
+            min_bytes=self.replica_fetch_min_bytes,
+            max_bytes=self.replica_fetch_response_max_bytes,
+            partition_max_bytes=self.replica_fetch_max_bytes,
+            backoff_ms=self.replica_fetch_backoff_ms,
+        )
+
+    @property
+    def follower_silence_max_ms(self) -> int:
+        """How long a follower may ask for nothing. One that has nothing to fetch waits for some time each time."""
+        return min(
+            self.replica_lag_time_max_ms,
+            max(self.broker_session_timeout_ms, 3 * self.replica_fetch_wait_max_ms),
+        )
 
 
 class _TopicConfigs:

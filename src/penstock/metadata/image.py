@@ -110,6 +110,25 @@ class Image:
             ConfigResource(BROKER_RESOURCE, "" if broker is None else str(broker)), _NOTHING
         )
 
+    def topic_name(self, topic_id: bytes) -> str:
+        """Empty when no topic has this id."""
+        topic = self.topics_by_id.get(TopicId(topic_id))
+        return "" if topic is None else topic.name
+
+    def has_partition(self, topic: str, index: int) -> bool:
+        known = self.topics.get(topic)
+        return known is not None and 0 <= index < len(known.partitions)
+
+    def reachable_brokers(self) -> Iterable[BrokerImage]:
+        """Those that clients can talk to; never none, which clients would take for the end of the cluster."""
+        known = self.brokers.values()
+        return [broker for broker in known if not broker.fenced] or known
+
+    def active_epoch(self, broker: int) -> int | None:
+        """The epoch of a broker that may be in sync; None for all others."""
+        known = self.brokers.get(BrokerId(broker))
+        return known.epoch if known is not None and known.is_active else None
+
     def apply(
         self, changes: Iterable[Message], *, offset: int | None = None, epoch: int | None = None
     ) -> tuple[Image, Delta]:

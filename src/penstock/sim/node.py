@@ -102,8 +102,7 @@ class RunningNode:
         """Assert what must hold between any two events."""
         broker = self.broker
         broker.membership.check()
-        broker.fetchers.check()
-        broker.proposals.check()
+        broker.replication.check()
         for hosted in broker.partitions:
             if hosted.is_open and not hosted.is_offline:
                 hosted.replication.check()

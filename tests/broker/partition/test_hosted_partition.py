@@ -17,8 +17,8 @@ from penstock.broker.handlers.offsets import _find
 from penstock.broker.logs import Logger
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.partition.hosted_partitions import Partitions
+from penstock.broker.partition.housekeeping import Housekeeping
 from penstock.broker.replication.isr_proposals import core_of
-from penstock.broker.storage.housekeeping import Housekeeping
 from penstock.broker.storage.storage import Storage
 from penstock.log.config import LogConfig
 from penstock.log.log import CorruptLog

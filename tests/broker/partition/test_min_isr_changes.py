@@ -13,6 +13,7 @@ import pytest
 
 from penstock.broker.config import BrokerConfig
 from penstock.broker.partition.hosted_partitions import Partitions
+from penstock.broker.partition.partition_lifecycle import PartitionLifecycle
 from penstock.broker.replication.isr_proposals import _assignment
 from penstock.metadata.image import Delta
 from penstock.metadata.topic_settings import MIN_ISR
@@ -61,8 +62,11 @@ class Stage:
             self.ensemble.join(broker)
         self.ensemble.create("t", (NODE, OTHER))
         config, _ = BrokerConfig.load({})
-        self.partitions = Partitions(
-            Node(path, "a").start(),
+        storage = Node(path, "a").start()
+        self.partitions = Partitions(storage.environment.clock)
+        self.lifecycle = PartitionLifecycle(
+            self.partitions,
+            storage,
             Around(self.ensemble),
             lambda image, name: config.topic_config(image, NODE, name),
         )
@@ -70,7 +74,7 @@ class Stage:
         self.seen = 0
         self.image = self.ensemble.replayed
         self.seen = len(self.ensemble.log)
-        self.partitions.apply(self.image, Delta(created=("t",)))
+        self.lifecycle.apply(self.image, Delta(created=("t",)))
 
     def write(self) -> None:
         hosted = self.hosted
@@ -100,7 +104,7 @@ class Stage:
         changes = self.ensemble.log[self.seen :]
         self.seen = len(self.ensemble.log)
         self.image, delta = self.image.apply(changes)
-        self.partitions.apply(self.image, delta)
+        self.lifecycle.apply(self.image, delta)
 
     def drop_by_proposal(self, *, is_old_controller: bool = False) -> None:
         """The leader drops OTHER, and is answered before any image comes."""

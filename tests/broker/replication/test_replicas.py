@@ -134,6 +134,7 @@ class FakeHosted:
         self.is_offline = False
         # Asked for, beyond those that an append causes by itself.
         self.flushes = 0
+        self.on_answered: Callable[[FakeHosted], None] = lambda hosted: None
         self.assignment = Assignment(leader, 1, 1, (1, 2, 3), (1, 2, 3))
         self.assign()
 
@@ -177,6 +178,9 @@ class FakeHosted:
             self.flush_waiters.append(callback)
         else:
             callback()
+
+    def proposal_answered(self) -> None:
+        self.on_answered(self)
 
     def flush(self) -> None:
         self.flushes += 1
@@ -724,7 +728,6 @@ class Proposing(Following):
             lag_max_ms=LAG_MAX_MS,
             follower_activity=self.follower_activity,
             live=LiveBrokers(1, 2, 3).live,
-            on_answered=self.answered.append,
         )
 
     def ask(
@@ -737,6 +740,7 @@ class Proposing(Following):
 
     def lead(self, index: int, isr: tuple[int, ...] = (1, 2)) -> FakeHosted:
         hosted = FakeHosted(index, leader=ME)
+        hosted.on_answered = self.answered.append
         hosted.assign(isr=isr, partition_epoch=2)
         return hosted
 

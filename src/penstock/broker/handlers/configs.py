@@ -58,7 +58,7 @@ def list_config_resources(
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     names = {
         TOPIC_RESOURCE: list(broker.image.topics),
-        BROKER_RESOURCE: [str(member.id) for member in broker.brokers()],
+        BROKER_RESOURCE: [str(member.id) for member in broker.image.reachable_brokers()],
     }
     return ListConfigResourcesResponse(
         config_resources=[

@@ -27,6 +27,7 @@ from penstock.broker.network.fetch_sessions import (
     Key,
     session_key,
 )
+from penstock.broker.replication.nearest_replica import nearest_replica
 from penstock.log.log import OffsetOutOfRange
 from penstock.metadata.topics import CLUSTER_METADATA_ID
 from penstock.model import NO_TOPIC_ID
@@ -62,7 +63,7 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
             return FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         if any(topic.topic_id == CLUSTER_METADATA_ID for topic in request.topics):
             return broker.consensus.handle(request, call)
-        broker.follower_activity.heard(replica, broker.environment.clock.now_ms())
+        broker.replication.follower_activity.heard(replica, broker.environment.clock.now_ms())
     asked = _asked_partitions(broker, request, version)
     session: FetchSession | None = None
     if version >= SESSIONS_SINCE_VERSION:
@@ -254,8 +255,8 @@ class PendingFetch:
             else:
                 ceiling = hosted.high_watermark
                 if self._rack and hosted.is_leader:
-                    data.preferred_read_replica = self._broker.nearest_replica(
-                        hosted, self._rack, partition.fetch_offset
+                    data.preferred_read_replica = nearest_replica(
+                        self._broker, hosted, self._rack, partition.fetch_offset
                     )
                     if data.preferred_read_replica >= 0:
                         return data, 0
@@ -279,7 +280,7 @@ class PendingFetch:
         """Why the partition cannot be read here, if it cannot."""
         hosted = partition.hosted
         if hosted is None or hosted.is_deleted:
-            if self._broker.exists(partition.topic, partition.index):
+            if self._broker.image.has_partition(partition.topic, partition.index):
                 return ErrorCode.NOT_LEADER_OR_FOLLOWER
             return partition.unknown
         if not may_serve:
@@ -351,7 +352,7 @@ def _find(broker: Broker, partition: FetchPartition) -> HostedPartition | None:
     """What a session's partition is now; under its id only as long as the id is the same."""
     name = partition.topic
     if partition.topic_id != NO_TOPIC_ID:
-        name = broker.topic_name(partition.topic_id)
+        name = broker.image.topic_name(partition.topic_id)
     return broker.partitions.get(name, partition.index)
 
 
@@ -366,5 +367,5 @@ def _name(broker: Broker, topic: Any, version: int) -> tuple[str, ErrorCode]:
     """The topic's name however it was asked for, and what to answer if it has no such partition."""
     if version < TOPIC_IDS_SINCE_VERSION:
         return topic.topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    name = broker.topic_name(topic.topic_id)
+    name = broker.image.topic_name(topic.topic_id)
     return name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID

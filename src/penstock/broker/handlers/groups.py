@@ -183,7 +183,7 @@ def offset_delete(broker: Broker, request: OffsetDeleteRequest, call: Call) -> A
         # The coordinator knows no topics. Where there is no partition it had nothing to delete.
         for topic in decision.response.topics:
             for result in topic.partitions:
-                if not broker.exists(topic.name, result.partition_index):
+                if not broker.image.has_partition(topic.name, result.partition_index):
                     result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return decision
 
@@ -193,7 +193,7 @@ def offset_delete(broker: Broker, request: OffsetDeleteRequest, call: Call) -> A
 def offset_commit(broker: Broker, request: OffsetCommitRequest, call: Call) -> Any:
     if call.version >= TOPIC_IDS_SINCE_VERSION:
         for topic in request.topics:
-            topic.name = broker.topic_name(topic.topic_id)
+            topic.name = broker.image.topic_name(topic.topic_id)
     refused = _refuse_unknown_partitions(broker, request, call.version)
     if refused and not request.topics:
         return OffsetCommitResponse(topics=refused)
@@ -218,7 +218,11 @@ def _refuse_unknown_partitions(
     refused = []
     kept: list[OffsetCommitRequestTopic] = []
     for topic in request.topics:
-        unknown = [item for item in topic.partitions if not broker.exists(topic.name, item.partition_index)]
+        unknown = [
+            item
+            for item in topic.partitions
+            if not broker.image.has_partition(topic.name, item.partition_index)
+        ]
         if unknown:
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             if version >= TOPIC_IDS_SINCE_VERSION and not topic.name:
@@ -234,7 +238,9 @@ def _refuse_unknown_partitions(
                 )
             )
             topic.partitions = [
-                item for item in topic.partitions if broker.exists(topic.name, item.partition_index)
+                item
+                for item in topic.partitions
+                if broker.image.has_partition(topic.name, item.partition_index)
             ]
         if topic.partitions or not unknown:
             kept.append(topic)
@@ -276,7 +282,7 @@ def _fetch_by_id(
     unknown = []
     if group.topics is not None:
         for topic in group.topics:
-            topic.name = broker.topic_name(topic.topic_id)
+            topic.name = broker.image.topic_name(topic.topic_id)
         unknown = [topic for topic in group.topics if not topic.name]
         group.topics = [topic for topic in group.topics if topic.name]
     answer = partition.core.fetch_offsets(group, require_stable=require_stable)

@@ -246,7 +246,7 @@ def _led_here(
     """The partition, if this broker leads it, in the epoch that the client thinks (KIP-320)."""
     hosted = broker.partitions.get(topic, index)
     if hosted is None:
-        if broker.exists(topic, index):
+        if broker.image.has_partition(topic, index):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if not broker.membership.is_serving():

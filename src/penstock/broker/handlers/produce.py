@@ -52,7 +52,7 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
     waiting: list[tuple[HostedPartition, Appended, PartitionProduceResponse]] = []
     leaders: dict[int, None] = {}
     for topic in request.topic_data:
-        name = broker.topic_name(topic.topic_id) if by_id else topic.name
+        name = broker.image.topic_name(topic.topic_id) if by_id else topic.name
         results = []
         for data in topic.partition_data:
             result = PartitionProduceResponse(index=data.index, base_offset=-1, log_append_time_ms=-1)
@@ -102,7 +102,7 @@ def _refused(request: ProduceRequest, call: Call, error: ErrorCode) -> Any:
 
 
 def _why_not_here(broker: Broker, name: str, index: int, *, by_id: bool) -> ErrorCode:
-    if broker.exists(name, index):
+    if broker.image.has_partition(name, index):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
     return ErrorCode.UNKNOWN_TOPIC_ID if by_id and not name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

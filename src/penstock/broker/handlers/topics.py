@@ -132,7 +132,7 @@ def _response(broker: Broker, request: MetadataRequest) -> MetadataResponse:
     return MetadataResponse(
         brokers=[
             MetadataResponseBroker(node_id=member.id, host=member.host, port=member.port, rack=member.rack)
-            for member in broker.brokers()
+            for member in broker.image.reachable_brokers()
         ],
         cluster_id=broker.cluster_id,
         controller_id=broker.controller_id,

@@ -144,6 +144,10 @@ class Membership:
         """Whether the image tells all that was decided before this process was registered."""
         return self.state is not State.REGISTERING and self._consensus.image.offset >= self.epoch
 
+    @property
+    def is_stopped(self) -> bool:
+        return self.state is State.STOPPED
+
     def start(self, endpoints: list[Endpoint]) -> None:
         self._endpoints = endpoints
         self._register()

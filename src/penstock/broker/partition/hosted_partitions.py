@@ -1,38 +1,25 @@
-"""All the partitions that this broker hosts: which they are follows from the committed image.
-
-Newcomers: a topic that comes back under its old name is another topic. The image's delta says so, and the old
-partitions are let go of before the new ones are made.
-"""
+"""The table of the partitions that this broker hosts. ``partition_lifecycle.py`` keeps it as the image says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from penstock.broker.config import TopicConfig
 from penstock.broker.partition.hosted_partition import HostedPartition
-from penstock.broker.partition.partition_host import PartitionHost
-from penstock.log.refused_batches import RefusedElsewhere
-from penstock.metadata.image import TOPIC_RESOURCE, Delta, Image, TopicImage
+from penstock.environment import Clock, Files
+from penstock.log.refused_batches import RefusedBatches, RefusedElsewhere
+from penstock.model import TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import BatchHeader, check_produced
 
-if TYPE_CHECKING:
-    from penstock.broker.storage.storage import Storage
+# With more logs to close, asking the kernel for everything at once is several times faster.
+SYNCED_ONE_BY_ONE_MAX = 32
 
 
 class Partitions:
-    """Every hosted partition, by name; follows the image."""
+    """Every hosted partition, by name."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        host: PartitionHost,
-        topic_config: Callable[[Image, str], TopicConfig],
-    ) -> None:
-        self._storage = storage
-        self._host = host
-        self._topic_config = topic_config
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._topics: dict[str, dict[int, HostedPartition]] = {}
         # Batches that were sent here for partitions that are not here.
         self._refused = RefusedElsewhere()
@@ -41,6 +28,9 @@ class Partitions:
         """None when there is no such partition, or no replica of it is here."""
         hosted = self._topics.get(topic)
         return None if hosted is None else hosted.get(index)
+
+    def topics(self) -> list[str]:
+        return list(self._topics)
 
     def of_topic(self, topic: str) -> list[HostedPartition]:
         return list(self._topics.get(topic, {}).values())
@@ -52,6 +42,25 @@ class Partitions:
     def __len__(self) -> int:
         return sum(map(len, self._topics.values()))
 
+    def add(self, hosted: HostedPartition) -> None:
+        self._topics.setdefault(hosted.topic, {})[hosted.index] = hosted
+
+    def remove(self, hosted: HostedPartition) -> None:
+        del self._topics[hosted.topic][hosted.index]
+
+    def remove_topic(self, topic: str) -> list[HostedPartition]:
+        return list(self._topics.pop(topic, {}).values())
+
+    def close_logs(self, files: Files) -> None:
+        """Make every open log durable and close it."""
+        hosted_logs = [hosted for hosted in self if hosted.is_open]
+        for hosted in hosted_logs:
+            hosted.log.seal()
+        if len(hosted_logs) > SYNCED_ONE_BY_ONE_MAX:
+            files.sync_everything()
+        for hosted in hosted_logs:
+            hosted.log.close()
+
     def refuse(self, topic: str | bytes, index: int, records: memoryview, error: ErrorCode) -> None:
         """Remember a batch for a partition that is not here: it may be here when the next batch comes.
 
@@ -59,50 +68,7 @@ class Partitions:
         """
         checked = check_produced(records, max_message_bytes=len(records))
         if isinstance(checked, BatchHeader) and checked.producer_id >= 0:
-            self._refused.add(topic, index, checked, error, self._storage.environment.clock.wall_ms())
+            self._refused.add(topic, index, checked, error, self._clock.wall_ms())
 
-    def apply(self, image: Image, delta: Delta) -> None:
-        for topic in delta.deleted:
-            for hosted in self._topics.pop(topic.name, {}).values():
-                self._let_go(hosted)
-        # Settings first: who is in sync now was decided when they held.
-        for resource in delta.configs_changed:
-            # A broker's setting may be the default of any topic's.
-            names = [resource.name] if resource.type == TOPIC_RESOURCE else list(self._topics)
-            for name in names:
-                config = self._topic_config(image, name)
-                for hosted in self.of_topic(name):
-                    if hosted.config is not config:
-                        hosted.config = config
-        for name in (*delta.created, *delta.changed):
-            self._host_topic(image, image.topics[name])
-
-    def _host_topic(self, image: Image, topic: TopicImage) -> None:
-        me = self._host.me
-        config = self._topic_config(image, topic.name)
-        here = self._topics.get(topic.name, {})
-        for partition in topic.partitions:
-            hosted = here.get(partition.index)
-            if hosted is not None:
-                if me in partition.replicas:
-                    if hosted.image is not partition:
-                        hosted.assign(partition)
-                else:
-                    del here[partition.index]
-                    self._let_go(hosted)
-            elif me in partition.replicas:
-                here = self._topics.setdefault(topic.name, here)
-                hosted = here[partition.index] = HostedPartition(
-                    self._storage,
-                    self._host,
-                    topic,
-                    partition,
-                    config,
-                    refused_batches=self._refused.of(topic.name, topic.id, partition.index),
-                )
-                self._host.role_changed(hosted)
-
-    def _let_go(self, hosted: HostedPartition) -> None:
-        hosted.deleted()
-        self._storage.delete_log(hosted)
-        self._host.role_changed(hosted)
+    def refused_batches_of(self, topic: str, topic_id: TopicId, index: int) -> RefusedBatches:
+        return self._refused.of(topic, topic_id, index)

@@ -1,9 +1,9 @@
 """What a hosted partition needs to know of the node it is on, and what it tells that node.
 
-On a real node the ``Broker`` is the host, and passes on what it is told: to the ISR proposals, the
+On a real node the host is ``NodePartitionHost``, and passes on what it is told: to the ISR proposals, the
 fetchers, the coordinators, the reports about directories. A partition knows none of these, only this page.
 
-Newcomers: the node is called in the middle of what a partition does. ``appended`` comes from within every append
+The node is called in the middle of what a partition does. ``appended`` comes from within every append
 that followers have to copy, so it does next to nothing; ``damaged`` from within a read, or while the log opens.
 """
 

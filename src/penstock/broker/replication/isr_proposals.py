@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.broker.logs import Logger
 from penstock.broker.replication.replica_fetcher import Done, Hosted
@@ -62,12 +62,8 @@ class IsrProposals:
         lag_max_ms: int,
         follower_activity: FollowerActivity,
         live: Callable[[int], int | None],
-        on_answered: Callable[[Any], None],
     ) -> None:
-        """``live(broker)``: whether the controller hears it, as in ``Partition``.
-
-        ``on_answered(hosted)``: its in-sync replicas, and so its high watermark, may have changed.
-        """
+        """``live(broker)``: whether the controller hears it, as in ``Partition``."""
         self._environment = environment
         self._ask = ask_controller
         self._logger = logger
@@ -75,7 +71,6 @@ class IsrProposals:
         self._broker_epoch = broker_epoch
         self._follower_activity = follower_activity
         self._live = live
-        self._on_answered = on_answered
         # Worth asking for a proposal now.
         self._wanted: dict[Hosted, None] = {}
         # Somebody may fall behind; looked at now and then. A partition where all are at the end is not in it.
@@ -231,7 +226,7 @@ class IsrProposals:
             if core is core_of(hosted):
                 if core.wants_proposal:
                     self._wanted[hosted] = None
-                self._on_answered(hosted)
+                hosted.proposal_answered()
         if not has_failed:
             self._failures = 0
             if self._wanted:

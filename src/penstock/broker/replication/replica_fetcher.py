@@ -72,6 +72,10 @@ class Hosted(Protocol):
         """Call back, perhaps at once, when all that was appended counts. In replicated mode it always does."""
         ...
 
+    def proposal_answered(self) -> None:
+        """Its in-sync replicas, and so its high watermark, may have changed."""
+        ...
+
     def flush(self) -> None:
         """Have all that was appended on the disk soon."""
         ...

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from penstock.broker.handlers.metadata_pages import EDITIONS_MAX, PARTITIONS_PER_TURN, MetadataPages
 from penstock.broker.network import authorization as access
+from penstock.broker.network.metadata_pages import EDITIONS_MAX, PARTITIONS_PER_TURN, MetadataPages
 from penstock.metadata.image import NO_LEADER, Delta, Image
 from penstock.metadata.topics import CONSUMER_OFFSETS, is_internal
 from penstock.protocol.errors import ErrorCode

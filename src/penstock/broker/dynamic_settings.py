@@ -1,0 +1,44 @@
+"""The settings of brokers that can be changed while they run, handed to what goes by them.
+
+Topics' settings are not here: ``BrokerConfig.topic_config`` has them, and the partitions follow the image.
+"""
+
+from __future__ import annotations
+
+from penstock.broker.config import BrokerConfig
+from penstock.broker.network.connection_limits import ConnectionLimits
+from penstock.broker.partition.hosted_partitions import Partitions
+from penstock.broker.replication.replication import Replication
+from penstock.metadata.configs import broker_value, layers_of
+from penstock.metadata.image import Image
+from penstock.metadata.settings import LONG_MAX
+
+# Of what a reassignment copies to this broker.
+THROTTLE = "follower.replication.throttled.rate"
+
+
+class DynamicSettings:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        limits: ConnectionLimits,
+        partitions: Partitions,
+        replication: Replication,
+        *,
+        node_id: int,
+    ) -> None:
+        self._config = config
+        self._limits = limits
+        self._partitions = partitions
+        self._replication = replication
+        self._node_id = node_id
+
+    def apply(self, image: Image) -> None:
+        layers = layers_of(image, self._node_id, self._config.static)
+        fetchers = self._replication.fetchers
+        rate: int = broker_value(THROTTLE, layers)
+        fetchers.set_throttle(None if rate == LONG_MAX else rate)
+        self._limits.total = broker_value("max.connections", layers)
+        self._limits.per_address = broker_value("max.connections.per.ip", layers)
+        if fetchers.set_fetchers_per_leader(broker_value("num.replica.fetchers", layers)):
+            self._replication.following.follow_all(list(self._partitions))

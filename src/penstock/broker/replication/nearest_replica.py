@@ -1,0 +1,43 @@
+"""Which replica a consumer should read from (KIP-392)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from penstock.broker.partition.hosted_partition import HostedPartition
+from penstock.metadata.image import Image
+
+
+class BrokerView(Protocol):
+    """What this needs of the broker that leads the partition."""
+
+    @property
+    def node_id(self) -> int: ...
+
+    @property
+    def rack(self) -> str | None: ...
+
+    @property
+    def image(self) -> Image: ...
+
+
+def nearest_replica(broker: BrokerView, hosted: HostedPartition, rack: str, offset: int) -> int:
+    """A replica in the consumer's rack that has what it asks for; -1 when none is better than this one.
+
+    ``hosted`` is led here. Who asks for what is not there must hear that from the leader. A follower's word for it
+    is not believed, and the consumer would be sent to and fro for ever.
+    """
+    if broker.rack == rack or offset < hosted.log.log_start_offset:
+        return -1
+    brokers = broker.image.brokers
+    for replica in hosted.image.isr:
+        known = brokers.get(replica)
+        if (
+            known is not None
+            and known.rack == rack
+            and known.is_active
+            and replica != broker.node_id
+            and hosted.replication.has(replica, offset)
+        ):
+            return replica
+    return -1

@@ -1,0 +1,96 @@
+"""What a broker does with its logs before it is let into the cluster.
+
+The membership calls ``prepare`` when the image is as new as the registration. What is on the disks is compared with
+it, every log that the last run did not close is opened and so recovered, and damage is reported. Then the broker
+may be let in and begins to follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.broker.coordination.coordinators import CoordinatorRegistry
+from penstock.broker.logs import Logger
+from penstock.broker.node_partition_host import NodePartitionHost
+from penstock.broker.partition.hosted_partition import HostedPartition
+from penstock.broker.partition.hosted_partitions import Partitions
+from penstock.broker.quorum.consensus import Consensus
+from penstock.broker.replication.directory_reports import DirectoryReports
+from penstock.broker.storage.storage import Storage
+from penstock.environment import Environment
+from penstock.metadata.values import LOST_DIRECTORY
+
+RECOVERED_PER_TURN = 16
+
+
+class Startup:
+    def __init__(
+        self,
+        environment: Environment,
+        logger: Logger,
+        storage: Storage,
+        consensus: Consensus,
+        partitions: Partitions,
+        directories: DirectoryReports,
+        coordinators: CoordinatorRegistry,
+        host: NodePartitionHost,
+    ) -> None:
+        self._environment = environment
+        self._logger = logger
+        self._storage = storage
+        self._consensus = consensus
+        self._partitions = partitions
+        self._directories = directories
+        self._coordinators = coordinators
+        self._host = host
+        # Every log that the last run did not close was looked at.
+        self._has_recovered = False
+
+    @property
+    def has_recovered(self) -> bool:
+        """Whether no log is left that the last run did not close and this one has not looked at."""
+        return self._has_recovered or not self._storage.partitions_to_recover()
+
+    def prepare(self, then: Callable[[], None]) -> None:
+        """Host what the image says, look at every log the last run did not close, begin to follow."""
+        self._storage.quarantine_strays(self._consensus.image)
+        waiting = iter(self._storage.partitions_to_recover())
+
+        def recover_some() -> None:
+            for _ in range(RECOVERED_PER_TURN):
+                name = next(waiting, None)
+                if name is None:
+                    self.prepared(then)
+                    return
+                hosted = self._partitions.get(name.topic, name.partition)
+                if hosted is not None:
+                    self._recover(hosted)
+            self._environment.spawn.soon(recover_some)
+
+        recover_some()
+
+    def prepared(self, then: Callable[[], None]) -> None:
+        """Every log was looked at."""
+        self._has_recovered = True
+        for hosted in list(self._partitions):
+            if hosted.image.directory(self._host.me) == LOST_DIRECTORY:
+                # The process before this one found it damaged and did not come to say that it is mended. Nobody
+                # counts on it.
+                self._directories.damaged(hosted, 0)
+
+        def go_on() -> None:
+            then()
+            # Coordinators first. And whoever gets another role meanwhile is looked at twice, which does no harm.
+            everyone = sorted(self._partitions, key=lambda hosted: hosted.topic not in self._coordinators)
+            self._host.roles_changed(everyone)
+
+        # Whoever is let in may be made a leader: the controller has to know first which replicas are no good.
+        self._directories.when_reported(go_on)
+
+    def _recover(self, hosted: HostedPartition) -> None:
+        try:
+            _ = hosted.log
+        except OSError as error:
+            # The others can be served; whoever asks for this one gets a storage error.
+            self._logger.error("cannot open", partition=repr(hosted), error=str(error))
+            self._directories.damaged(hosted, 0)
