@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from penstock import __version__
-from penstock.cli import nouns
+from penstock.cli import commands
 from tests.cli.conftest import Penstock
 
 
@@ -23,11 +23,11 @@ def test_the_version_is_printed(penstock: Penstock) -> None:
 def test_help_names_every_command(penstock: Penstock, words: list[str]) -> None:
     outcome = penstock(*words)
     assert outcome.code == 0
-    for noun in nouns.NOUNS:
+    for noun in commands.COMMANDS:
         assert noun in outcome.out
 
 
-@pytest.mark.parametrize("noun", nouns.NOUNS)
+@pytest.mark.parametrize("noun", commands.COMMANDS)
 def test_every_command_has_help(penstock: Penstock, noun: str) -> None:
     outcome = penstock(noun, "--help")
     assert outcome.code == 0

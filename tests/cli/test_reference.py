@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from penstock.cli import nouns
+from penstock.cli import commands as cli_commands
 from tests.cli.conftest import Penstock
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
@@ -27,7 +27,7 @@ def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield words, command
 
 
-COMMANDS = dict(commands(typer.main.get_command(nouns.app)))
+COMMANDS = dict(commands(typer.main.get_command(cli_commands.app)))
 
 
 @pytest.mark.parametrize("words", COMMANDS)

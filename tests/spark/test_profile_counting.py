@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from penstock.columnar.columns import Columns
 from penstock.protocol.compression import Codec
 from penstock.protocol.records import encode_batch
-from penstock.spark.jobs import tally
+from penstock.spark.jobs import profile_counts
 from penstock.spark.jobs.forecast import DAY_MS, Retention, forecast
 from penstock.spark.jobs.profile import spread
-from penstock.spark.jobs.tally import Clock, HotKeys, Tally, bucket_bytes_max, size_bucket
+from penstock.spark.jobs.profile_counts import Clock, HotKeys, PartitionCounts, bucket_bytes_max, size_bucket
 from penstock.spark.ranges import OffsetRange
 
 CLOCK = Clock(bucket_ms=1000, first_ms=0, last_ms=1_000_000)
@@ -40,10 +40,10 @@ def columns(records: list[tuple[bytes | None, bytes | None, int]]) -> Columns:
     )
 
 
-def counted(*parts: list[tuple[bytes | None, bytes | None, int]]) -> Tally:
-    whole = Tally()
+def counted(*parts: list[tuple[bytes | None, bytes | None, int]]) -> PartitionCounts:
+    whole = PartitionCounts()
     for part in parts:
-        one = Tally()
+        one = PartitionCounts()
         one.add_records(columns(part), CLOCK)
         whole.merge(one)
     return whole
@@ -62,7 +62,7 @@ record_lists = st.lists(
 @given(record_lists, st.integers(0, 50))
 def test_parts_add_up_to_the_whole(records: list[tuple[bytes | None, bytes | None, int]], cut: int) -> None:
     parts, whole = counted(records[:cut], records[cut:]), counted(records)
-    for name in Tally.__slots__:
+    for name in PartitionCounts.__slots__:
         left, right = getattr(parts, name), getattr(whole, name)
         assert (left == right).all() if name == "sizes" else left == right, name
     sizes = [len(key or b"") + len(value or b"") for key, value, _ in records]
@@ -78,7 +78,7 @@ def test_a_percentile_is_at_most_a_fifth_too_large() -> None:
         found = whole.size_percentile(share)
         assert found is not None and share * 1000 <= found <= share * 1000 * 1.2 + 1
     assert whole.size_percentile(1.0) == whole.record_bytes_max == 1000
-    assert Tally().size_percentile(0.5) is None
+    assert PartitionCounts().size_percentile(0.5) is None
 
 
 def test_buckets_of_sizes_meet_without_a_gap() -> None:
@@ -97,7 +97,7 @@ def test_buckets_of_sizes_meet_without_a_gap() -> None:
 )
 def test_hot_keys_are_off_by_no_more_than_they_say(batches: list[list[int]], often: list[int]) -> None:
     """Against a plain count, with room for so few keys that most are dropped."""
-    before, tally.KEYS_MAX = tally.KEYS_MAX, 8
+    before, profile_counts.KEYS_MAX = profile_counts.KEYS_MAX, 8
     try:
         merged = HotKeys()
         for batch in [*batches, often]:
@@ -107,7 +107,7 @@ def test_hot_keys_are_off_by_no_more_than_they_say(batches: list[list[int]], oft
             merged.merge(one)
         merged.shrink()
     finally:
-        tally.KEYS_MAX = before
+        profile_counts.KEYS_MAX = before
     truth = Counter(b"%d" % key for batch in [*batches, often] for key in batch)
     assert len(merged.counts) <= 8
     for key, count in truth.items():
@@ -121,7 +121,7 @@ def test_a_batch_that_two_tasks_share_is_counted_once() -> None:
     data = b"".join(
         encode_batch(records, base_offset=base, codec=Codec.GZIP if base else Codec.NONE) for base in (0, 10)
     )
-    whole, left, right = Tally(), Tally(), Tally()
+    whole, left, right = PartitionCounts(), PartitionCounts(), PartitionCounts()
     whole.add_batches(data, 0, 20)
     left.add_batches(data, 0, 13)
     right.add_batches(data, 13, 20)

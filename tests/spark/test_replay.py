@@ -16,7 +16,7 @@ from penstock.cli import spark_session
 from penstock.model import TopicPartition
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs.replay import ReplayFailed, ReplayResult, _Run, replay, shared_out
-from penstock.spark.jobs.resending import Pace, Plan, Work, prepared, work
+from penstock.spark.jobs.replay_task import Pace, Plan, Work, prepared, work
 from penstock.spark.producing import ProduceSettings
 from penstock.spark.ranges import OffsetRange
 from penstock.spark.reading import ReadSettings, schema

@@ -14,8 +14,8 @@ import pytest
 
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import archive, read_snapshot, snapshot
+from penstock.spark.jobs.snapshot_versions import CURRENT, DIRECTORY, SnapshotConflict, Version, Versions
 from penstock.spark.jobs.tables.errors import TableError
-from penstock.spark.jobs.versions import CURRENT, DIRECTORY, SnapshotConflict, Version, Versions
 from tests.spark.test_archive_commits import Crash, CrashingDisk
 from tests.spark.topics import Topics
 

@@ -18,7 +18,7 @@ from penstock.cli.numbers import parse_numbers
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes, check_topic
 from penstock.cli.output import confirm, count_text, show_json, show_table
 from penstock.cli.raw import RawClient, reason, refuse
-from penstock.cli.verbs import verbs
+from penstock.cli.subcommands import subcommands
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import TIME_UNKNOWN
 from penstock.protocol.messages.brokers import UnregisterBrokerRequest
@@ -35,7 +35,7 @@ from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTo
 
 app = typer.Typer(
     add_completion=False,
-    cls=verbs("list"),
+    cls=subcommands("list"),
     help="List brokers; move partitions and leaders between them; forget one. Alone: list.",
 )
 

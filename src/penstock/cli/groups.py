@@ -22,11 +22,11 @@ from penstock.cli.client import REQUEST_TIMEOUT_S, settle
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Group, Groups, Json, Yes, check_topic
 from penstock.cli.output import confirm, count_text, show_json, show_table
-from penstock.cli.verbs import verbs
+from penstock.cli.subcommands import subcommands
 
 app = typer.Typer(
     add_completion=False,
-    cls=verbs("list", {"reset": "`penstock groups offsets reset GROUP`"}),
+    cls=subcommands("list", {"reset": "`penstock groups offsets reset GROUP`"}),
     help="List, describe, reset and delete consumer groups. Alone: list.",
 )
 offsets = typer.Typer(help="Change how far a group has read.")

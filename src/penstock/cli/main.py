@@ -5,7 +5,7 @@ operation failed, 2 wrong usage, 130 interrupted. An exception it does not know 
 traceback.
 
 `penstock serve` has a budget of CPU from exec to ready, and Typer alone would take a third of it (it brings
-pydantic), so `serve` is dispatched here before Typer is imported; the other commands are in ``nouns``.
+pydantic), so `serve` is dispatched here before Typer is imported; the other commands are in ``commands``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _dispatch(words: list[str]) -> int:
         from penstock.cli.serve import serve  # noqa: PLC0415  # each command pays for its own imports only
 
         return serve(words[1:])
-    from penstock.cli.nouns import dispatch  # noqa: PLC0415  # Typer, and with it pydantic
+    from penstock.cli.commands import dispatch  # noqa: PLC0415  # Typer, and with it pydantic
 
     return dispatch(words)
 

@@ -25,12 +25,12 @@ PARTITIONS_MAX = 100_000
 def _checked(error_of: Callable[[str], str | None]) -> Callable[[Names], Names]:
     """What Typer calls with a name, or several, or None where none need be said."""
 
-    def check(given: Names) -> Names:
-        names: list[str] = [given] if isinstance(given, str) else given or []
+    def check(value: Names) -> Names:
+        names: list[str] = [value] if isinstance(value, str) else value or []
         for name in names:
             if (error := error_of(name)) is not None:
                 raise WrongUsage(error.removesuffix("."))
-        return given
+        return value
 
     return check
 

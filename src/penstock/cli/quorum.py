@@ -17,7 +17,7 @@ from penstock.cli.numbers import parse_number
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes
 from penstock.cli.output import confirm, show_json, show_table
 from penstock.cli.raw import RawClient, refuse
-from penstock.cli.verbs import verbs
+from penstock.cli.subcommands import subcommands
 from penstock.model import format_id, parse_id
 from penstock.protocol.messages.quorum import (
     AddRaftVoterRequest,
@@ -32,7 +32,7 @@ from penstock.protocol.schema import NO_UUID
 
 app = typer.Typer(
     add_completion=False,
-    cls=verbs("show"),
+    cls=subcommands("show"),
     help="Show and change who votes on the cluster's metadata. Alone: show.",
 )
 
@@ -94,7 +94,7 @@ def add(
 ) -> None:
     """Make a node a voter. It must be running, so that it has the metadata already."""
     node_id, host, port = _node(node)
-    given = _directory(directory)
+    named_directory = _directory(directory)
     with RawClient(bootstrap) as client:
         partition, _ = _described(client)
         if any(each.replica_id == node_id for each in partition.current_voters):
@@ -103,7 +103,7 @@ def add(
             cluster_id=None,
             timeout_ms=ADD_TIMEOUT_MS,
             voter_id=node_id,
-            voter_directory_id=given
+            voter_directory_id=named_directory
             or _known_directory(partition.observers, node_id, "running as an observer"),
             listeners=[Endpoint(name=LISTENER, host=host, port=port)],
         )
@@ -121,7 +121,7 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Take a node's vote away; it goes on as an observer. Asks first."""
-    given = _directory(directory)
+    named_directory = _directory(directory)
     with RawClient(bootstrap) as client:
         partition, _ = _described(client)
         directory_id = _known_directory(partition.current_voters, node_id, "a voter")
@@ -131,7 +131,7 @@ def remove(
         confirm(f"Remove voter {node_id}, leaving {left}?", yes=yes)
         answer = client.ask(
             RemoveRaftVoterRequest(
-                cluster_id=None, voter_id=node_id, voter_directory_id=given or directory_id
+                cluster_id=None, voter_id=node_id, voter_directory_id=named_directory or directory_id
             )
         )
     refuse(answer.error_code, answer.error_message, f"voter {node_id} was not removed")

@@ -91,15 +91,15 @@ def _parser() -> _Parser:
 def serve(words: list[str]) -> int:
     """Parse the words after `penstock serve`, then serve until told to stop."""
     try:
-        given = _parser().parse_args(words)
+        arguments = _parser().parse_args(words)
     except SystemExit as leaving:  # --help has been printed
         return int(leaving.code or 0)
-    options = _options(given)
-    _check_reach(options, insecure=given.insecure)
+    options = _options(arguments)
+    _check_reach(options, insecure=arguments.insecure)
     _check_platform()
     if len(options.controllers) % 2 == 0 and options.controllers:
         _warn_of_even(len(options.controllers))
-    if given.stop_with_stdin:
+    if arguments.stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, name="stop-with-stdin", daemon=True).start()
     from penstock.broker import process  # noqa: PLC0415  # a refused start should not pay for the broker
 
@@ -109,12 +109,12 @@ def serve(words: list[str]) -> int:
         raise Failure(str(error)) from None
 
 
-def _options(given: argparse.Namespace) -> ServeOptions:
-    if given.http != "off":
+def _options(arguments: argparse.Namespace) -> ServeOptions:
+    if arguments.http != "off":
         raise WrongUsage("the HTTP gateway is not there yet; leave --http out, or say --http off")
-    if not 0 <= given.node_id <= NODE_ID_MAX:
-        raise WrongUsage(f"--node-id is a number from 0 to {NODE_ID_MAX}; got {given.node_id}")
-    data_dirs = tuple(given.data_dir or (DATA_DIR,))
+    if not 0 <= arguments.node_id <= NODE_ID_MAX:
+        raise WrongUsage(f"--node-id is a number from 0 to {NODE_ID_MAX}; got {arguments.node_id}")
+    data_dirs = tuple(arguments.data_dir or (DATA_DIR,))
     if len(set(map(os.path.abspath, data_dirs))) < len(data_dirs):
         raise WrongUsage("--data-dir: the same directory is named twice")
     for data_dir in data_dirs:
@@ -122,21 +122,21 @@ def _options(given: argparse.Namespace) -> ServeOptions:
             raise Failure(
                 f"{data_dir} holds a cluster of `penstock dev`; start that, or name another --data-dir"
             )
-    controllers = {} if given.controllers is None else _controllers(given.controllers)
-    roles = _roles(given, controllers)
-    if BROKER not in roles and (given.listen is not None or given.advertise is not None):
+    controllers = {} if arguments.controllers is None else _controllers(arguments.controllers)
+    roles = _roles(arguments, controllers)
+    if BROKER not in roles and (arguments.listen is not None or arguments.advertise is not None):
         raise WrongUsage(
             "a node that is only a controller has no clients; leave --listen and --advertise out"
         )
     return ServeOptions(
-        node_id=given.node_id,
+        node_id=arguments.node_id,
         data_dirs=data_dirs,
-        listen=_address("--listen", given.listen or LISTEN),
-        advertise=None if given.advertise is None else _address("--advertise", given.advertise),
-        rack=given.rack,
-        settings=parse_settings("--set", given.settings),
-        config_file=given.config,
-        internal=_internal(given, controllers),
+        listen=_address("--listen", arguments.listen or LISTEN),
+        advertise=None if arguments.advertise is None else _address("--advertise", arguments.advertise),
+        rack=arguments.rack,
+        settings=parse_settings("--set", arguments.settings),
+        config_file=arguments.config,
+        internal=_internal(arguments, controllers),
         controllers=controllers,
         roles=roles,
     )
@@ -160,34 +160,34 @@ def _controllers(text: str) -> dict[int, Address]:
     return found
 
 
-def _roles(given: argparse.Namespace, controllers: dict[int, Address]) -> tuple[str, ...]:
-    listed = given.node_id in controllers
-    if given.roles is None:
+def _roles(arguments: argparse.Namespace, controllers: dict[int, Address]) -> tuple[str, ...]:
+    listed = arguments.node_id in controllers
+    if arguments.roles is None:
         return (BROKER, CONTROLLER) if listed or not controllers else (BROKER,)
-    named = [role.strip() for role in given.roles.split(",")]
+    named = [role.strip() for role in arguments.roles.split(",")]
     roles = tuple(role for role in (BROKER, CONTROLLER) if role in named)
     if len(roles) != len(named):
-        raise WrongUsage(f"--roles: write broker, controller, or broker,controller; got {given.roles!r}")
+        raise WrongUsage(f"--roles: write broker, controller, or broker,controller; got {arguments.roles!r}")
     if not controllers and len(roles) == 1:
         raise WrongUsage(f"a node that is only a {roles[0]} needs others; name the cluster's --controllers")
     if controllers and CONTROLLER in roles and not listed:
-        raise WrongUsage(f"node {given.node_id} has the role controller but is not among --controllers")
+        raise WrongUsage(f"node {arguments.node_id} has the role controller but is not among --controllers")
     if listed and CONTROLLER not in roles:
         raise WrongUsage(
-            f"node {given.node_id} is among --controllers, so its --roles must include controller"
+            f"node {arguments.node_id} is among --controllers, so its --roles must include controller"
         )
     return roles
 
 
-def _internal(given: argparse.Namespace, controllers: dict[int, Address]) -> Address | None:
-    if given.internal is None:
+def _internal(arguments: argparse.Namespace, controllers: dict[int, Address]) -> Address | None:
+    if arguments.internal is None:
         if controllers:
             raise WrongUsage("--controllers needs --internal HOST:PORT, where the other nodes reach this one")
         return None
     if not controllers:
         raise WrongUsage("--internal needs --controllers ID@HOST:PORT,..., the nodes that lead the cluster")
-    host, port = internal = _address("--internal", given.internal)
-    told = controllers.get(given.node_id)
+    host, port = internal = _address("--internal", arguments.internal)
+    told = controllers.get(arguments.node_id)
     if told is None:
         if is_unspecified(host):
             raise WrongUsage(
@@ -197,7 +197,7 @@ def _internal(given: argparse.Namespace, controllers: dict[int, Address]) -> Add
         host == told[0] or is_unspecified(host) or _is_name(host) or _is_name(told[0])
     ):
         raise WrongUsage(
-            f"--internal {format_address(host, port)} is not where --controllers has node {given.node_id}, "
+            f"--internal {format_address(host, port)} is not where --controllers has node {arguments.node_id}, "
             f"{format_address(*told)}"
         )
     return internal

@@ -384,7 +384,7 @@ def profile(
         result = jobs.profile(
             spark, bootstrap, list(dict.fromkeys(topics)), to, sample=sample, progress=bar.show
         )
-        from penstock.spark.jobs.profiles import tables  # noqa: PLC0415
+        from penstock.spark.jobs.profile_tables import tables  # noqa: PLC0415
     if as_json:
         found = [
             {name: _plain(each) for name, each in row.items()}

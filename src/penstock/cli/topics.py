@@ -15,11 +15,11 @@ from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.options import BOOTSTRAP, PARTITIONS_MAX, Bootstrap, Json, Topic, Topics, Yes
 from penstock.cli.output import confirm, count_text, show_json, show_table
 from penstock.cli.settings import parse_settings
-from penstock.cli.verbs import verbs
+from penstock.cli.subcommands import subcommands
 
 app = typer.Typer(
     add_completion=False,
-    cls=verbs(
+    cls=subcommands(
         "list",
         {
             "alter": "`penstock configs set TOPIC KEY=VALUE` for settings, "

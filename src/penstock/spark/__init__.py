@@ -69,13 +69,13 @@ def start(
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         # Under spark-submit the JVM runs already and knows what spark-submit was told; SparkConf then asks it.
         SparkContext._ensure_initialized()
-    given = SparkConf()
+    spark_conf = SparkConf()
     settings = {"spark.sql.execution.arrow.pyspark.enabled": "true", **defaults}
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
     for name, value in settings.items():
-        if not given.contains(name):
+        if not spark_conf.contains(name):
             builder = builder.config(name, value)
     for name, value in conf.items():
         builder = builder.config(name, value)

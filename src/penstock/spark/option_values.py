@@ -123,14 +123,14 @@ def at_most(name: str, value: int, highest: int) -> int:
     return value
 
 
-def _check_names(given: Mapping[str, str], names: Names) -> None:
+def _check_names(values: Mapping[str, str], names: Names) -> None:
     known = {name.lower(): name for name in (*names.meant, *names.without_effect)}
     refused = {name.lower(): (name, reason) for name, reason in names.refused.items()}
-    for name in given:
+    for name in values:
         if name in refused:
             spelling, reason = refused[name]
             raise SparkOptionError(f"option {spelling} has no place here: {reason}")
-    for name in given:
+    for name in values:
         if name in known:
             continue
         if name.startswith(("kafka.ssl.", "kafka.sasl.")):

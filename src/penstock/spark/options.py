@@ -165,12 +165,12 @@ class SourceOptions:
 
 def parse(options: Mapping[str, str], mode: Mode) -> SourceOptions:
     """Raises SparkOptionError: one line about the first thing that is wrong."""
-    given = OptionValues(options, NAMES)
-    parsed = _parse(given, mode)
+    values = OptionValues(options, NAMES)
+    parsed = _parse(values, mode)
     if mode == "batch":
-        _check_batch(parsed, given)
+        _check_batch(parsed, values)
     else:
-        _check_stream(parsed, given)
+        _check_stream(parsed, values)
     return parsed
 
 
@@ -182,32 +182,32 @@ def check(options: Mapping[str, str]) -> SourceOptions:
 _DEFAULT_START: dict[Mode, Literal["earliest", "latest"]] = {"batch": "earliest", "stream": "latest"}
 
 
-def _parse(given: OptionValues, mode: Mode) -> SourceOptions:
+def _parse(values: OptionValues, mode: Mode) -> SourceOptions:
     return SourceOptions(
-        read=_read_settings(given),
-        subscription=_subscription(given),
-        starting=_place(given, "starting", Place("startingOffsets", _DEFAULT_START[mode])),
-        ending=_place(given, "ending", Place("endingOffsets", "latest")),
-        partitions_min=given.positive("minPartitions"),
-        records_max=given.positive("maxRecordsPerPartition"),
-        offsets_max=given.positive("maxOffsetsPerTrigger"),
-        offsets_min=given.positive("minOffsetsPerTrigger"),
-        trigger_delay_ms_max=_duration_ms(given, "maxTriggerDelay", TRIGGER_DELAY_MS_MAX),
-        bytes_max=_size(given, "maxBytesPerTrigger"),
-        group=_group(given),
+        read=_read_settings(values),
+        subscription=_subscription(values),
+        starting=_place(values, "starting", Place("startingOffsets", _DEFAULT_START[mode])),
+        ending=_place(values, "ending", Place("endingOffsets", "latest")),
+        partitions_min=values.positive("minPartitions"),
+        records_max=values.positive("maxRecordsPerPartition"),
+        offsets_max=values.positive("maxOffsetsPerTrigger"),
+        offsets_min=values.positive("minOffsetsPerTrigger"),
+        trigger_delay_ms_max=_duration_ms(values, "maxTriggerDelay", TRIGGER_DELAY_MS_MAX),
+        bytes_max=_size(values, "maxBytesPerTrigger"),
+        group=_group(values),
     )
 
 
 # What to read
 
 
-def _subscription(given: OptionValues) -> Subscription:
-    said = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
+def _subscription(values: OptionValues) -> Subscription:
+    said = [name for name in ("subscribe", "subscribePattern", "assign") if name in values]
     if len(said) != 1:
         found = f"both {said[0]} and {said[1]}" if said else "none of them"
         raise SparkOptionError(f"give exactly one of subscribe, subscribePattern and assign; found {found}")
     name = said[0]
-    text = given[name]
+    text = values[name]
     if name == "subscribe":
         topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
         if not topics:
@@ -240,33 +240,33 @@ def _assigned(text: str) -> tuple[TopicPartition, ...]:
 # Where to begin and to end
 
 
-def _place(given: OptionValues, side: Literal["starting", "ending"], default: Place) -> Place:
+def _place(values: OptionValues, side: Literal["starting", "ending"], default: Place) -> Place:
     """In the order of precedence of Spark's Kafka source: one time for all, times, then offsets."""
-    is_late_latest = side == "ending" or _strategy_is_latest(given)
+    is_late_latest = side == "ending" or _strategy_is_latest(values)
     one_time, times, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
-    if one_time in given:
-        return Place(one_time, "time", time_ms=_time_ms(given, one_time), is_late_latest=is_late_latest)
-    if times in given:
-        values = _offsets_json(given[times], times, '{"topic": {"0": 1700000000000}}').offsets
-        if min(values.values()) < 0:
+    if one_time in values:
+        return Place(one_time, "time", time_ms=_time_ms(values, one_time), is_late_latest=is_late_latest)
+    if times in values:
+        times_ms = _offsets_json(values[times], times, '{"topic": {"0": 1700000000000}}').offsets
+        if min(times_ms.values()) < 0:
             raise SparkOptionError(f"{times} needs times in milliseconds since 1970, none below 0")
-        return Place(times, "times", values, is_late_latest=is_late_latest)
-    text = given.get(offsets)
+        return Place(times, "times", times_ms, is_late_latest=is_late_latest)
+    text = values.get(offsets)
     if text is None:
         return default
     if text.lower() == "earliest":
         return Place(offsets, "earliest")
     if text.lower() == "latest":
         return Place(offsets, "latest")
-    given_offsets = _offsets_json(text, offsets, '{"topic": {"0": 23, "1": -1}} (-2 earliest, -1 latest)')
-    if min(given_offsets.offsets.values()) < -2:
+    parsed = _offsets_json(text, offsets, '{"topic": {"0": 23, "1": -1}} (-2 earliest, -1 latest)')
+    if min(parsed.offsets.values()) < -2:
         raise SparkOptionError(f"{offsets} has an offset below -2; -2 is earliest, -1 is latest")
-    return Place(offsets, "offsets", given_offsets.offsets, given_offsets.topic_ids)
+    return Place(offsets, "offsets", parsed.offsets, parsed.topic_ids)
 
 
-def _strategy_is_latest(given: OptionValues) -> bool:
+def _strategy_is_latest(values: OptionValues) -> bool:
     name = "startingOffsetsByTimestampStrategy"
-    strategy = given.text(name, "error").lower()
+    strategy = values.text(name, "error").lower()
     if strategy not in {"error", "latest"}:
         raise SparkOptionError(f"{name} is error or latest, not {strategy!r}")
     return strategy == "latest"
@@ -285,19 +285,19 @@ def _offsets_json(text: str, name: str, example: str) -> StreamOffset:
     return found
 
 
-def _check_batch(parsed: SourceOptions, given: OptionValues) -> None:
+def _check_batch(parsed: SourceOptions, values: OptionValues) -> None:
     starting, ending = parsed.starting, parsed.ending
     if starting.kind == "latest" or (starting.kind == "offsets" and -1 in starting.values.values()):
         raise SparkOptionError("startingOffsets cannot be latest (-1) in a batch read: it would read nothing")
     if ending.kind == "earliest" or (ending.kind == "offsets" and -2 in ending.values.values()):
         raise SparkOptionError("endingOffsets cannot be earliest (-2): the read would end before it begins")
-    if "groupId" in given:
+    if "groupId" in values:
         raise SparkOptionError("groupId mirrors a stream's progress; a batch read has none, leave it out")
 
 
-def _check_stream(parsed: SourceOptions, given: OptionValues) -> None:
+def _check_stream(parsed: SourceOptions, values: OptionValues) -> None:
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-        if name in given:
+        if name in values:
             raise SparkOptionError(f"{name} belongs to batch reads: a stream has no end; leave it out")
     smallest, largest = parsed.offsets_min, parsed.offsets_max
     if smallest is not None and largest is not None and smallest > largest:
@@ -307,26 +307,26 @@ def _check_stream(parsed: SourceOptions, given: OptionValues) -> None:
 # How to read
 
 
-def _read_settings(given: OptionValues) -> ReadSettings:
-    isolation = given.text("kafka.isolation.level", "read_uncommitted").lower()
+def _read_settings(values: OptionValues) -> ReadSettings:
+    isolation = values.text("kafka.isolation.level", "read_uncommitted").lower()
     if isolation not in {"read_committed", "read_uncommitted"}:
         raise SparkOptionError(
             f"kafka.isolation.level is read_committed or read_uncommitted, not {isolation!r}"
         )
     return ReadSettings(
-        bootstrap=given.bootstrap(),
-        headers=given.flag("includeHeaders", False),
+        bootstrap=values.bootstrap(),
+        headers=values.flag("includeHeaders", False),
         read_committed=isolation == "read_committed",
-        fail_on_data_loss=given.flag("failOnDataLoss", True),
-        client_id=given.client_id(CLIENT_ID),
-        request_timeout_ms=given.positive("kafka.request.timeout.ms", INT32_MAX) or REQUEST_TIMEOUT_MS,
-        deadline_ms=given.positive("kafka.default.api.timeout.ms", INT32_MAX) or DEADLINE_MS,
-        fetch_bytes_max=given.positive("kafka.max.partition.fetch.bytes", INT32_MAX) or FETCH_BYTES_MAX,
+        fail_on_data_loss=values.flag("failOnDataLoss", True),
+        client_id=values.client_id(CLIENT_ID),
+        request_timeout_ms=values.positive("kafka.request.timeout.ms", INT32_MAX) or REQUEST_TIMEOUT_MS,
+        deadline_ms=values.positive("kafka.default.api.timeout.ms", INT32_MAX) or DEADLINE_MS,
+        fetch_bytes_max=values.positive("kafka.max.partition.fetch.bytes", INT32_MAX) or FETCH_BYTES_MAX,
     )
 
 
-def _group(given: OptionValues) -> str | None:
-    group = given.get("groupId")
+def _group(values: OptionValues) -> str | None:
+    group = values.get("groupId")
     if group == "":
         raise SparkOptionError("groupId is empty; name a consumer group or leave it out")
     return group
@@ -335,15 +335,15 @@ def _group(given: OptionValues) -> str | None:
 # Values
 
 
-def _time_ms(given: OptionValues, name: str) -> int:
-    text = given[name]
+def _time_ms(values: OptionValues, name: str) -> int:
+    text = values[name]
     if not text.isdecimal():
         raise SparkOptionError(f"{name} needs milliseconds since 1970, not {text!r}")
     return at_most(name, int(text), INT64_MAX)
 
 
-def _duration_ms(given: OptionValues, name: str, default: int) -> int:
-    text = given.get(name)
+def _duration_ms(values: OptionValues, name: str, default: int) -> int:
+    text = values.get(name)
     if text is None:
         return default
     found = re.fullmatch(r"(\d+)\s*(|ms|s|m|min|h|d)", text.lower())
@@ -352,8 +352,8 @@ def _duration_ms(given: OptionValues, name: str, default: int) -> int:
     return int(found[1]) * _TIME_UNITS_MS[found[2]]
 
 
-def _size(given: OptionValues, name: str) -> int | None:
-    text = given.get(name)
+def _size(values: OptionValues, name: str) -> int | None:
+    text = values.get(name)
     if text is None:
         return None
     found = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.lower())

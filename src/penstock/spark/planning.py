@@ -200,12 +200,12 @@ class Planner:
         return offsets | {each: ends[each] for each in late}
 
     def _at_offsets(self, place: Place) -> Offsets:
-        given = place.values
+        requested = place.values
         foreign = {topic: old for topic, old in place.topic_ids.items() if self._is_other(topic, old)}
         self._lose_replaced(foreign, f"{place.option} is for the old one", "on without them")
-        earliest, latest = self.earliest(given), self.latest(given)
+        earliest, latest = self.earliest(requested), self.latest(requested)
         offsets: Offsets = {}
-        for each, offset in given.items():
+        for each, offset in requested.items():
             if offset == EARLIEST or each.topic in foreign:
                 offsets[each] = earliest[each]
             elif offset == LATEST:

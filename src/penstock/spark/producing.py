@@ -242,9 +242,9 @@ class Sender:
         """A partition for each row: as the row says, else by its key, else by turns."""
         chosen = columns.partitions_for(batch.column("key"), target.count)
         if "partition" in batch.schema.names:
-            given = batch.column("partition")
-            self._check_given(topic, target, given)
-            chosen = pc.coalesce(given, chosen)
+            named = batch.column("partition")
+            self._check_partitions(topic, target, named)
+            chosen = pc.coalesce(named, chosen)
         partitions: Rows = chosen.to_numpy(zero_copy_only=False).astype(np.int64)
         keyless = np.flatnonzero(partitions == -1)
         if len(keyless):
@@ -256,8 +256,8 @@ class Sender:
             self._turn = int(turns[-1]) + 1
         return partitions
 
-    def _check_given(self, topic: str, target: _Target, given: pa.Array) -> None:
-        lowest, highest = pc.min_max(given).as_py().values()
+    def _check_partitions(self, topic: str, target: _Target, partitions: pa.Array) -> None:
+        lowest, highest = pc.min_max(partitions).as_py().values()
         if highest is None:
             return
         if highest >= target.count:
@@ -349,9 +349,9 @@ def _name(topic: pa.StringScalar) -> str:
         name: str = topic.as_py()
     except UnicodeDecodeError:
         # Spark casts any bytes to a string.
-        given = topic.as_buffer().to_pybytes()
+        name = topic.as_buffer().to_pybytes()
         raise RowError(
-            f"a row names the topic {given!r}, which is no text: correct the column topic"
+            f"a row names the topic {name!r}, which is no text: correct the column topic"
         ) from None
     return name
 

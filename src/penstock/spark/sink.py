@@ -184,30 +184,30 @@ def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
 
 def parse(options: Mapping[str, str]) -> SinkOptions:
     """Raises SparkOptionError: one line about the first thing that is wrong."""
-    given = OptionValues(options, NAMES)
-    topic = given.get("topic")
+    values = OptionValues(options, NAMES)
+    topic = values.get("topic")
     if topic == "":
         raise SparkOptionError("option topic is empty; name a topic, or leave it out and give a column topic")
     produce = ProduceSettings(
-        bootstrap=given.bootstrap(),
-        acks=_choice(given, ("kafka.acks", "acks"), _ACKS, -1),
-        codec=_choice(given, ("kafka.compression.type", "compression"), _CODECS, Codec.NONE),
+        bootstrap=values.bootstrap(),
+        acks=_choice(values, ("kafka.acks", "acks"), _ACKS, -1),
+        codec=_choice(values, ("kafka.compression.type", "compression"), _CODECS, Codec.NONE),
         batch_bytes_max=min(
-            given.positive("kafka.batch.size", INT32_MAX) or BATCH_BYTES_MAX, BATCH_BYTES_MAX
+            values.positive("kafka.batch.size", INT32_MAX) or BATCH_BYTES_MAX, BATCH_BYTES_MAX
         ),
-        client_id=given.client_id(CLIENT_ID),
-        request_timeout_ms=given.positive("kafka.request.timeout.ms", INT32_MAX) or REQUEST_TIMEOUT_MS,
-        deadline_ms=given.positive("kafka.delivery.timeout.ms", INT32_MAX) or DELIVERY_TIMEOUT_MS,
+        client_id=values.client_id(CLIENT_ID),
+        request_timeout_ms=values.positive("kafka.request.timeout.ms", INT32_MAX) or REQUEST_TIMEOUT_MS,
+        deadline_ms=values.positive("kafka.delivery.timeout.ms", INT32_MAX) or DELIVERY_TIMEOUT_MS,
     )
     return SinkOptions(
-        produce, topic, given.flag("includeHeaders", True), given.flag("includeTimestamp", False)
+        produce, topic, values.flag("includeHeaders", True), values.flag("includeTimestamp", False)
     )
 
 
 def _choice(
-    given: OptionValues, names: tuple[str, str], choices: Mapping[str, Value], default: Value
+    values: OptionValues, names: tuple[str, str], choices: Mapping[str, Value], default: Value
 ) -> Value:
-    said = {name: given[name] for name in names if name in given}
+    said = {name: values[name] for name in names if name in values}
     for name, text in said.items():
         if text.lower() not in choices:
             raise SparkOptionError(f"{name} is one of {', '.join(choices)}, not {text!r}")

@@ -270,8 +270,8 @@ def _columns(headers: bool) -> StructType:
     return StructType([*COLUMNS.fields, HEADERS]) if headers else COLUMNS
 
 
-def _check_schema(given: StructType, ours: StructType) -> None:
-    if [(each.name, each.dataType) for each in given] != [(each.name, each.dataType) for each in ours]:
+def _check_schema(schema: StructType, ours: StructType) -> None:
+    if [(each.name, each.dataType) for each in schema] != [(each.name, each.dataType) for each in ours]:
         raise SparkOptionError(
             f"the columns of a topic are {', '.join(ours.names)}; leave out .schema(...) and cast what you need"
         )

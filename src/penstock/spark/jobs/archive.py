@@ -339,10 +339,10 @@ class _Archive:
             except CommitConflict:
                 state = self._table.load()
                 assert state is not None, "a table was made, and is not there"
-        for held, given in zip(_told_shape(state.shape), _told_shape(self._shape)):
-            if held != given:
+        for held, asked in zip(_told_shape(state.shape), _told_shape(self._shape)):
+            if held != asked:
                 raise SparkOptionError(
-                    f"the table at {self._table.location} was made {held}, not {given}; give the same, or another "
+                    f"the table at {self._table.location} was made {held}, not {asked}; give the same, or another "
                     "location"
                 )
         return state

@@ -20,8 +20,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from penstock.spark.jobs.forecast import DAY_MS
-from penstock.spark.jobs.profiles import TopicProfile
-from penstock.spark.jobs.tally import BUCKETS_PER_DOUBLING, bucket_bytes_max
+from penstock.spark.jobs.profile_counts import BUCKETS_PER_DOUBLING, bucket_bytes_max
+from penstock.spark.jobs.profile_tables import TopicProfile
 
 WIDTH_IN = 10.0
 DPI = 120
@@ -63,13 +63,13 @@ def draw(profile: TopicProfile, directory: Path) -> Iterator[Path]:
 def _partitions(profile: TopicProfile) -> Figure | None:
     if profile.records == 0:
         return None
-    shown = sorted(profile.partitions, key=lambda each: -each.tally.record_bytes)[:BARS_MAX]
+    shown = sorted(profile.partitions, key=lambda each: -each.counts.record_bytes)[:BARS_MAX]
     shown.sort(key=lambda each: each.partition)
     names = [str(each.partition) for each in shown]
     figure = _figure(5.2)
     left, right = figure.subplots(1, 2)
-    _bars(left, names, [each.tally.records for each in shown], "records", COUNT_UNITS)
-    _bars(right, names, [each.tally.record_bytes for each in shown], "bytes of keys and values", BYTE_UNITS)
+    _bars(left, names, [each.counts.records for each in shown], "records", COUNT_UNITS)
+    _bars(right, names, [each.counts.record_bytes for each in shown], "bytes of keys and values", BYTE_UNITS)
     most = (
         f" (the {BARS_MAX} largest of {len(profile.partitions)})"
         if len(shown) < len(profile.partitions)
@@ -104,7 +104,7 @@ def _timeline(profile: TopicProfile) -> Figure | None:
     clock = profile.clock
     totals: dict[int, tuple[int, int]] = {}
     for each in profile.partitions:
-        for start, (records, amount) in each.tally.timeline.items():
+        for start, (records, amount) in each.counts.timeline.items():
             before = totals.get(start, (0, 0))
             totals[start] = (before[0] + records, before[1] + amount)
     if not totals:
@@ -139,7 +139,7 @@ def _timeline(profile: TopicProfile) -> Figure | None:
 
 
 def _sizes(profile: TopicProfile) -> Figure | None:
-    counts = sum((each.tally.sizes for each in profile.partitions), np.zeros(1, np.int64))
+    counts = sum((each.counts.sizes for each in profile.partitions), np.zeros(1, np.int64))
     used = np.flatnonzero(counts)
     if len(used) == 0:
         return None
@@ -166,7 +166,7 @@ def _sizes(profile: TopicProfile) -> Figure | None:
         "half": bucket_bytes_max(int(np.searchsorted(total, 0.5 * total[-1]))),
         "99 %": bucket_bytes_max(int(np.searchsorted(total, 0.99 * total[-1]))),
     }
-    largest = max(each.tally.record_bytes_max or 0 for each in profile.partitions)
+    largest = max(each.counts.record_bytes_max or 0 for each in profile.partitions)
     _title(
         figure,
         profile,

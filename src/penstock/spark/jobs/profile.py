@@ -1,8 +1,8 @@
 """`profile`: what is in topics and what will become of them, as tables (Parquet) and plots (PNG).
 
-The driver asks the brokers for offsets, settings and groups; tasks read the records and count (``tally.py``), and
-only their sums come back: no record passes the JVM. Then the driver looks ahead (``forecast.py``) and draws
-(``plots.py``).
+The driver asks the brokers for offsets, settings and groups; tasks read the records and count
+(``profile_counts.py``), and only their sums come back: no record passes the JVM. Then the driver looks ahead
+(``forecast.py``) and draws (``plots.py``).
 
 A newcomer mistakes offsets for records: `records` were read and counted, while lag and backlog are differences of
 offsets, as every lag tool shows them. Hot keys are exact up to a bounded number of different keys per partition;
@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 from penstock.model import TopicPartition
 from penstock.spark.errors import SparkOptionError
 from penstock.spark.jobs.forecast import Forecast, Retention, forecast
-from penstock.spark.jobs.profiles import GroupLag, PartitionProfile, TopicProfile, tables
+from penstock.spark.jobs.profile_counts import Clock, PartitionCounts, measure
+from penstock.spark.jobs.profile_tables import GroupLag, PartitionProfile, TopicProfile, tables
 from penstock.spark.jobs.progress import Progress, followed
-from penstock.spark.jobs.tally import Clock, Tally, measure
 from penstock.spark.jobs.topics import find_topics
 from penstock.spark.ranges import OffsetRange, split
 from penstock.spark.reading import ReadSettings
@@ -117,7 +117,7 @@ def profile(
         topic: _clock(client, [each for each in partitions if each.topic == topic], now_ms)
         for topic in topics
     }
-    tallies = _measured(spark, ReadSettings(bootstrap), spans, clocks, sample, progress)
+    counts = _measured(spark, ReadSettings(bootstrap), spans, clocks, sample, progress)
     settings = client.topic_configs(list(topics))
     from confluent_kafka import KafkaException  # noqa: PLC0415  # librdkafka, on the driver only
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
@@ -136,8 +136,8 @@ def profile(
                 topic,
                 place.partition,
                 *span,
-                tallies[place],
-                _forecast(tallies[place], clocks[topic], retention, now_ms),
+                counts[place],
+                _forecast(counts[place], clocks[topic], retention, now_ms),
             )
             for place, span in spans.items()
             if place.topic == topic
@@ -157,16 +157,16 @@ def _measured(
     clocks: Mapping[str, Clock],
     sample: int | None,
     progress: Progress | None,
-) -> dict[TopicPartition, Tally]:
+) -> dict[TopicPartition, PartitionCounts]:
     pieces = [
         piece
         for each, (start, end) in spans.items()
         for piece in spread(OffsetRange(*each, start, end), sample)
     ]
     ranges = split(pieces, records_max=RECORDS_PER_TASK, partitions_min=spark.sparkContext.defaultParallelism)
-    tallies = {each: Tally() for each in spans}
+    counts = {each: PartitionCounts() for each in spans}
     if not ranges:
-        return tallies
+        return counts
     total = sum(each.size for each in ranges)
     # Small pieces share a task, or starting tasks would take longer than reading.
     works = _dealt(ranges, max(1, min(RECORDS_PER_TASK, total // spark.sparkContext.defaultParallelism)))
@@ -180,14 +180,14 @@ def _measured(
     tasks = spark.range(0, len(works), 1, len(works)).mapInArrow(count, "counted BINARY")
     with followed(spark, "profile", total, progress):
         for row in tasks.collect():
-            for each, tally in pickle.loads(row.counted):
-                tallies[each.topic_partition].merge(tally)
+            for each, part in pickle.loads(row.counted):
+                counts[each.topic_partition].merge(part)
     for at, (start, end) in spans.items():
-        tallies[at].hot_keys.shrink()
+        counts[at].hot_keys.shrink()
         read = sum(each.size for each in ranges if each.topic_partition == at)
         if read and read < end - start:
-            tallies[at].scale((end - start) / read)
-    return tallies
+            counts[at].scale((end - start) / read)
+    return counts
 
 
 def spread(whole: OffsetRange, sample: int | None) -> list[OffsetRange]:
@@ -213,16 +213,16 @@ def _dealt(ranges: Sequence[OffsetRange], records: int) -> list[list[OffsetRange
     return groups
 
 
-def _forecast(tally: Tally, clock: Clock, retention: Retention, now_ms: int) -> Forecast:
+def _forecast(counts: PartitionCounts, clock: Clock, retention: Retention, now_ms: int) -> Forecast:
     """Ahead from the bytes as they are stored: records are taken to be compressed alike."""
-    ratio = tally.stored_bytes / tally.record_bytes if tally.record_bytes else 0.0
-    timeline = {start: round(amount * ratio) for start, (_, amount) in tally.timeline.items()}
-    oldest_ms = now_ms if tally.timestamp_ms_min is None else tally.timestamp_ms_min
+    ratio = counts.stored_bytes / counts.record_bytes if counts.record_bytes else 0.0
+    timeline = {start: round(amount * ratio) for start, (_, amount) in counts.timeline.items()}
+    oldest_ms = now_ms if counts.timestamp_ms_min is None else counts.timestamp_ms_min
     return forecast(
         timeline,
         clock.bucket_ms,
         oldest_ms,
-        round(tally.stored_bytes),
+        round(counts.stored_bytes),
         retention,
         now_ms,
         since_ms=clock.first_ms,

@@ -25,7 +25,7 @@ from penstock.protocol.compression import Codec
 from penstock.spark.errors import SparkOptionError
 from penstock.spark.jobs.failures import let_interrupts_pass, reason
 from penstock.spark.jobs.progress import Progress
-from penstock.spark.jobs.resending import REPORT, Plan, Report, Work, work
+from penstock.spark.jobs.replay_task import REPORT, Plan, Report, Work, work
 from penstock.spark.jobs.topics import find_topics
 from penstock.spark.options import parse
 from penstock.spark.planning import Planner

@@ -32,10 +32,10 @@ from penstock.model import TopicPartition
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import values
 from penstock.spark.jobs.progress import Progress, followed
+from penstock.spark.jobs.snapshot_versions import CURRENT, DELETED, SUPERSEDED, Version, Versions
 from penstock.spark.jobs.tables import format_at, open_table, resolve, spark_path
 from penstock.spark.jobs.tables.state import Gap, Span, State
 from penstock.spark.jobs.topics import find_topics
-from penstock.spark.jobs.versions import CURRENT, DELETED, SUPERSEDED, Version, Versions
 from penstock.spark.ranges import Offsets, to_json
 from penstock.wire import EARLIEST, LATEST, Client, TopicInfo, shared
 

@@ -27,21 +27,21 @@ class _Located(Protocol):
 
 
 _Table = TypeVar("_Table", bound=_Located)
-_Given = ParamSpec("_Given")
+_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
-_Method = Callable[Concatenate[_Table, _Given], _Result]
+_Method = Callable[Concatenate[_Table, _Arguments], _Result]
 
 
 def tells(
     *kinds: type[Exception],
-) -> Callable[[_Method[_Table, _Given, _Result]], _Method[_Table, _Given, _Result]]:
+) -> Callable[[_Method[_Table, _Arguments, _Result]], _Method[_Table, _Arguments, _Result]]:
     """For methods of a table: errors of a library, of these kinds, become a TableError."""
 
-    def decorated(method: _Method[_Table, _Given, _Result]) -> _Method[_Table, _Given, _Result]:
+    def decorated(method: _Method[_Table, _Arguments, _Result]) -> _Method[_Table, _Arguments, _Result]:
         @wraps(method)
-        def told(table: _Table, /, *given: _Given.args, **named: _Given.kwargs) -> _Result:
+        def told(table: _Table, /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
             try:
-                return method(table, *given, **named)
+                return method(table, *arguments, **named)
             except kinds as error:
                 raise TableError(f"the table at {table.location}: {one_line(error)}") from error
 

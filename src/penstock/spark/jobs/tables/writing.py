@@ -254,8 +254,8 @@ class _OpenFile:
         self._sink = pa.OSFile(str(self.temporary), "wb")
         columns = file_schema(settings.read.headers, settings.value_schema)
         dictionary = pa.dictionary(pa.int32(), pa.string())
-        given = columns.set(columns.get_field_index("topic"), pa.field("topic", dictionary))
-        self._writer = pq.ParquetWriter(self._sink, given, **writer_options(columns))
+        schema = columns.set(columns.get_field_index("topic"), pa.field("topic", dictionary))
+        self._writer = pq.ParquetWriter(self._sink, schema, **writer_options(columns))
         # What waits for its row group.
         self._held: list[pa.RecordBatch] = []
         self.held_rows = 0

@@ -1,4 +1,4 @@
-"""The commands under a noun: what the noun means alone, and where to look for a verb that it does not have."""
+"""Commands of a command: which one is meant when none is named, and where to look for one that is not here."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer.core
 from penstock.cli.failures import WrongUsage
 
 
-class Verbs(typer.core.TyperGroup):
-    """A group of commands, one of which is meant when none is named. Make one with ``verbs``."""
+class Subcommands(typer.core.TyperGroup):
+    """A group of commands, one of which is meant when none is named. Make one with ``subcommands``."""
 
     default: ClassVar[str]
     elsewhere: ClassVar[Mapping[str, str]]
@@ -32,6 +32,6 @@ class Verbs(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def verbs(default: str, elsewhere: Mapping[str, str] | None = None) -> type[Verbs]:
+def subcommands(default: str, elsewhere: Mapping[str, str] | None = None) -> type[Subcommands]:
     """A class for ``typer.Typer(cls=...)``; ``elsewhere`` says which command does what people look for here."""
-    return type("Verbs", (Verbs,), {"default": default, "elsewhere": elsewhere or {}})
+    return type("Subcommands", (Subcommands,), {"default": default, "elsewhere": elsewhere or {}})

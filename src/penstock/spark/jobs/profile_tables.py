@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.spark.jobs.forecast import Forecast, Retention
-from penstock.spark.jobs.tally import Clock, Tally, bucket_bytes_max
+from penstock.spark.jobs.profile_counts import Clock, PartitionCounts, bucket_bytes_max
 
 HOT_KEYS_SHOWN = 20
 
@@ -26,7 +26,7 @@ class PartitionProfile:
     partition: int
     start: int
     end: int
-    tally: Tally
+    counts: PartitionCounts
     forecast: Forecast
 
 
@@ -75,11 +75,11 @@ class TopicProfile:
 
     @property
     def records(self) -> int:
-        return sum(each.tally.records for each in self.partitions)
+        return sum(each.counts.records for each in self.partitions)
 
     @property
     def record_bytes(self) -> int:
-        return sum(each.tally.record_bytes for each in self.partitions)
+        return sum(each.counts.record_bytes for each in self.partitions)
 
     @property
     def stored_bytes(self) -> int:
@@ -88,7 +88,7 @@ class TopicProfile:
     @property
     def skew(self) -> float | None:
         """Bytes of the largest partition, in averages: 1 is even. None without records."""
-        sizes = [each.tally.record_bytes for each in self.partitions]
+        sizes = [each.counts.record_bytes for each in self.partitions]
         return max(sizes) * len(sizes) / sum(sizes) if sum(sizes) else None
 
     @property
@@ -118,9 +118,9 @@ class TopicProfile:
     def hot_keys(self) -> list[HotKey]:
         """The most frequent keys of all partitions; a key has an entry for each partition it is in."""
         found = [
-            HotKey(key, each.partition, count, count + each.tally.hot_keys.error, count / self.records)
+            HotKey(key, each.partition, count, count + each.counts.hot_keys.error, count / self.records)
             for each in self.partitions
-            for key, count in each.tally.hot_keys.top(HOT_KEYS_SHOWN)
+            for key, count in each.counts.hot_keys.top(HOT_KEYS_SHOWN)
         ]
         return sorted(found, key=lambda each: (-each.count, each.key, each.partition))[:HOT_KEYS_SHOWN]
 
@@ -185,19 +185,19 @@ def tables(profiles: Sequence[TopicProfile]) -> dict[str, pa.Table]:
             },
             (
                 (
-                    *(topic.topic, each.partition, each.start, each.end, each.tally.records),
+                    *(topic.topic, each.partition, each.start, each.end, each.counts.records),
                     *(
-                        each.tally.without_key,
-                        each.tally.tombstones,
-                        each.tally.key_bytes,
-                        each.tally.value_bytes,
+                        each.counts.without_key,
+                        each.counts.tombstones,
+                        each.counts.key_bytes,
+                        each.counts.value_bytes,
                     ),
-                    *(each.tally.record_bytes_min, each.tally.size_percentile(0.50)),
-                    *(each.tally.size_percentile(0.99), each.tally.record_bytes_max),
-                    *(each.tally.timestamp_ms_min, each.tally.timestamp_ms_max),
+                    *(each.counts.record_bytes_min, each.counts.size_percentile(0.50)),
+                    *(each.counts.size_percentile(0.99), each.counts.record_bytes_max),
+                    *(each.counts.timestamp_ms_min, each.counts.timestamp_ms_max),
                     *(
-                        round(each.tally.batches),
-                        ",".join(sorted(each.tally.codecs)),
+                        round(each.counts.batches),
+                        ",".join(sorted(each.counts.codecs)),
                         each.forecast.stored_bytes,
                     ),
                     *(each.forecast.window_ms, each.forecast.growth_bytes_per_day),
@@ -248,7 +248,7 @@ def tables(profiles: Sequence[TopicProfile]) -> dict[str, pa.Table]:
             (
                 (topic.topic, each.partition, start, topic.clock.bucket_ms, records, amount)
                 for topic, each in partitions
-                for start, (records, amount) in sorted(each.tally.timeline.items())
+                for start, (records, amount) in sorted(each.counts.timeline.items())
             ),
         ),
         "sizes": _table(
@@ -256,7 +256,7 @@ def tables(profiles: Sequence[TopicProfile]) -> dict[str, pa.Table]:
             (
                 (topic.topic, each.partition, bucket_bytes_max(bucket), int(records))
                 for topic, each in partitions
-                for bucket, records in enumerate(each.tally.sizes)
+                for bucket, records in enumerate(each.counts.sizes)
                 if records
             ),
         ),

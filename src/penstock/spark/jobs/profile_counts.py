@@ -83,7 +83,7 @@ class HotKeys:
 
 
 @dataclass(slots=True)
-class Tally:
+class PartitionCounts:
     """Everything counted of one partition, or of a part of it."""
 
     records: int = 0
@@ -144,7 +144,7 @@ class Tally:
                 self.stored_bytes += part * header.size
                 self.codecs.add(_codec_name(header.codec))
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: PartitionCounts) -> None:
         self.records += other.records
         self.key_bytes += other.key_bytes
         self.value_bytes += other.value_bytes
@@ -190,9 +190,9 @@ class Tally:
         self.timeline[bucket] = (before[0] + count, before[1] + amount)
 
 
-def measure(settings: ReadSettings, offset_range: OffsetRange, clock: Clock) -> Tally:
+def measure(settings: ReadSettings, offset_range: OffsetRange, clock: Clock) -> PartitionCounts:
     """Read a range and count. What retention takes meanwhile is not waited for."""
-    tally = Tally()
+    counts = PartitionCounts()
     client = settings.client()
     position = offset_range.start
     while position < offset_range.end:
@@ -200,14 +200,14 @@ def measure(settings: ReadSettings, offset_range: OffsetRange, clock: Clock) -> 
             for answer in client.reader(
                 offset_range.topic_partition, position, offset_range.end, bytes_max=settings.fetch_bytes_max
             ):
-                tally.add_batches(answer.records, position, offset_range.end)
-                position = _decode_all(tally, answer.records, position, offset_range.end, clock)
+                counts.add_batches(answer.records, position, offset_range.end)
+                position = _decode_all(counts, answer.records, position, offset_range.end, clock)
         except OffsetOutOfRange as error:
             kept = min(max(error.log_start_offset, position + 1), offset_range.end)
-            tally.lost += kept - position
+            counts.lost += kept - position
             position = kept
-    tally.hot_keys.shrink()
-    return tally
+    counts.hot_keys.shrink()
+    return counts
 
 
 def size_bucket(sizes: Any) -> Any:
@@ -220,11 +220,11 @@ def bucket_bytes_max(bucket: int) -> int:
     return int(2 ** (bucket / BUCKETS_PER_DOUBLING)) - 1
 
 
-def _decode_all(tally: Tally, answer: Buffer, position: int, end: int, clock: Clock) -> int:
+def _decode_all(counts: PartitionCounts, answer: Buffer, position: int, end: int, clock: Clock) -> int:
     """Count all records of an answer; one that unfolds to very much is decoded in several calls."""
     while True:
         columns = decode(answer, start=position, end=end)
-        tally.add_records(columns, clock)
+        counts.add_records(columns, clock)
         if columns.next_offset <= position or columns.next_offset >= end:
             return max(position, columns.next_offset)
         position = columns.next_offset

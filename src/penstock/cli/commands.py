@@ -19,7 +19,7 @@ from penstock.cli.failures import Failure, WrongUsage, near_name
 from penstock.cli.serve import SUMMARY as SERVE_SUMMARY
 
 # In the order a newcomer meets them.
-NOUNS = (
+COMMANDS = (
     "serve",
     "dev",
     "topics",
@@ -45,25 +45,27 @@ def _never_called() -> None:
     raise AssertionError("serve is dispatched before Typer")
 
 
-class Nouns(typer.core.TyperGroup):
-    """A group that imports the module of a noun when the noun is asked for."""
+class Commands(typer.core.TyperGroup):
+    """Imports the module of a command when the command is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(NOUNS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in NOUNS:
+        if cmd_name not in COMMANDS:
             return None
-        noun = _serve if cmd_name == "serve" else importlib.import_module(f"penstock.cli.{cmd_name}").app
-        command = typer.main.get_command(noun)
+        application = (
+            _serve if cmd_name == "serve" else importlib.import_module(f"penstock.cli.{cmd_name}").app
+        )
+        command = typer.main.get_command(application)
         command.name = cmd_name
         without_types_of_flags(command, ctx)
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         # Typer looks for a near name among the commands that it holds, and here it holds none.
-        near = near_name(args[0], NOUNS)
-        if near and args[0] not in NOUNS and not ctx.resilient_parsing:
+        near = near_name(args[0], COMMANDS)
+        if near and args[0] not in COMMANDS and not ctx.resilient_parsing:
             raise WrongUsage(f"No such command {args[0]!r}, did you mean {near!r}? See `penstock --help`")
         return super().resolve_command(ctx, args)
 
@@ -81,7 +83,7 @@ def without_types_of_flags(command: Any, context: Any) -> None:
 
 
 app = typer.Typer(
-    cls=Nouns,
+    cls=Commands,
     help="A distributed message queue that speaks the Kafka protocol.",
     epilog="PENSTOCK_BOOTSTRAP names the broker for every command that takes --bootstrap.",
     invoke_without_command=True,
