@@ -1,9 +1,8 @@
-"""What brokers say to the controller: AlterPartition (2-3), BrokerRegistration (0-4), BrokerHeartbeat (0-2),
-UnregisterBroker (0), AllocateProducerIds (0) and AssignReplicasToDirs (0).
+"""Which brokers there are: BrokerRegistration (0-4), BrokerHeartbeat (0-2) and UnregisterBroker (0).
 
-All but UnregisterBroker come on the internal listener. A broker's heartbeats keep to one connection, so when
-that ends and nobody listens at the broker's address any more, its process has died, and the controller need
-not wait for the session to run out.
+The first two come on the internal listener. A broker's heartbeats keep to one connection. When that ends and nobody
+listens at the broker's address any more, its process has died, and the controller does not wait for the end of the
+session.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ from penstock.broker.network.connection import Call
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import (
-    AllocateProducerIdsRequest,
-    AlterPartitionRequest,
-    AssignReplicasToDirsRequest,
     BrokerHeartbeatRequest,
     BrokerRegistrationRequest,
     UnregisterBrokerRequest,
@@ -37,10 +33,6 @@ def broker_heartbeat(broker: Broker, request: BrokerHeartbeatRequest, call: Call
     return broker.controller.decide(request, call)
 
 
-def alter_partition(broker: Broker, request: AlterPartitionRequest, call: Call) -> Any:
-    return broker.controller.decide(request, call)
-
-
 def unregister_broker(broker: Broker, request: UnregisterBrokerRequest, call: Call) -> Any:
     """Forget a broker for good. Not one that runs, as Kafka would: all that rests on it would be given up."""
     known = broker.image.brokers.get(BrokerId(request.broker_id))
@@ -49,12 +41,4 @@ def unregister_broker(broker: Broker, request: UnregisterBrokerRequest, call: Ca
             error_code=ErrorCode.INVALID_REQUEST,
             error_message=f"Broker {known.id} is running; stop it first.",
         )
-    return broker.controller.decide(request, call)
-
-
-def allocate_producer_ids(broker: Broker, request: AllocateProducerIdsRequest, call: Call) -> Any:
-    return broker.controller.decide(request, call)
-
-
-def assign_replicas_to_dirs(broker: Broker, request: AssignReplicasToDirsRequest, call: Call) -> Any:
     return broker.controller.decide(request, call)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.network import authorization as access
+from penstock.broker.network.authorization import ResourceType, authorized_operations
 from penstock.broker.network.connection import Call, Encoded
 from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
 from penstock.metadata.image import Image
@@ -126,7 +126,9 @@ def describe_cluster(broker: Broker, request: DescribeClusterRequest, call: Call
             if request.include_fenced_brokers or not member.fenced
         ],
         cluster_authorized_operations=(
-            access.ON_CLUSTER if request.include_cluster_authorized_operations else OPERATIONS_OMITTED
+            authorized_operations(call, ResourceType.CLUSTER)
+            if request.include_cluster_authorized_operations
+            else OPERATIONS_OMITTED
         ),
     )
 

@@ -1,6 +1,4 @@
-"""DescribeConfigs (1-4), AlterConfigs (0-2), IncrementalAlterConfigs (0-1) and ListConfigResources (0-1).
-
-Reads are answered from the committed image; changes go to the controller and are answered when committed.
+"""DescribeConfigs (1-4) and ListConfigResources (0-1), answered from the committed image.
 
 A resource that is named several times in a DescribeConfigs is described once: a few bytes of request may not
 become a hundred settings each time.
@@ -8,17 +6,15 @@ become a hundred settings each time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.broker.network.connection import Call
 from penstock.metadata import configs
 from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.configs import (
-    AlterConfigsRequest,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
-    IncrementalAlterConfigsRequest,
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
     ListConfigResourcesResponseConfigResource,
@@ -38,14 +34,6 @@ def describe_configs(broker: Broker, request: DescribeConfigsRequest, call: Call
     return configs.describe_configs(
         request, broker.image, broker.node_id, broker.config.static, broker.brokers_expected
     )
-
-
-def alter_configs(broker: Broker, request: AlterConfigsRequest, call: Call) -> Any:
-    return broker.controller.decide(request, call)
-
-
-def incremental_alter_configs(broker: Broker, request: IncrementalAlterConfigsRequest, call: Call) -> Any:
-    return broker.controller.decide(request, call)
 
 
 def list_config_resources(

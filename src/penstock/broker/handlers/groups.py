@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.broker.coordination.coordinator_partition import CoordinatorPartition
-from penstock.broker.network import authorization as access
+from penstock.broker.network.authorization import ResourceType, authorized_operations
 from penstock.broker.network.connection import WAITING, Call
 from penstock.decision import Decision
 from penstock.groups.changes import Change
@@ -314,7 +314,7 @@ def describe_groups(broker: Broker, request: DescribeGroupsRequest, call: Call) 
             continue
         described = partition.core.describe_group(group_id, call.version)
         if request.include_authorized_operations and not described.error_code:
-            described.authorized_operations = access.ON_GROUP
+            described.authorized_operations = authorized_operations(call, ResourceType.GROUP, group_id)
         groups.append(described)
     return DescribeGroupsResponse(groups=groups)
 

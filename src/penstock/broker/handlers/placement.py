@@ -1,46 +1,22 @@
-"""Where replicas are and who leads them: ElectLeaders (0-2), AlterPartitionReassignments (0-1),
-ListPartitionReassignments (0) and DescribeLogDirs (1-5).
-
-All but the last are for the controller and passed on to it. DescribeLogDirs is asked of each broker about
-itself.
-"""
+"""DescribeLogDirs (1-5), which each broker answers for itself."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.broker.network.connection import Call
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.placement import (
-    AlterPartitionReassignmentsRequest,
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
-    ElectLeadersRequest,
-    ListPartitionReassignmentsRequest,
 )
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
-
-
-def elect_leaders(broker: Broker, request: ElectLeadersRequest, call: Call) -> Any:
-    return broker.controller.decide(request, call)
-
-
-def alter_partition_reassignments(
-    broker: Broker, request: AlterPartitionReassignmentsRequest, call: Call
-) -> Any:
-    return broker.controller.decide(request, call)
-
-
-def list_partition_reassignments(
-    broker: Broker, request: ListPartitionReassignmentsRequest, call: Call
-) -> Any:
-    return broker.controller.decide(request, call)
 
 
 def describe_log_dirs(broker: Broker, request: DescribeLogDirsRequest, call: Call) -> DescribeLogDirsResponse:

@@ -14,15 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.network.connection import WAITING, Call
-from penstock.protocol.messages.quorum import (
-    AddRaftVoterRequest,
-    BeginQuorumEpochRequest,
-    DescribeQuorumRequest,
-    EndQuorumEpochRequest,
-    FetchSnapshotRequest,
-    RemoveRaftVoterRequest,
-    VoteRequest,
-)
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
@@ -31,35 +22,11 @@ if TYPE_CHECKING:
 LEADER_TIMEOUT_MS = 10_000
 
 
-def vote(broker: Broker, request: VoteRequest, call: Call) -> Any:
+def ask_node(broker: Broker, request: Any, call: Call) -> Any:
     return broker.consensus.handle(request, call)
 
 
-def begin_quorum_epoch(broker: Broker, request: BeginQuorumEpochRequest, call: Call) -> Any:
-    return broker.consensus.handle(request, call)
-
-
-def end_quorum_epoch(broker: Broker, request: EndQuorumEpochRequest, call: Call) -> Any:
-    return broker.consensus.handle(request, call)
-
-
-def fetch_snapshot(broker: Broker, request: FetchSnapshotRequest, call: Call) -> Any:
-    return broker.consensus.handle(request, call)
-
-
-def describe_quorum(broker: Broker, request: DescribeQuorumRequest, call: Call) -> Any:
-    return _of_the_leader(broker, request, call)
-
-
-def add_raft_voter(broker: Broker, request: AddRaftVoterRequest, call: Call) -> Any:
-    return _of_the_leader(broker, request, call)
-
-
-def remove_raft_voter(broker: Broker, request: RemoveRaftVoterRequest, call: Call) -> Any:
-    return _of_the_leader(broker, request, call)
-
-
-def _of_the_leader(broker: Broker, request: Any, call: Call) -> Any:
+def ask_leader(broker: Broker, request: Any, call: Call) -> Any:
     """Pass an operator's question on to the node that leads the quorum; other nodes ask whom they mean to."""
     leader, handle = broker.consensus.leader_id, broker.consensus.handle
     if call.is_internal or leader is None or leader == broker.node_id:

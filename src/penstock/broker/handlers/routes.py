@@ -1,66 +1,102 @@
-"""Which function handles which API. Handler modules are imported when their API is first used."""
+"""Which function handles which API, and the rights that its requests need.
+
+Handler modules are imported when their API is first used. The rights are those that Kafka asks for. A right on
+the cluster or on the request's one group is checked before the handler runs, any other by the handler, for each
+resource that the request names (``network/authorization.py``).
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
+from penstock.broker.network.authorization import (
+    Operation,
+    ResourceType,
+    Right,
+    on_cluster,
+    on_its_group,
+)
 from penstock.broker.network.connection import Route
 from penstock.protocol.apis import API_VERSIONS, APIS
 from penstock.protocol.schema import encoder
 
+READ, WRITE, CREATE, DELETE = Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DELETE
+ALTER, DESCRIBE, CLUSTER_ACTION = Operation.ALTER, Operation.DESCRIBE, Operation.CLUSTER_ACTION
+DESCRIBE_CONFIGS, ALTER_CONFIGS = Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS
+IDEMPOTENT_WRITE = Operation.IDEMPOTENT_WRITE
+TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
+TRANSACTIONAL_ID = ResourceType.TRANSACTIONAL_ID
+# Of topics, or of brokers.
+ON_CONFIGS = (Right(ALTER_CONFIGS, TOPIC), Right(ALTER_CONFIGS, CLUSTER))
+
+
+class Handler(NamedTuple):
+    module: str
+    function: str
+    rights: tuple[Right, ...]
+
+
+def _handler(module: str, function: str, *rights: Right) -> Handler:
+    return Handler(module, function, rights)
+
+
 HANDLERS = {
-    0: ("produce", "produce"),
-    1: ("fetch", "fetch"),
-    2: ("offsets", "list_offsets"),
-    3: ("topics", "metadata"),
-    8: ("groups", "offset_commit"),
-    9: ("groups", "offset_fetch"),
-    10: ("groups", "find_coordinator"),
-    11: ("groups", "join_group"),
-    12: ("groups", "heartbeat"),
-    13: ("groups", "leave_group"),
-    14: ("groups", "sync_group"),
-    15: ("groups", "describe_groups"),
-    16: ("groups", "list_groups"),
-    17: ("security", "sasl_handshake"),
-    18: ("cluster", "api_versions"),
-    19: ("topics", "create_topics"),
-    20: ("topics", "delete_topics"),
-    21: ("offsets", "delete_records"),
-    22: ("produce", "init_producer_id"),
-    23: ("offsets", "offset_for_leader_epoch"),
-    29: ("security", "describe_acls"),
-    30: ("security", "create_acls"),
-    31: ("security", "delete_acls"),
-    32: ("configs", "describe_configs"),
-    33: ("configs", "alter_configs"),
-    36: ("security", "sasl_authenticate"),
-    37: ("topics", "create_partitions"),
-    42: ("groups", "delete_groups"),
-    44: ("configs", "incremental_alter_configs"),
-    47: ("groups", "offset_delete"),
-    60: ("cluster", "describe_cluster"),
-    35: ("placement", "describe_log_dirs"),
-    43: ("placement", "elect_leaders"),
-    45: ("placement", "alter_partition_reassignments"),
-    46: ("placement", "list_partition_reassignments"),
-    52: ("quorum", "vote"),
-    53: ("quorum", "begin_quorum_epoch"),
-    54: ("quorum", "end_quorum_epoch"),
-    55: ("quorum", "describe_quorum"),
-    56: ("brokers", "alter_partition"),
-    59: ("quorum", "fetch_snapshot"),
-    62: ("brokers", "broker_registration"),
-    63: ("brokers", "broker_heartbeat"),
-    64: ("brokers", "unregister_broker"),
-    67: ("brokers", "allocate_producer_ids"),
-    68: ("groups", "consumer_group_heartbeat"),
-    73: ("brokers", "assign_replicas_to_dirs"),
-    74: ("configs", "list_config_resources"),
-    75: ("topics", "describe_topic_partitions"),
-    80: ("quorum", "add_raft_voter"),
-    81: ("quorum", "remove_raft_voter"),
+    0: _handler("produce", "produce", Right(WRITE, TOPIC), Right(WRITE, TRANSACTIONAL_ID)),
+    1: _handler("fetch", "fetch", Right(READ, TOPIC), Right(CLUSTER_ACTION, CLUSTER)),
+    2: _handler("offsets", "list_offsets", Right(DESCRIBE, TOPIC)),
+    3: _handler("topics", "metadata", Right(DESCRIBE, TOPIC), Right(CREATE, TOPIC), Right(CREATE, CLUSTER)),
+    8: _handler("groups", "offset_commit", on_its_group(READ), Right(READ, TOPIC)),
+    9: _handler("groups", "offset_fetch", Right(DESCRIBE, GROUP), Right(DESCRIBE, TOPIC)),
+    10: _handler("groups", "find_coordinator", Right(DESCRIBE, GROUP), Right(DESCRIBE, TRANSACTIONAL_ID)),
+    11: _handler("groups", "join_group", on_its_group(READ)),
+    12: _handler("groups", "heartbeat", on_its_group(READ)),
+    13: _handler("groups", "leave_group", on_its_group(READ)),
+    14: _handler("groups", "sync_group", on_its_group(READ)),
+    15: _handler("groups", "describe_groups", Right(DESCRIBE, GROUP)),
+    16: _handler("groups", "list_groups", Right(DESCRIBE, GROUP), Right(DESCRIBE, CLUSTER)),
+    17: _handler("security", "sasl_handshake"),
+    18: _handler("cluster", "api_versions"),
+    19: _handler("topics", "create_topics", Right(CREATE, TOPIC), Right(CREATE, CLUSTER)),
+    20: _handler("controller", "decide", Right(DELETE, TOPIC)),  # DeleteTopics
+    21: _handler("offsets", "delete_records", Right(DELETE, TOPIC)),
+    22: _handler(
+        "produce", "init_producer_id", Right(WRITE, TRANSACTIONAL_ID), Right(IDEMPOTENT_WRITE, CLUSTER)
+    ),
+    23: _handler("offsets", "offset_for_leader_epoch", Right(DESCRIBE, TOPIC)),
+    29: _handler("security", "describe_acls", on_cluster(DESCRIBE)),
+    30: _handler("security", "create_acls", on_cluster(ALTER)),
+    31: _handler("security", "delete_acls", on_cluster(ALTER)),
+    32: _handler(
+        "configs", "describe_configs", Right(DESCRIBE_CONFIGS, TOPIC), Right(DESCRIBE_CONFIGS, CLUSTER)
+    ),
+    33: _handler("controller", "decide", *ON_CONFIGS),  # AlterConfigs
+    35: _handler("placement", "describe_log_dirs", on_cluster(DESCRIBE)),
+    36: _handler("security", "sasl_authenticate"),
+    37: _handler("controller", "decide", Right(ALTER, TOPIC)),  # CreatePartitions
+    42: _handler("groups", "delete_groups", Right(DELETE, GROUP)),
+    43: _handler("controller", "decide", on_cluster(ALTER)),  # ElectLeaders
+    44: _handler("controller", "decide", *ON_CONFIGS),  # IncrementalAlterConfigs
+    45: _handler("controller", "decide", on_cluster(ALTER)),  # AlterPartitionReassignments
+    46: _handler("controller", "decide", on_cluster(DESCRIBE)),  # ListPartitionReassignments
+    47: _handler("groups", "offset_delete", on_its_group(DELETE), Right(READ, TOPIC)),
+    52: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # Vote
+    53: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # BeginQuorumEpoch
+    54: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # EndQuorumEpoch
+    55: _handler("quorum", "ask_leader", on_cluster(DESCRIBE)),  # DescribeQuorum
+    56: _handler("controller", "decide", on_cluster(CLUSTER_ACTION)),  # AlterPartition
+    59: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # FetchSnapshot
+    60: _handler("cluster", "describe_cluster"),
+    62: _handler("brokers", "broker_registration", on_cluster(CLUSTER_ACTION)),
+    63: _handler("brokers", "broker_heartbeat", on_cluster(CLUSTER_ACTION)),
+    64: _handler("brokers", "unregister_broker", on_cluster(ALTER)),
+    67: _handler("controller", "decide", on_cluster(CLUSTER_ACTION)),  # AllocateProducerIds
+    68: _handler("groups", "consumer_group_heartbeat", on_its_group(READ), Right(DESCRIBE, TOPIC)),
+    73: _handler("controller", "decide", on_cluster(CLUSTER_ACTION)),  # AssignReplicasToDirs
+    74: _handler("configs", "list_config_resources", on_cluster(DESCRIBE_CONFIGS)),
+    75: _handler("topics", "describe_topic_partitions", Right(DESCRIBE, TOPIC)),
+    80: _handler("quorum", "ask_leader", on_cluster(ALTER)),  # AddRaftVoter
+    81: _handler("quorum", "ask_leader", on_cluster(ALTER)),  # RemoveRaftVoter
 }
 
 assert HANDLERS.keys() == APIS.keys(), "every advertised API has a handler"
@@ -73,11 +109,13 @@ def make_route(key: int, version: int, listener: str) -> Route | None:
         return None
     if not api.serves(version):
         return _unsupported_api_versions() if key == API_VERSIONS else None
+    handler = HANDLERS[key]
     return Route(
         version,
         api.decode_request[version],
         api.encode_response[version],
-        _handler(*HANDLERS[key]),
+        _function(handler.module, handler.function),
+        handler.rights,
         flexible_request=api.request_header_version(version) == 2,
         flexible_response=api.response_header_version(version) == 1,
     )
@@ -88,11 +126,12 @@ def _unsupported_api_versions() -> Route:
         0,
         lambda frame, position: (None, position),
         encoder(APIS[API_VERSIONS].response, 0),
-        _handler("cluster", "unsupported_api_versions"),
+        _function("cluster", "unsupported_api_versions"),
+        (),
         flexible_request=False,
         flexible_response=False,
     )
 
 
-def _handler(module: str, function: str) -> Any:
+def _function(module: str, function: str) -> Any:
     return getattr(import_module(f"penstock.broker.handlers.{module}"), function)

@@ -1,8 +1,7 @@
-"""Metadata (0-13), DescribeTopicPartitions (0), CreateTopics (2-7), DeleteTopics (1-6), CreatePartitions
-(0-3).
+"""Metadata (0-13), DescribeTopicPartitions (0) and CreateTopics (2-7).
 
-Reads are answered from the committed image, the full list from the bytes that ``metadata_pages.py`` keeps. Changes
-go to the controller and are answered when they are committed.
+Reads are answered from the committed image, the full list from the bytes that ``metadata_pages.py`` keeps. A new
+topic goes to the controller and is answered when it is committed.
 
 Departures from Kafka: a Metadata request that creates a topic waits for it and answers with its leader,
 instead of UNKNOWN_TOPIC_OR_PARTITION and a retry. And it does not create every name (``auto_creation.py``).
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.network import authorization as access
+from penstock.broker.network.authorization import ALL_OPERATIONS, ResourceType, authorized_operations
 from penstock.broker.network.connection import WAITING, Call, Encoded
 from penstock.metadata.image import NO_LEADER, Image, TopicImage
 from penstock.metadata.topics import is_internal, name_error
@@ -21,11 +20,9 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import OPERATIONS_OMITTED
 from penstock.protocol.messages.topics import (
     CreatableTopicResult,
-    CreatePartitionsRequest,
     CreateTopicsRequest,
     CreateTopicsResponse,
     Cursor,
-    DeleteTopicsRequest,
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
     DescribeTopicPartitionsResponsePartition,
@@ -65,17 +62,17 @@ def metadata(broker: Broker, request: MetadataRequest, call: Call) -> Any:
             broker.controller.create_topics(
                 creatable,
                 call.connected_ms,
-                lambda errors: call.answer(_named_topics(broker, request, topics, errors)),
+                lambda errors: call.answer(_named_topics(broker, request, call, topics, errors)),
             )
             return WAITING
-    return _named_topics(broker, request, topics, {})
+    return _named_topics(broker, request, call, topics, {})
 
 
 def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Any:
     version = call.version
     image = broker.image
     # All but the topics, whose count and whose bytes go where there are none.
-    around = bytes(call.route.encode(_response(broker, request))[0])  # type: ignore[arg-type]  # no records
+    around = bytes(call.route.encode(_response(broker, request, call))[0])  # type: ignore[arg-type]  # no records
     place = len(around) - _behind_topics_bytes(version)
     if version >= FLEXIBLE_SINCE_VERSION:
         start, count = around[: place - 1], uvarint(len(image.topics) + 1)
@@ -84,7 +81,10 @@ def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Any:
     broker.metadata_pages.list_topics(
         image,
         version,
-        access.ON_TOPIC if request.include_topic_authorized_operations else OPERATIONS_OMITTED,
+        # The pages are the same for everybody.
+        ALL_OPERATIONS[ResourceType.TOPIC]
+        if request.include_topic_authorized_operations
+        else OPERATIONS_OMITTED,
         lambda pages: call.answer(Encoded([start + count, *pages, around[place:]])),
     )
     return WAITING
@@ -96,9 +96,13 @@ def _behind_topics_bytes(version: int) -> int:
 
 
 def _named_topics(
-    broker: Broker, request: MetadataRequest, asked: list[MetadataRequestTopic], errors: dict[str, int]
+    broker: Broker,
+    request: MetadataRequest,
+    call: Call,
+    asked: list[MetadataRequestTopic],
+    errors: dict[str, int],
 ) -> MetadataResponse:
-    response = _response(broker, request)
+    response = _response(broker, request, call)
     image = broker.image
     offline = _offline(broker)
     seen = set()
@@ -112,7 +116,7 @@ def _named_topics(
             image.topics_by_id.get(TopicId(wanted.topic_id)) if by_id else image.topics.get(wanted.name or "")
         )
         if topic is not None:
-            response.topics.append(_topic(topic, request, offline))
+            response.topics.append(_topic(topic, request, call, offline))
             continue
         error: int
         if by_id:
@@ -128,7 +132,7 @@ def _named_topics(
     return response
 
 
-def _response(broker: Broker, request: MetadataRequest) -> MetadataResponse:
+def _response(broker: Broker, request: MetadataRequest, call: Call) -> MetadataResponse:
     return MetadataResponse(
         brokers=[
             MetadataResponseBroker(node_id=member.id, host=member.host, port=member.port, rack=member.rack)
@@ -138,7 +142,9 @@ def _response(broker: Broker, request: MetadataRequest) -> MetadataResponse:
         controller_id=broker.controller_id,
         topics=[],
         cluster_authorized_operations=(
-            access.ON_CLUSTER if request.include_cluster_authorized_operations else OPERATIONS_OMITTED
+            authorized_operations(call, ResourceType.CLUSTER)
+            if request.include_cluster_authorized_operations
+            else OPERATIONS_OMITTED
         ),
     )
 
@@ -148,7 +154,9 @@ def _offline(broker: Broker) -> frozenset[int]:
     return frozenset(member.id for member in broker.image.brokers.values() if member.fenced)
 
 
-def _topic(topic: TopicImage, request: MetadataRequest, offline: frozenset[int]) -> MetadataResponseTopic:
+def _topic(
+    topic: TopicImage, request: MetadataRequest, call: Call, offline: frozenset[int]
+) -> MetadataResponseTopic:
     return MetadataResponseTopic(
         name=topic.name,
         topic_id=topic.id,
@@ -170,7 +178,9 @@ def _topic(topic: TopicImage, request: MetadataRequest, offline: frozenset[int])
             for partition in topic.partitions
         ],
         topic_authorized_operations=(
-            access.ON_TOPIC if request.include_topic_authorized_operations else OPERATIONS_OMITTED
+            authorized_operations(call, ResourceType.TOPIC, topic.name)
+            if request.include_topic_authorized_operations
+            else OPERATIONS_OMITTED
         ),
     )
 
@@ -193,7 +203,7 @@ def describe_topic_partitions(
         if room <= 0:
             response.next_cursor = Cursor(topic_name=name, partition_index=0)
             break
-        described, count, rest = _describe_topic(image, name, first_partition, room)
+        described, count, rest = _describe_topic(image, name, first_partition, room, call)
         response.topics.append(described)
         room -= count
         if rest is not None:
@@ -204,7 +214,7 @@ def describe_topic_partitions(
 
 
 def _describe_topic(
-    image: Image, name: str, first_partition: int, room: int
+    image: Image, name: str, first_partition: int, room: int, call: Call
 ) -> tuple[DescribeTopicPartitionsResponseTopic, int, int | None]:
     topic = image.topics.get(name)
     if topic is None:
@@ -229,7 +239,7 @@ def _describe_topic(
             )
             for partition in shown
         ],
-        topic_authorized_operations=access.ON_TOPIC,
+        topic_authorized_operations=authorized_operations(call, ResourceType.TOPIC, name),
     )
     rest = first_partition + len(shown)
     return described, len(shown), rest if rest < len(topic.partitions) else None
@@ -259,11 +269,3 @@ def create_topics(broker: Broker, request: CreateTopicsRequest, call: Call) -> A
 
     broker.controller.forward(request, call.version, created)
     return WAITING
-
-
-def delete_topics(broker: Broker, request: DeleteTopicsRequest, call: Call) -> Any:
-    return broker.controller.decide(request, call)
-
-
-def create_partitions(broker: Broker, request: CreatePartitionsRequest, call: Call) -> Any:
-    return broker.controller.decide(request, call)

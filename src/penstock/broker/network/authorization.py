@@ -1,11 +1,42 @@
-"""Who may do what. There is no authorizer yet, so everybody may do everything that can be done.
+"""Who asks, and what they may do: principals, operations on resources, and the check that each request passes.
+
+There is no authorizer yet. A listener whose ``authorizer`` is None lets everybody do everything, and a request pays
+for one look at that attribute.
+
+Each route names the rights that its requests need (``handlers/routes.py``). A right on the one resource that a
+whole request is about, the cluster or a group, is checked before the handler runs; without it the client gets the
+error answer of the API. Where a request names several resources, each of them stands or falls alone: the handler
+asks ``Call.allows`` for each.
 
 Clients that ask are told the operations they may perform, as a bit for each (KIP-430).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from penstock.protocol.apis import error_response
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.schema import Message
+
+if TYPE_CHECKING:
+    from penstock.broker.network.connection import Call
+
+
+class Principal(NamedTuple):
+    """Who asks, as Kafka writes it: ``User:alice``."""
+
+    type: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.name}"
+
+
+# Everybody on a listener without authentication.
+ANONYMOUS = Principal("User", "ANONYMOUS")
 
 
 class Operation(IntEnum):
@@ -23,34 +54,95 @@ class Operation(IntEnum):
     IDEMPOTENT_WRITE = 12
 
 
-def _bits(*operations: Operation) -> int:
-    return sum(1 << operation for operation in operations)
+class ResourceType(IntEnum):
+    """Kafka's numbers (ResourceType)."""
+
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
 
 
-# Every operation that a resource of the kind has.
-ON_CLUSTER = _bits(
-    Operation.CREATE,
-    Operation.ALTER,
-    Operation.DESCRIBE,
-    Operation.CLUSTER_ACTION,
-    Operation.DESCRIBE_CONFIGS,
-    Operation.ALTER_CONFIGS,
-    Operation.IDEMPOTENT_WRITE,
-)
-ON_TOPIC = _bits(
-    Operation.READ,
-    Operation.WRITE,
-    Operation.CREATE,
-    Operation.DELETE,
-    Operation.ALTER,
-    Operation.DESCRIBE,
-    Operation.DESCRIBE_CONFIGS,
-    Operation.ALTER_CONFIGS,
-)
-ON_GROUP = _bits(
-    Operation.READ,
-    Operation.DELETE,
-    Operation.DESCRIBE,
-    Operation.DESCRIBE_CONFIGS,
-    Operation.ALTER_CONFIGS,
-)
+# Kafka's name for the one resource of the type CLUSTER.
+CLUSTER_NAME = "kafka-cluster"
+
+# What a client is told that lacks a right on a resource of the type.
+DENIED = {
+    ResourceType.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ResourceType.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ResourceType.CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+
+# Every operation that a resource of the type has, where clients are told of it.
+OPERATIONS = {
+    ResourceType.CLUSTER: (
+        Operation.CREATE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+        Operation.CLUSTER_ACTION,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+        Operation.IDEMPOTENT_WRITE,
+    ),
+    ResourceType.TOPIC: (
+        Operation.READ,
+        Operation.WRITE,
+        Operation.CREATE,
+        Operation.DELETE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    ),
+    ResourceType.GROUP: (
+        Operation.READ,
+        Operation.DELETE,
+        Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    ),
+}
+ALL_OPERATIONS = {
+    resource: sum(1 << operation for operation in operations) for resource, operations in OPERATIONS.items()
+}
+
+
+class Authorizer(Protocol):
+    def allows(
+        self, principal: Principal, host: str, operation: Operation, resource: ResourceType, name: str
+    ) -> bool: ...
+
+
+class Right(NamedTuple):
+    """An operation on a resource, as a route needs it."""
+
+    operation: Operation
+    resource: ResourceType
+    # Which resource, if the whole request is about one. None: the request names several, or only some requests need
+    # the right; the handler asks.
+    name: Callable[[Any], str] | None = None
+
+
+def on_cluster(operation: Operation) -> Right:
+    return Right(operation, ResourceType.CLUSTER, lambda request: CLUSTER_NAME)
+
+
+def on_its_group(operation: Operation) -> Right:
+    return Right(operation, ResourceType.GROUP, lambda request: request.group_id)
+
+
+def refusal(call: Call, request: Message) -> Message | None:
+    """The answer to a request whose caller lacks a right that all of it needs; None when the handler may go on."""
+    for operation, resource, name in call.route.rights:
+        if name is not None and not call.allows(operation, resource, name(request)):
+            return error_response(request, call.version, DENIED[resource])
+    return None
+
+
+def authorized_operations(call: Call, resource: ResourceType, name: str = CLUSTER_NAME) -> int:
+    """What the caller may do with a resource, as a bit for each operation."""
+    if call.authorizer is None:
+        return ALL_OPERATIONS[resource]
+    operations = OPERATIONS[resource]
+    return sum(1 << operation for operation in operations if call.allows(operation, resource, name))

@@ -17,6 +17,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.broker.network.authorization import (
+    ANONYMOUS,
+    Authorizer,
+    Operation,
+    Principal,
+    ResourceType,
+    Right,
+    refusal,
+)
 from penstock.environment import Buffer, FileRange, Stream
 from penstock.protocol.apis import INTERNAL
 from penstock.protocol.errors import DecodeError
@@ -60,9 +69,9 @@ class Encoded:
 
 
 class Route:
-    """How one version of one API is decoded, handled and encoded."""
+    """How one version of one API is decoded, authorized, handled and encoded."""
 
-    __slots__ = ("decode", "encode", "flexible_request", "flexible_response", "handle", "version")
+    __slots__ = ("decode", "encode", "flexible_request", "flexible_response", "handle", "rights", "version")
 
     def __init__(
         self,
@@ -70,6 +79,7 @@ class Route:
         decode: Callable[[memoryview, int], tuple[Any, int]],
         encode: Callable[[Any], list[Buffer | FileRange]],
         handle: Callable[[Any, Any, Call], Any],
+        rights: tuple[Right, ...],
         flexible_request: bool,
         flexible_response: bool,
     ) -> None:
@@ -77,6 +87,7 @@ class Route:
         self.decode = decode
         self.encode = encode
         self.handle = handle
+        self.rights = rights
         self.flexible_request = flexible_request
         self.flexible_response = flexible_response
 
@@ -100,6 +111,21 @@ class Call:
     @property
     def host(self) -> str:
         return self.connection.peer
+
+    @property
+    def principal(self) -> Principal:
+        """Who asks."""
+        return self.connection.principal
+
+    @property
+    def authorizer(self) -> Authorizer | None:
+        """None: everybody may do everything."""
+        return self.connection.authorizer
+
+    def allows(self, operation: Operation, resource: ResourceType, name: str) -> bool:
+        """Whether who asks may do this. Handlers ask it for each resource that a request names."""
+        authorizer = self.authorizer
+        return authorizer is None or authorizer.allows(self.principal, self.host, operation, resource, name)
 
     @property
     def is_internal(self) -> bool:
@@ -159,12 +185,14 @@ class Connection:
         "listener",
         "on_closed",
         "peer",
+        "principal",
     )
 
     def __init__(self, stream: Stream, server: Server) -> None:
         self._stream = stream
         self._server = server
         self.peer = stream.peer
+        self.principal = ANONYMOUS
         self.listener = server.listener
         self.is_closed = False
         # Called once when the connection has ended, for whoever has to know.
@@ -187,6 +215,10 @@ class Connection:
         # The range a thread has just read: it is sent without asking again whether it is in memory.
         self._warmed: FileRange | None = None
         self._read(True)
+
+    @property
+    def authorizer(self) -> Authorizer | None:
+        return self._server.authorizer
 
     @property
     def is_silent(self) -> bool:
@@ -327,7 +359,9 @@ class Connection:
             position = _skip_tags(frame, position)
         request, _ = route.decode(frame, position)
         call = Call(self, route, correlation_id, self._client_id if client_id_size > 0 else "")
-        response = route.handle(server.broker, request, call)
+        response = None if server.authorizer is None else refusal(call, request)
+        if response is None:
+            response = route.handle(server.broker, request, call)
         if response is WAITING:
             if call.parts is None:
                 self._waiting.append(call)

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.broker.config import BrokerConfig
 from penstock.broker.logs import Logger
+from penstock.broker.network.authorization import Authorizer
 from penstock.broker.network.connection import Connection, Route
 from penstock.broker.network.connection_limits import ConnectionLimits
 from penstock.environment import Environment, Listener, Stream
@@ -52,6 +53,8 @@ class Server:
         self.environment = environment
         self.listener = listener
         self.broker = broker
+        # None: everybody may do everything.
+        self.authorizer: Authorizer | None = None
         self._config = config
         self._logger = logger
         self._make_route = make_route

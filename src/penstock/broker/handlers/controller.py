@@ -1,0 +1,22 @@
+"""Requests that go to the controller as they are, and are answered when its decision is committed.
+
+DeleteTopics (1-6), CreatePartitions (0-3), AlterConfigs (0-2), IncrementalAlterConfigs (0-1), ElectLeaders (0-2),
+AlterPartitionReassignments (0-1), ListPartitionReassignments (0), AlterPartition (2-3), AllocateProducerIds (0) and
+AssignReplicasToDirs (0).
+
+The last three come from other brokers only. What is decided about all of them is in ``metadata/controller.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker.network.connection import Call
+from penstock.protocol.schema import Message
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Broker
+
+
+def decide(broker: Broker, request: Message, call: Call) -> Any:
+    return broker.controller.decide(request, call)
