@@ -14,11 +14,11 @@ import pytest
 
 from penstock.broker.coordination.coordinator_partition import CoordinatorPartition
 from penstock.broker.membership.membership import Membership, State
-from penstock.broker.partition.flushing import Flushing
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.quorum.consensus import Consensus
 from penstock.broker.quorum.metadata_log import QUORUM_STATE
 from penstock.broker.storage.data_directory import Directory
+from penstock.broker.storage.flushing import Flushing
 from penstock.log import reading as reading_module
 from penstock.log.producers import ProducerStates
 from penstock.metadata.broker_registry import BrokerRegistry

@@ -1,1 +1,1 @@
-"""What time it is, by the clocks of all nodes, and whether to delete by it."""
+"""What time it is, by the clocks of all nodes, and whether to delete by it. Imports ``storage``."""

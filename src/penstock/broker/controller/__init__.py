@@ -1,1 +1,4 @@
-"""The active controller, if it is this node, and how it watches the brokers' connections."""
+"""The active controller, if it is this node; the way to it, wherever it is; how it notices that brokers die.
+
+Imports ``quorum`` and ``network``.
+"""

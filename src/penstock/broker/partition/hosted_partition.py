@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from penstock.broker.config import TopicConfig
-from penstock.broker.partition.flushing import Flushing
 from penstock.broker.partition.partition_host import PartitionHost
 from penstock.broker.partition.waiters import Waiters
+from penstock.broker.storage.flushing import Flushing
+from penstock.broker.storage.storage import Storage
 from penstock.environment import NO_ROOM, Buffer, FileRange
 from penstock.log.log import CorruptLog, Log
 from penstock.log.producers import TRY_AGAIN, Duplicate
@@ -38,9 +39,6 @@ from penstock.protocol.records import (
 from penstock.replication.events import Assignment
 from penstock.replication.follower import truncation_offset
 from penstock.replication.partition import Partition, Truncation
-
-if TYPE_CHECKING:
-    from penstock.broker.storage.storage import Storage
 
 
 class Appended(NamedTuple):

@@ -1,1 +1,4 @@
-"""Copying: the fetch loops of followers, and the proposals that change who is in sync."""
+"""Copying: which partitions are fetched and by which loops, and what the controller hears of the replicas here.
+
+Imports ``partition``, ``membership``, ``controller``, ``quorum``, ``network`` and ``storage``.
+"""

@@ -18,10 +18,9 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+from penstock.broker.logs import Logger
 from penstock.broker.options import ServeError
-from penstock.broker.partition.flushing import FlushQueue
 from penstock.broker.storage.checkpoint import Remembered
 from penstock.broker.storage.data_directory import (
     FLUSHED_NOTE,
@@ -32,16 +31,14 @@ from penstock.broker.storage.data_directory import (
     is_reserved,
 )
 from penstock.broker.storage.flushed_note import FlushedNote
+from penstock.broker.storage.flushing import FlushQueue
+from penstock.broker.storage.stored_partition import StoredPartition
 from penstock.environment import NO_ROOM, Environment
 from penstock.log.log import CorruptLog, Log
 from penstock.log.names import read_partition_metadata, write_partition_metadata
 from penstock.metadata.image import Image
 from penstock.metadata.values import UNASSIGNED_DIRECTORY
 from penstock.model import TopicId, TopicPartition, format_id
-
-if TYPE_CHECKING:
-    from penstock.broker.logs import Logger
-    from penstock.broker.partition.hosted_partition import HostedPartition
 
 # To a write: the disk is full, or we are at some limit. Nothing on the disk is less trustworthy for it.
 _HARMLESS = (*NO_ROOM, errno.ENOENT, errno.EMFILE, errno.ENFILE)
@@ -257,17 +254,17 @@ class Storage:
         unclean = [directory for directory in self._online() if not directory.was_clean]
         return [name for directory in unclean for name in directory.partitions()]
 
-    def remembered_high_watermark(self, hosted: HostedPartition) -> int:
+    def remembered_high_watermark(self, hosted: StoredPartition) -> int:
         """How far the log was committed when the checkpoint was written: a hint, never too high."""
         home = self._known_home(hosted)
         return 0 if home is None else home.checkpoint.get(hosted.topic_id, hosted.index).high_watermark
 
-    def holds(self, hosted: HostedPartition) -> bool:
+    def holds(self, hosted: StoredPartition) -> bool:
         """Whether the partition has a directory, on a disk that works."""
         directory = self.directory_of(hosted)
         return directory is not None and directory.is_online
 
-    def directory_of(self, hosted: HostedPartition) -> Directory | None:
+    def directory_of(self, hosted: StoredPartition) -> Directory | None:
         """Where the partition's files are; None when it has none. It may be offline."""
         known = self._known_home(hosted)
         if known is not None and not known.is_online:
@@ -277,12 +274,12 @@ class Storage:
                 return directory
         return None
 
-    def _known_home(self, hosted: HostedPartition) -> Directory | None:
+    def _known_home(self, hosted: StoredPartition) -> Directory | None:
         if len(self.directories) == 1:
             return self.directories[0]
         return self._homes.get((hosted.topic_id, hosted.index))
 
-    def _home(self, hosted: HostedPartition, placed_in: bytes = UNASSIGNED_DIRECTORY) -> Directory:
+    def _home(self, hosted: StoredPartition, placed_in: bytes = UNASSIGNED_DIRECTORY) -> Directory:
         """Where the partition lies or will lie: found, as the metadata has it, or where there are fewest.
 
         Raises:
@@ -309,7 +306,7 @@ class Storage:
         return home
 
     def open_log(
-        self, hosted: HostedPartition, placed_in: bytes = UNASSIGNED_DIRECTORY, *, may_cut: bool = True
+        self, hosted: StoredPartition, placed_in: bytes = UNASSIGNED_DIRECTORY, *, may_cut: bool = True
     ) -> Log:
         """Open the partition's log; ``placed_in`` is the directory that the metadata names.
 
@@ -325,7 +322,7 @@ class Storage:
                 self.check_disk(home, error)
             raise
 
-    def _open_in(self, home: Directory, hosted: HostedPartition, *, may_cut: bool) -> Log:
+    def _open_in(self, home: Directory, hosted: StoredPartition, *, may_cut: bool) -> Log:
         path = home.path_of(hosted.topic, hosted.index)
         files = self.environment.files
         checkpoint = home.checkpoint
@@ -367,7 +364,7 @@ class Storage:
             log.flushed(offset)
         return log
 
-    def _lower(self, home: Directory, hosted: HostedPartition, offset: int) -> None:
+    def _lower(self, home: Directory, hosted: StoredPartition, offset: int) -> None:
         try:
             home.checkpoint.lower(hosted.topic_id, hosted.index, offset)
         except OSError as error:
@@ -376,11 +373,11 @@ class Storage:
             # To cut is what makes room. Nothing can grow behind the cut before there is some.
             self._logger.warning("the checkpoint could not be lowered", partition=repr(hosted))
 
-    def place(self, hosted: HostedPartition) -> Directory:
+    def place(self, hosted: StoredPartition) -> Directory:
         """The directory that the partition is in, or will be in. Raises OSError when that is offline."""
         return self._home(hosted)
 
-    def make_directory(self, hosted: HostedPartition) -> None:
+    def make_directory(self, hosted: StoredPartition) -> None:
         """Make the partition's directory, if it has none, and write into it whose it is."""
         home = self._home(hosted)
         path = home.path_of(hosted.topic, hosted.index)
@@ -390,7 +387,7 @@ class Storage:
         if read_partition_metadata(files, path) is None:
             write_partition_metadata(files, path, hosted.topic_id)
 
-    def give_up(self, hosted: HostedPartition, offset: int) -> None:
+    def give_up(self, hosted: StoredPartition, offset: int) -> None:
         """The partition's data is lost from an offset on, and others have it.
 
         The next open takes nothing above as known to be on the disk. If none of it is here, the partition may begin
@@ -404,14 +401,14 @@ class Storage:
             directory.checkpoint.forget(hosted.topic_id, hosted.index)
         self._leave_home(hosted)
 
-    def _leave_home(self, hosted: HostedPartition) -> None:
+    def _leave_home(self, hosted: StoredPartition) -> None:
         home = self._homes.pop((hosted.topic_id, hosted.index), None)
         if home is not None:
             home.partition_count -= 1
 
     # Failing disks
 
-    def append_failed(self, hosted: HostedPartition, error: OSError) -> None:
+    def append_failed(self, hosted: StoredPartition, error: OSError) -> None:
         """The log is as it was, the client is told. A disk that fails goes offline, a full one does not."""
         home = self._known_home(hosted)
         if home is not None and error.errno in NO_ROOM:
@@ -427,7 +424,7 @@ class Storage:
                 if path.startswith(f"{directory.path}/"):
                     self.check_disk(directory, error)
 
-    def giving_up(self, hosted: HostedPartition, start: int, end: int) -> None:
+    def giving_up(self, hosted: StoredPartition, start: int, end: int) -> None:
         """Records that were committed, as far as was known here, are about to be cut off."""
         self._logger.error(
             "giving up committed records that the leader does not have",
@@ -436,7 +433,7 @@ class Storage:
             end=end,
         )
 
-    def flush_failed(self, hosted: HostedPartition, error: Exception) -> None:
+    def flush_failed(self, hosted: StoredPartition, error: Exception) -> None:
         # After a failed fsync the page cache no longer tells what is on the disk.
         home = self._known_home(hosted) or self.directories[0]
         self._fail(home, f"fsync of {hosted.topic}-{hosted.index} under {home.path} failed: {error}")
@@ -449,7 +446,7 @@ class Storage:
 
     # Full disks
 
-    def has_no_room(self, hosted: HostedPartition) -> bool:
+    def has_no_room(self, hosted: StoredPartition) -> bool:
         """Whether records of the partition find no room for the time being."""
         if not self.is_any_full:
             return False
@@ -512,7 +509,7 @@ class Storage:
 
     # Deleting
 
-    def delete_log(self, hosted: HostedPartition) -> None:
+    def delete_log(self, hosted: StoredPartition) -> None:
         """Rename at once, so that the name is free; remove later, for readers that are still at it.
 
         For a topic that was deleted, and for a replica that is now another node's. While a start replays what
@@ -547,7 +544,7 @@ class Storage:
 
         self._remove_later([target], hosted.config.file_delete_delay_ms, close)
 
-    def schedule_removal(self, hosted: HostedPartition, log: Log) -> None:
+    def schedule_removal(self, hosted: StoredPartition, log: Log) -> None:
         """Remove the segments that a log has let go of, after the delay."""
         paths, log.pending_deletes = log.pending_deletes, []
         if paths:
@@ -574,7 +571,7 @@ class Storage:
 
     # Checkpoints
 
-    def remember(self, partitions: Iterable[HostedPartition]) -> None:
+    def remember(self, partitions: Iterable[StoredPartition]) -> None:
         """Take down for the next checkpoint where these logs begin, and how far they are durable."""
         for hosted in partitions:
             home = self._known_home(hosted)

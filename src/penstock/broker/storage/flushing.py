@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.broker.logs import Logger
+from penstock.broker.storage.stored_partition import StoredPartition
 from penstock.environment import Environment
 from penstock.log.log import Log
 from penstock.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.logs import Logger
-    from penstock.broker.partition.hosted_partition import HostedPartition
     from penstock.broker.storage.storage import Storage
 
 # At a time: each holds descriptors.
@@ -34,12 +34,12 @@ class FlushQueue:
         self._environment = environment
         self._logger = logger
         # Partitions with appends that no flush has covered, oldest first.
-        self.unflushed: dict[HostedPartition, None] = {}
+        self.unflushed: dict[StoredPartition, None] = {}
         self._running = 0
         # Those that stand in line.
-        self._waiting: dict[HostedPartition, None] = {}
+        self._waiting: dict[StoredPartition, None] = {}
 
-    def may_start(self, hosted: HostedPartition) -> bool:
+    def may_start(self, hosted: StoredPartition) -> bool:
         """Whether there is room for one more flush; if not, the partition is called when there is."""
         if self._running < FLUSHES_MAX:
             return True
@@ -61,12 +61,12 @@ class FlushQueue:
         self._running += 1
         self._environment.spawn.in_thread(work, ended, lane="flush")
 
-    def delay(self, hosted: HostedPartition, error: OSError) -> None:
+    def delay(self, hosted: StoredPartition, error: OSError) -> None:
         """A flush could not even begin: again in a moment."""
         self._logger.error("a flush has to wait", partition=repr(hosted), error=str(error))
         self._environment.spawn.later(RETRY_MS, hosted.flush)
 
-    def drop(self, is_lost: Callable[[HostedPartition], bool]) -> None:
+    def drop(self, is_lost: Callable[[StoredPartition], bool]) -> None:
         """The disk under some partitions has failed: nothing of theirs will be flushed."""
         for partitions in (self.unflushed, self._waiting):
             for hosted in [hosted for hosted in partitions if is_lost(hosted)]:
@@ -86,7 +86,7 @@ class Flushing:
         "unflushed_since_ms",
     )
 
-    def __init__(self, hosted: HostedPartition, storage: Storage) -> None:
+    def __init__(self, hosted: StoredPartition, storage: Storage) -> None:
         self._hosted = hosted
         self._storage = storage
         self._queue = storage.flush_queue

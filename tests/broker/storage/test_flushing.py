@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.partition.flushing import FLUSHES_MAX
+from penstock.broker.storage.flushing import FLUSHES_MAX
 from tests.broker.disks import Node, hosted
 
 
