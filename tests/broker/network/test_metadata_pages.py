@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from penstock.broker.network import authorization as access
+from penstock.broker.network.authorization import ALL_OPERATIONS, ResourceType
 from penstock.broker.network.metadata_pages import EDITIONS_MAX, PARTITIONS_PER_TURN, MetadataPages
 from penstock.metadata.image import NO_LEADER, Delta, Image
 from penstock.metadata.topics import CONSUMER_OFFSETS, is_internal
@@ -124,7 +124,9 @@ def written(image: Image, request: MetadataRequest, version: int, controller_id:
         cluster_id="cluster",
         controller_id=controller_id,
         cluster_authorized_operations=(
-            access.ON_CLUSTER if request.include_cluster_authorized_operations else OPERATIONS_OMITTED
+            ALL_OPERATIONS[ResourceType.CLUSTER]
+            if request.include_cluster_authorized_operations
+            else OPERATIONS_OMITTED
         ),
         topics=[
             MetadataResponseTopic(
@@ -132,7 +134,9 @@ def written(image: Image, request: MetadataRequest, version: int, controller_id:
                 topic_id=topic.id,
                 is_internal=is_internal(topic.name),
                 topic_authorized_operations=(
-                    access.ON_TOPIC if request.include_topic_authorized_operations else OPERATIONS_OMITTED
+                    ALL_OPERATIONS[ResourceType.TOPIC]
+                    if request.include_topic_authorized_operations
+                    else OPERATIONS_OMITTED
                 ),
                 partitions=[
                     MetadataResponsePartition(
