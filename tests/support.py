@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TypeVar
+from typing import IO, Self, TypeVar
 
 Found = TypeVar("Found")
 
@@ -70,7 +70,7 @@ class BrokerProcess:
 
     # The context
 
-    def __enter__(self) -> BrokerProcess:
+    def __enter__(self) -> Self:
         self._scratch = Path(tempfile.mkdtemp(prefix="penstock-test-"))
         if self._given_dir is None:
             self.data_dir = self._scratch / "data"

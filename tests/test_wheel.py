@@ -173,8 +173,7 @@ def environment(
 @pytest.fixture(scope="module")
 def orders(environment: Environment) -> Iterator[InstalledBroker]:
     """A broker from the wheel with three records in the topic orders, which the wheel's command line put there."""
-    broker = InstalledBroker(environment)
-    with broker:
+    with InstalledBroker(environment) as broker:
         where = ("--bootstrap", broker.bootstrap)
         environment.run("penstock", "topics", "create", "orders", "--partitions", "1", *where)
         environment.run(

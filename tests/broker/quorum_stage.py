@@ -8,6 +8,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.broker.logs import Logger
@@ -63,7 +64,7 @@ class Spawn:
         self.later(DISK_MS, run)
 
 
-class Call:
+class FakeCall:
     def __init__(self, version: int, answer: Callable[[Any], None]) -> None:
         self.version = version
         self.answer = answer
@@ -94,7 +95,7 @@ class FakePeers:
         *,
         timeout_ms: int = 5000,
     ) -> None:
-        answered = []
+        answered: list[bool] = []
 
         def once(response: Any | None) -> None:
             if not answered:
@@ -298,7 +299,8 @@ class Stage:
             if (source.id, target) in self.cuts or peer.life != life or not peer.is_up:
                 return
             message, _ = api.decode_request[version](memoryview(data), 0)
-            answered = peer.consensus.handle(message, Call(version, back))
+            call: Any = FakeCall(version, back)
+            answered = peer.consensus.handle(message, call)
             if answered is not WAITING:
                 back(answered)
 
@@ -314,7 +316,8 @@ class Stage:
     def ask(self, node: StagedNode, request: Message, version: int) -> Any:
         """As an operator would; the answer when it comes."""
         answers: list[Any] = []
-        answered = node.consensus.handle(request, Call(version, answers.append))
+        call: Any = FakeCall(version, answers.append)
+        answered = node.consensus.handle(request, call)
         if answered is not WAITING:
             return answered
         self.run_until(lambda: bool(answers))
@@ -325,13 +328,16 @@ class Stage:
 
     def ended(self, node: StagedNode) -> None:
         """The others lose their connections, and nobody answers when they call again."""
+
+        def tell(lost: Callable[[int, str], None]) -> None:
+            if not node.is_up:
+                lost(node.id, "quorum")
+
         for other in self.others(node):
             if other.is_up and (other.id, node.id) not in self.cuts:
                 peers = other.consensus._conversation._peers
                 for lost in list(peers.on_lost) if peers is not None else []:
-                    other.environment.spawn.later(
-                        NETWORK_MS, lambda lost=lost: None if node.is_up else lost(node.id, "quorum")
-                    )
+                    other.environment.spawn.later(NETWORK_MS, partial(tell, lost))
 
 
 def topic(name: str, number: int, partitions: int = 1) -> Decision[Message]:

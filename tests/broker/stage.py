@@ -175,10 +175,12 @@ class Stage:
         self.failures: list[str] = []
         self._connect: Callable[[Any], None] = lambda _: None
         self._streams: list[ScriptedStream] = []
+        # It listens; nothing on the stage connects to another broker.
+        network: Any = self
         self.environment = Environment(
             clock=self.clock,
             files=MachineFiles(),
-            network=self,
+            network=network,
             random=random.Random(1),
             spawn=self.spawn,
         )

@@ -36,7 +36,7 @@ from penstock.protocol.messages.topics import (
     MetadataRequest,
     MetadataRequestTopic,
 )
-from penstock.protocol.records import batches, decode_records, encode_batch
+from penstock.protocol.records import Record, batches, decode_records, encode_batch
 from tests.support_files import FakeFile
 from tests.virtual import Client, World
 
@@ -57,8 +57,8 @@ def create(client: Client, name: str, **configs: str) -> None:
 
 
 def produce_request(world: World, topic: str, *values: bytes) -> ProduceRequest:
-    records = [(world.clock.wall_ms(), None, value, []) for value in values]
-    data = PartitionProduceData(index=0, records=encode_batch(records))
+    records = [Record(0, world.clock.wall_ms(), None, value, ()) for value in values]
+    data = PartitionProduceData(index=0, records=memoryview(encode_batch(records)))
     return ProduceRequest(
         acks=-1, timeout_ms=30_000, topic_data=[TopicProduceData(name=topic, partition_data=[data])]
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -160,21 +161,19 @@ class Administrator(Client):
         self._look_at_settings([name for name in self._topics if name in found])
         for place, low in self._low_watermarks.items():
             partition = TopicPartition(*place)
-            start, _ = patiently(
-                lambda partition=partition: self._consumer.get_watermark_offsets(partition, timeout=5)
-            )
+            start, _ = patiently(partial(self._consumer.get_watermark_offsets, partition, timeout=5))
             if start < low:
                 self._violate(f"{place} was pruned to {low}, begins at {start}")
         self.looks += 1
 
+    def _settings_of(self, name: str) -> Any:
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        asked = self._admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
+        return asked[resource].result()
+
     def _look_at_settings(self, names: list[str]) -> None:
         for name in names:
-            resource = ConfigResource(ResourceType.TOPIC, name)
-            entries = patiently(
-                lambda resource=resource: self._admin.describe_configs(
-                    [resource], request_timeout=REQUEST_TIMEOUT_S
-                )[resource].result()
-            )
+            entries = patiently(partial(self._settings_of, name))
             if entries[SETTING].value != self._topics[name].setting:
                 self._violate(
                     f"{name} was given {SETTING}={self._topics[name].setting}, has {entries[SETTING].value}"

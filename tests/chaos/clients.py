@@ -19,7 +19,7 @@ from functools import partial
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from tests.chaos.errands import PATIENCE_S, is_absence, patiently, settings
-from tests.chaos.ledger import Ledger, Place, decode_value, encode_value, identity_of
+from tests.chaos.ledger import Ledger, Place, encode_value, identity_of, offset_in, seen_in
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 ABANDONED_S = 5.0
@@ -150,7 +150,7 @@ class Writer(Client):
 
     def _delivered(self, place: Place, identity: int, error: KafkaError | None, message: Message) -> None:
         if error is None:
-            self._ledger.acknowledged(place, message.offset(), identity)
+            self._ledger.acknowledged(place, offset_in(message), identity)
         else:
             self._ledger.unknown(place, identity)
             self._ledger.violated(f"{self.name} gave up a record: {error}")
@@ -201,9 +201,9 @@ class GroupReader(Client):
                 if not is_absence(error):
                     raise KafkaException(error)
                 continue
-            place = Place(message.topic(), message.partition())
-            self._ledger.seen(place, message.offset(), decode_value(message.value()))
-            positions[place] = message.offset() + 1
+            place, offset, identity = seen_in(message)
+            self._ledger.seen(place, offset, identity)
+            positions[place] = offset + 1
         self._positions.update(positions)
         self._reads += 1
         # Not after every read: what was read since the last commit is read again after a restart.

@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from tests.chaos.clients import Client
 from tests.chaos.errands import is_absence as is_absence_of_one
 from tests.chaos.errands import settings
-from tests.chaos.ledger import Ledger, Place, Reading, decode_value, encode_value, identity_of
+from tests.chaos.ledger import Ledger, Place, Reading, encode_value, identity_of, offset_in, seen_in
 from tests.support import wait_until
 
 # How long a record may take: longer than any fault and the recovery from it.
@@ -146,7 +146,7 @@ class ClusterWriter(Client):
             # It was there already, from an attempt whose answer was lost; a new leader need not know where.
             self._placeless.add((place, identity))
         else:
-            self._ledger.acknowledged(place, message.offset(), identity)
+            self._ledger.acknowledged(place, offset_in(message), identity)
 
     def check(self, readings: dict[Place, Reading]) -> None:
         """What was acknowledged without an offset is there too; once, as the ledger has seen to."""
@@ -243,12 +243,12 @@ class GroupMember(Client):
                 if error.code() == KafkaError._AUTO_OFFSET_RESET or not is_absence(error):
                     raise KafkaException(error)
                 continue
-            place = Place(message.topic(), message.partition())
-            self._ledger.seen(place, message.offset(), decode_value(message.value()))
+            place, offset, identity = seen_in(message)
+            self._ledger.seen(place, offset, identity)
             before = self._positions.get(place)
-            if before is not None and message.offset() != before:
-                self._ledger.violated(f"{self.name}: {place} goes on at {message.offset()}, not at {before}")
-            self._positions[place] = message.offset() + 1
+            if before is not None and offset != before:
+                self._ledger.violated(f"{self.name}: {place} goes on at {offset}, not at {before}")
+            self._positions[place] = offset + 1
         self._reads += 1
         if self._positions and self._reads % READS_PER_COMMIT == 0:
             self._commit(dict(self._positions))

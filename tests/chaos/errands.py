@@ -11,7 +11,17 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.chaos.ledger import Ledger, Place, Reading, decode_value, encode_value, identity_of
+from tests.chaos.ledger import (
+    Ledger,
+    Place,
+    Reading,
+    decode_value,
+    encode_value,
+    identity_of,
+    offset_in,
+    place_of,
+    seen_in,
+)
 from tests.interop.adapters.isolated import in_another_process
 
 PATIENCE_S = 60.0
@@ -88,7 +98,7 @@ def produce(bootstrap: str, ledger: Ledger, place: Place, sequences: range, *, w
 
     def delivered(identity: int, error: KafkaError | None, message: Message) -> None:
         if error is None:
-            ledger.acknowledged(place, message.offset(), identity)
+            ledger.acknowledged(place, offset_in(message), identity)
         else:
             failures.append(error)
 
@@ -121,19 +131,18 @@ def read_everything(bootstrap: str, places: Sequence[Place]) -> dict[Place, Read
         readings = {}
         for place in places:
             partition = TopicPartition(*place)
-            low, _ = patiently(
-                lambda partition=partition: consumer.get_watermark_offsets(partition, timeout=5)
-            )
+            low, _ = patiently(partial(consumer.get_watermark_offsets, partition, timeout=5))
             readings[place] = Reading(low)
         consumer.assign([TopicPartition(*place, reading.start_offset) for place, reading in readings.items()])
         ended: set[Place] = set()
         deadline = time.monotonic() + PATIENCE_S
         while len(ended) < len(readings):
             for message in consumer.consume(5000, timeout=0.1):
-                place = Place(message.topic(), message.partition())
+                place = place_of(message)
                 error = message.error()
                 if error is None:
-                    readings[place].records.append((message.offset(), decode_value(message.value())))
+                    _, offset, identity = seen_in(message)
+                    readings[place].records.append((offset, identity))
                     deadline = time.monotonic() + PATIENCE_S
                 elif error.code() == KafkaError._PARTITION_EOF:
                     ended.add(place)

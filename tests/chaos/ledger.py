@@ -23,6 +23,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from confluent_kafka import Message
+
 NOTHING = -1
 VIOLATIONS_SHOWN = 20
 _SEQUENCE_BITS = 40
@@ -56,6 +58,26 @@ def decode_value(value: bytes) -> int:
     head, _, padding = value.partition(b"|")
     assert _PADDING.startswith(padding), f"not a value of ours: {value[:60]!r}"
     return int(head)
+
+
+def place_of(message: Message) -> Place:
+    topic, partition = message.topic(), message.partition()
+    assert topic is not None and partition is not None
+    return Place(topic, partition)
+
+
+def seen_in(message: Message) -> tuple[Place, int, int]:
+    """Place, offset and identity of a record that a consumer was given. The message must not be an error."""
+    offset, value = message.offset(), message.value()
+    assert offset is not None and value is not None
+    return place_of(message), offset, decode_value(value)
+
+
+def offset_in(message: Message) -> int:
+    """Where a record was written, as the producer was told. The message must not be an error."""
+    offset = message.offset()
+    assert offset is not None, "acknowledged without an offset"
+    return offset
 
 
 class History:

@@ -39,7 +39,7 @@ class Witness:
         self._asked = threading.local()
 
     def watch(self) -> None:
-        os.fsync = self.fsync
+        os.fsync = self.fsync  # type: ignore[assignment]
         os.ftruncate = self.ftruncate
         prepare_sync = MachineFile.prepare_sync
 
@@ -56,7 +56,7 @@ class Witness:
 
             return work
 
-        MachineFile.prepare_sync = prepare  # type: ignore[method-assign]
+        MachineFile.prepare_sync = prepare  # type: ignore[method-assign,assignment]
 
     def fsync(self, descriptor: int) -> None:
         status = os.fstat(descriptor)

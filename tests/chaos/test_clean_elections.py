@@ -32,7 +32,7 @@ from penstock.protocol.messages.configs import (
 from tests.chaos import lossy
 from tests.chaos.conftest import SECONDS
 from tests.chaos.errands import read_everything, settings
-from tests.chaos.ledger import Ledger, Place, encode_value, identity_of
+from tests.chaos.ledger import Ledger, Place, encode_value, identity_of, offset_in
 from tests.chaos.power import Disk, PowerLoss
 from tests.cluster.cluster import Cluster
 from tests.cluster.wire import Wire
@@ -156,7 +156,7 @@ class Scene:
 
     def _delivered(self, identity: int, error: KafkaError | None, message: Message) -> None:
         if error is None:
-            self.ledger.acknowledged(self.place, message.offset(), identity)
+            self.ledger.acknowledged(self.place, offset_in(message), identity)
         else:
             self._failures.append(error)
 

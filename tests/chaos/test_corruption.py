@@ -29,7 +29,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from penstock.protocol.records import BatchHeader, batches
 from tests.chaos.brokers import ChaosBroker
 from tests.chaos.errands import PATIENCE_S, create_topics, patiently, read_everything, settings
-from tests.chaos.ledger import Place, Reading, decode_value, encode_value, identity_of
+from tests.chaos.ledger import Place, Reading, encode_value, identity_of, place_of, seen_in
 
 pytestmark = pytest.mark.chaos
 
@@ -334,10 +334,11 @@ def read_what_can_be_read(bootstrap: str, least: dict[Place, int]) -> tuple[dict
             if time.monotonic() > idle_since + (PATIENCE_S if owed else IDLE_S):
                 break
             for message in consumer.consume(1000, timeout=0.1):
-                place = Place(message.topic(), message.partition())
+                place = place_of(message)
                 error = message.error()
                 if error is None and place not in refused:
-                    readings[place].records.append((message.offset(), decode_value(message.value())))
+                    _, offset, identity = seen_in(message)
+                    readings[place].records.append((offset, identity))
                     idle_since = time.monotonic()
                 elif error is not None and error.code() == KafkaError._PARTITION_EOF:
                     ended.add(place)
@@ -368,7 +369,7 @@ def assert_timestamps_lead_to_offsets(bootstrap: str, places: list[Place], choos
     try:
         for sequence in choose.sample(range(RECORDS), 20):
             wanted = [TopicPartition(*place, FIRST_TIMESTAMP + sequence) for place in places]
-            found = patiently(lambda wanted=wanted: consumer.offsets_for_times(wanted, timeout=5))
+            found = patiently(partial(consumer.offsets_for_times, wanted, timeout=5))
             misled = {one.topic: one.offset for one in found if one.offset != sequence}
             assert not misled, f"{misled}, not {sequence}"
     finally:

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -108,7 +109,7 @@ class Scene:
             time.sleep(0.02)
         raise AssertionError(f"nobody coordinates {group}")
 
-    def _ask(self, request: CreateTopicsRequest | DeleteTopicsRequest, version: int) -> object:
+    def _ask(self, request: CreateTopicsRequest | DeleteTopicsRequest, version: int) -> Any:
         """Of a broker that the test leaves alone."""
         other = next(node for node in self.cluster.running if node != self.coordinator)
         with suppress(NoAnswer), Wire(self.cluster.nodes[other].address) as wire:

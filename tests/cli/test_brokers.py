@@ -112,8 +112,8 @@ def test_brokers_are_listed_with_their_state_and_what_they_carry(
     penstock: Penstock, cluster: FakeBroker
 ) -> None:
     document = penstock("brokers", "--json", "--bootstrap", cluster.bootstrap).json
-    keys = ("broker", "address", "rack", "state", "leaders", "replicas", "out_of_sync", "moving")
-    keys += ("clock_ahead_ms",)
+    keys = ["broker", "address", "rack", "state", "leaders", "replicas", "out_of_sync", "moving"]
+    keys += ["clock_ahead_ms"]
     assert [tuple(row[key] for key in keys) for row in document] == [
         (1, "[::1]:9092", "r1", "active", 1, 1, 0, 1, -4),
         (2, "b.example:9092", None, "active", 1, 2, 0, 1, 864_003_000),

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from tests.cluster import wire
 from tests.cluster.network import Network
@@ -177,7 +177,7 @@ class Cluster:
 
     # The context
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         self.scratch = Path(tempfile.mkdtemp(prefix="penstock-cluster-"))
         self._is_entered = True
         try:
@@ -320,7 +320,10 @@ class Cluster:
 
     def partition(self, topic: str, partition: int) -> PartitionView:
         """As any broker that answers sees it."""
-        return self._any(lambda node: wire.partitions(node.address, [topic])[topic, partition])
+        found: PartitionView = self._any(
+            lambda node: wire.partitions(node.address, [topic])[topic, partition]
+        )
+        return found
 
     def leader(self, topic: str, partition: int) -> int:
         return self.partition(topic, partition).leader

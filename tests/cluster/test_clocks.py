@@ -7,12 +7,13 @@ import os
 import struct
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import Cluster, Node
 from tests.support import wait_until
 
 HOUR = 3_600_000
@@ -78,6 +79,10 @@ def remaining(cluster: Cluster) -> int:
         consumer.close()
 
 
+def says_so(node: Node) -> bool:
+    return SAID in node.log()
+
+
 def clock_column(cluster: Cluster) -> dict[int, int | None]:
     command = [sys.executable, "-m", "penstock", "brokers", "--json", "--bootstrap", cluster.bootstrap]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -93,9 +98,7 @@ def test_no_record_is_lost_or_refused_by_the_clock_of_one_broker(tmp_path: Path)
         acknowledged = produce(cluster, RECORDS)
         for node_id, node in cluster.nodes.items():
             clocks.set(node_id, 10 * DAY)
-            wait_until(
-                lambda node=node: SAID in node.log(), 30, f"node {node_id} says that its clock is wrong"
-            )
+            wait_until(partial(says_so, node), 30, f"node {node_id} says that its clock is wrong")
             assert abs((clock_column(cluster)[node_id] or 0) - 10 * DAY) < HOUR
             clocks.set(node_id, 0)
         # One is started with the wrong time already.

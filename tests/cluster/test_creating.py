@@ -30,7 +30,7 @@ def test_a_topic_that_every_broker_is_asked_for_at_once_is_there_for_all(
     with ThreadPoolExecutor(len(addresses)) as threads:
         for _ in range(TRIES):
             topic = unique("topic")
-            errors = list(threads.map(lambda address, topic=topic: asked_for(address, topic), addresses))  # type: ignore[misc]
+            errors = list(threads.map(lambda address, topic=topic: asked_for(address, topic), addresses))
             assert errors == [ErrorCode.NONE] * len(addresses)
 
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.placement import ElectLeadersRequest
 from tests.chaos.brokers import ROLLING
 from tests.chaos.errands import read_everything, settings
-from tests.chaos.ledger import Ledger, Place, encode_value, identity_of
+from tests.chaos.ledger import Ledger, Place, encode_value, identity_of, offset_in
 from tests.cluster.cluster import Cluster
 from tests.cluster.failover import create, load
 from tests.cluster.wire import Wire
@@ -142,6 +143,10 @@ def test_a_damaged_replica_is_fetched_again_from_the_others() -> None:
 
 def fill(cluster: Cluster, places: list[Place], ledger: Ledger) -> None:
     """Many small batches, so that there are many segments."""
+
+    def acknowledged(place: Place, identity: int, _: KafkaError | None, message: Message) -> None:
+        ledger.acknowledged(place, offset_in(message), identity)
+
     producer = Producer(settings(cluster.bootstrap, enable_idempotence=True, batch_num_messages=20))
     for place in places:
         for sequence in range(3000):
@@ -150,9 +155,7 @@ def fill(cluster: Cluster, places: list[Place], ledger: Ledger) -> None:
                 place.topic,
                 encode_value(identity, 100),
                 partition=place.partition,
-                on_delivery=lambda _, message, place=place, identity=identity: ledger.acknowledged(
-                    place, message.offset(), identity
-                ),
+                on_delivery=partial(acknowledged, place, identity),
             )
         producer.poll(0)
     assert producer.flush(60) == 0

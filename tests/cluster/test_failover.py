@@ -85,7 +85,7 @@ def test_deleted_records_stay_deleted_under_the_next_leader(
     try:
         wait_until(lambda: cluster.leader(topic, 0) not in (leader, -1), 30, "another leader")
         asker = AdminClient({"bootstrap.servers": cluster.bootstrap})
-        earliest = asker.list_offsets({TopicPartition(topic, 0): OffsetSpec.earliest()})
+        earliest = asker.list_offsets({TopicPartition(topic, 0): OffsetSpec.earliest()})  # type: ignore[no-untyped-call]
         (found,) = [future.result(60) for future in earliest.values()]
         assert found.offset == 60
     finally:

@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from penstock.protocol.records import encode_batch
+from tests.chaos.ledger import offset_in
 from tests.cluster import wire
 from tests.cluster.cluster import Cluster
 from tests.cluster.failover import create, write
@@ -57,7 +58,7 @@ def test_a_consumer_reads_from_the_follower_of_its_rack(
         def read_on() -> bool:
             for message in consumer.consume(500, timeout=0.2):
                 assert message.error() is None, message.error()
-                received.append(message.offset())
+                received.append(offset_in(message))
             return bool(statistics) and fetching_from(statistics[-1], topic) == follower
 
         wait_until(lambda: read_on() and len(received) >= RECORDS, 30, f"{RECORDS} records from the follower")
@@ -143,7 +144,7 @@ def test_a_partition_that_does_not_exist_is_unknown_also_behind_one_that_lies_el
     create(cluster, topic, 1, replicas=1)
     elsewhere = next(node for node in cluster.nodes if node != cluster.leader(topic, 0))
     records = bytes(encode_batch([(0, None, b"x", [])]))
-    data = [PartitionProduceData(index=index, records=records) for index in (0, 7)]
+    data = [PartitionProduceData(index=index, records=memoryview(records)) for index in (0, 7)]
     request = ProduceRequest(
         acks=1, timeout_ms=5000, topic_data=[TopicProduceData(name=topic, partition_data=data)]
     )

@@ -153,7 +153,7 @@ def produce_with_endpoints(
 ) -> tuple[Any, dict[int, Address]]:
     """The partition's answer, and the addresses that came with it (KIP-951)."""
     records = bytes(encode_batch([(time.time_ns() // 1_000_000, None, value, [])]))
-    data = [PartitionProduceData(index=partition, records=records)]
+    data = [PartitionProduceData(index=partition, records=memoryview(records))]
     answer = wire.call(
         ProduceRequest(
             acks=acks, timeout_ms=timeout_ms, topic_data=[TopicProduceData(name=topic, partition_data=data)]

@@ -11,7 +11,6 @@ import importlib.util
 import sys
 from pathlib import Path
 from struct import pack_into
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from penstock.protocol.records import CRC_START, HEADER_SIZE, patch
 SOURCE = Path(penstock.columnar.__file__).parent
 
 
-def load(name: str, alias: str) -> ModuleType:
+def load(name: str, alias: str) -> Any:
     """The module from its .py, even if a compiled one stands beside it."""
     loader = importlib.machinery.SourceFileLoader(alias, str(SOURCE / f"{name}.py"))
     specification = importlib.util.spec_from_loader(alias, loader)

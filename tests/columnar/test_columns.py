@@ -13,6 +13,7 @@ from penstock.protocol.records import (
     HEADER_SIZE,
     LOG_APPEND_TIME,
     CorruptBatch,
+    RecordFields,
     decode_header,
     decode_records,
     encode_batch,
@@ -544,7 +545,7 @@ def test_batches_are_as_large_as_allowed_and_no_larger(columns: Any) -> None:
 @at_both_speeds
 def test_strings_and_large_arrays_are_written_too(columns: Any) -> None:
     timestamps = pa.array([1, 2])
-    wanted = [(1, b"a", "ü".encode(), []), (2, None, b"", [])]
+    wanted: list[RecordFields] = [(1, b"a", "ü".encode(), []), (2, None, b"", [])]
     for kind in (pa.string(), pa.large_string()):
         batches = columns.encode(pa.array(["a", None], kind), pa.array(["ü", ""], kind), None, timestamps)
         assert read_back(batches) == wanted

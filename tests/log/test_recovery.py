@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -105,14 +106,20 @@ def test_nothing_behind_a_damaged_batch_survives(files: FakeFiles, log: Log, pos
     assert append(again, epoch=2) == 5
 
 
-DAMAGE = {
+def remove_segments(files: FakeFiles) -> None:
+    for base in (0, 4, 8):
+        files.remove(path(base))
+
+
+# What is done to the files, the recovery point, and where the damage is.
+DAMAGE: dict[str, tuple[Callable[[FakeFiles], object], int, int]] = {
     "a damaged batch": (lambda files: files.damage(path(4), BATCH_BYTES, 0x80), 0, 5),
     "a damaged last batch": (lambda files: files.damage(path(8), BATCH_BYTES + 61, 0x80), 0, 9),
     "a tail that was durable": (lambda files: files.open(path(8)).truncate(BATCH_BYTES + 30), 10, 9),
     "a batch that was durable": (lambda files: files.open(path(8)).truncate(BATCH_BYTES), 10, 9),
     "a segment": (lambda files: files.remove(path(4)), 0, 4),
     "the last segment": (lambda files: files.remove(path(8)), 9, 8),
-    "every segment": (lambda files: [files.remove(path(base)) for base in (0, 4, 8)], 9, 0),
+    "every segment": (remove_segments, 9, 0),
 }
 
 

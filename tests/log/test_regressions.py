@@ -132,7 +132,7 @@ def test_the_last_segment_goes_on_a_full_disk_if_a_little_room_can_be_made(
         else:
             log.delete_before(log.log_end_offset, frees_last=True)
 
-    given = []
+    given: list[int] = []
 
     def give_room() -> bool:
         given.append(len(given))

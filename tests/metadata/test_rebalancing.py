@@ -79,7 +79,7 @@ def test_broker_that_joins_gets_its_share_of_replicas_and_leaderships() -> None:
     run(on, 90_000, [1, 2, 3])
     assert held(on) == {1: 8, 2: 8, 3: 8}
     assert led(on) == {1: 4, 2: 4, 3: 4}
-    assert on.on.image.newcomers == ()
+    assert not on.on.image.newcomers
     before = on.on.image
     run(on, 90_000, [1, 2, 3])
     assert on.on.image is before, "there is nothing left to do"

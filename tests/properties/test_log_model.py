@@ -21,7 +21,7 @@ from penstock.log.config import LogConfig
 from penstock.log.log import Log, OffsetOutOfRange
 from penstock.log.producers import Duplicate
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import BatchHeader, CorruptBatch, batches, check_produced, encode_batch
+from penstock.protocol.records import BatchHeader, CorruptBatch, Record, batches, check_produced, encode_batch
 from tests.support_files import FakeFiles, fake_environment
 
 DIRECTORY = "/data/topic-0"
@@ -370,14 +370,12 @@ class LogMachine(RuleBasedStateMachine):
     def _append(self, count: int, size: int, producer: int | None, late_ms: int) -> None:
         self.files.clock.advance(100)
         timestamp = -1 if late_ms < 0 else self.files.clock.wall - late_ms
-        fields = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1}
-        if producer is not None:
-            fields = {
-                "producer_id": producer,
-                "producer_epoch": 0,
-                "base_sequence": self.next_sequence[producer],
-            }
-        batch = encode_batch([(timestamp, b"k", bytes(size), ())] * count, **fields)
+        records = [Record(0, timestamp, b"k", bytes(size), ())] * count
+        if producer is None:
+            batch = encode_batch(records)
+        else:
+            sequence = self.next_sequence[producer]
+            batch = encode_batch(records, producer_id=producer, producer_epoch=0, base_sequence=sequence)
         header = check_produced(memoryview(batch), max_message_bytes=1 << 20)
         assert isinstance(header, BatchHeader)
         if producer is not None:

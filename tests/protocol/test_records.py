@@ -22,6 +22,7 @@ from penstock.protocol.records import (
     BatchHeader,
     CorruptBatch,
     Record,
+    RecordFields,
     batches,
     check_produced,
     crc_matches,
@@ -33,7 +34,7 @@ from penstock.protocol.records import (
 )
 
 NOW = 1_700_000_000_000
-FIELDS = [
+FIELDS: list[RecordFields] = [
     (NOW, b"key", b"value", [("name", b"content"), ("empty", b""), ("none", None)]),
     (NOW + 5, None, b"no key", []),
     (NOW - 3, b"tombstone", None, []),

@@ -12,12 +12,13 @@ from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.partition.housekeeping import Housekeeping
 from penstock.sim import swarm
 from penstock.sim.cluster import Machine
+from penstock.sim.plans import plan_for
 
 DAY = 86_400_000
 
 
 def begun(seed: int, nodes: int, **settings: str) -> swarm.Run:
-    plan = swarm.plan_for(seed, seconds=60, nodes=nodes)
+    plan = plan_for(seed, seconds=60, nodes=nodes)
     # Each broker leads something.
     plan = replace(plan, partitions=4, segment_bytes=2_048, clock_skew_ms=0, administers=False, faults=())
     run = swarm.Run(replace(plan, produce_interval_ms=400))

@@ -18,7 +18,7 @@ from penstock.metadata.values import LOST_DIRECTORY
 from penstock.sim import operators, swarm
 from penstock.sim.client import Client
 from penstock.sim.disk import Directory
-from penstock.sim.plans import CHANGED_SETTINGS, LATER_FAULTS, NEWEST
+from penstock.sim.plans import CHANGED_SETTINGS, LATER_FAULTS, NEWEST, Plan, plan_for
 from penstock.sim.report import Report
 
 FIRST_SEED = int(os.environ.get("PENSTOCK_SIM_SEED", "1"))
@@ -106,7 +106,7 @@ def test_what_later_plans_found_stays_mended(seed: int, seconds: float, nodes: i
 
 
 def test_a_follower_whose_directory_is_gone_fetches_everything_again() -> None:
-    run = swarm.Run(replace(swarm.plan_for(3, seconds=20, nodes=3), data_dirs=1, administers=False))
+    run = swarm.Run(replace(plan_for(3, seconds=20, nodes=3), data_dirs=1, administers=False))
     run._begin()
     run.loop.run_for(20_000)
     assert run.inspector.is_whole()
@@ -121,7 +121,7 @@ def test_a_follower_whose_directory_is_gone_fetches_everything_again() -> None:
 
 
 def test_a_stop_before_the_logs_were_looked_at_leaves_no_word_that_they_are_in_order() -> None:
-    run = swarm.Run(replace(swarm.plan_for(3, seconds=20, nodes=3), data_dirs=1, administers=False))
+    run = swarm.Run(replace(plan_for(3, seconds=20, nodes=3), data_dirs=1, administers=False))
     run._begin()
     run.loop.run_for(20_000)
     machine = run.cluster.machines[3]
@@ -145,7 +145,7 @@ def test_a_stop_before_the_logs_were_looked_at_leaves_no_word_that_they_are_in_o
 
 def test_a_wiped_voter_votes_again_when_its_removal_is_in_snapshots_only() -> None:
     """Two changes give it its vote back. It dies between them, and every node is started from a snapshot since."""
-    plan = swarm.plan_for(3, seconds=20, nodes=3)
+    plan = plan_for(3, seconds=20, nodes=3)
     run = swarm.Run(replace(plan, data_dirs=1, administers=False, snapshot_records=5))
     run._begin()
     assert run.loop.run_until(run.inspector.is_sound, swarm.LIVENESS_MS)
@@ -183,7 +183,7 @@ def test_a_wiped_voter_votes_again_when_its_removal_is_in_snapshots_only() -> No
 
 def test_a_damaged_replica_whose_broker_dies_before_it_is_mended_is_fetched_again() -> None:
     """The controller has written it off by then, and the next process does not come upon the damage by itself."""
-    run = swarm.Run(replace(swarm.plan_for(3, seconds=20, nodes=3), data_dirs=1, administers=False))
+    run = swarm.Run(replace(plan_for(3, seconds=20, nodes=3), data_dirs=1, administers=False))
     run._begin()
     run.loop.run_for(20_000)
     assert run.inspector.is_whole()
@@ -228,8 +228,8 @@ def test_a_seed_means_the_same_in_every_process() -> None:
 
 def test_a_later_generation_adds_to_the_plan_of_a_seed_and_changes_nothing_else() -> None:
     for seed in range(50):
-        first, second = (swarm.plan_for(seed, seconds=10, generation=each) for each in (1, 2))
-        added = {field.name: field.default for field in fields(swarm.Plan) if field.default is not MISSING}
+        first, second = (plan_for(seed, seconds=10, generation=each) for each in (1, 2))
+        added = {field.name: field.default for field in fields(Plan) if field.default is not MISSING}
         # Where not everything is flushed any more, power is spared.
         assert set(first.faults) - set(second.faults) <= {"power", "power of all"}
         assert replace(second, **added, faults=first.faults) == first
@@ -237,16 +237,16 @@ def test_a_later_generation_adds_to_the_plan_of_a_seed_and_changes_nothing_else(
 
 def test_plans_of_the_first_generation_are_those_that_pinned_seeds_were_found_with() -> None:
     drawn = [
-        getattr(swarm.plan_for(seed, seconds=60), field.name)
+        getattr(plan_for(seed, seconds=60), field.name)
         for seed in range(100)
-        for field in fields(swarm.Plan)
+        for field in fields(Plan)
         if field.default is MISSING
     ]
     assert sha256(repr(drawn).encode()).hexdigest()[:16] == FIRST_GENERATION
 
 
 def test_every_kind_of_trouble_is_in_some_plan() -> None:
-    plans = [swarm.plan_for(seed, seconds=60, generation=NEWEST) for seed in range(100)]
+    plans = [plan_for(seed, seconds=60, generation=NEWEST) for seed in range(100)]
     later = {fault for plan in plans for fault, _ in plan.later_faults}
     assert later == set(LATER_FAULTS)
     assert {name for plan in plans for name in plan.changed_settings} == set(CHANGED_SETTINGS)
@@ -257,7 +257,7 @@ def test_every_kind_of_trouble_is_in_some_plan() -> None:
 
 
 def test_one_copy_is_never_enough_where_copies_are_destroyed() -> None:
-    plan = swarm.plan_for(60000043, seconds=60, nodes=3, generation=2)
+    plan = plan_for(60000043, seconds=60, nodes=3, generation=2)
     assert "wipe" in dict(plan.later_faults) and plan.in_sync_min == 2
     spared = replace(plan, later_faults=())
     assert spared.in_sync_min == 1
@@ -279,7 +279,7 @@ def test_an_operator_lowers_the_minimum_no_further_than_the_plan_allows(
         return True
 
     monkeypatch.setattr(operators, "set_config", set_config)
-    plan = swarm.plan_for(60000043, seconds=20, nodes=3, generation=2)
+    plan = plan_for(60000043, seconds=20, nodes=3, generation=2)
     plan = replace(plan, faults=faults, later_faults=(), changed_settings=("min.insync.replicas",))
     run = swarm.Run(plan)
     run._begin()
@@ -292,7 +292,7 @@ def test_an_operator_lowers_the_minimum_no_further_than_the_plan_allows(
 def test_readers_name_topics_by_id_where_topics_are_made_again(recreates: bool, oldest: int) -> None:
     versions = set()
     for seed in range(20):
-        plan = swarm.plan_for(seed, seconds=20, nodes=3, generation=2)
+        plan = plan_for(seed, seconds=20, nodes=3, generation=2)
         run = swarm.Run(replace(plan, recreates=recreates, administers=False))
         versions.add(run._start_reader("reader").version)
         run._clients["reader"].end()
@@ -300,5 +300,5 @@ def test_readers_name_topics_by_id_where_topics_are_made_again(recreates: bool, 
 
 
 def test_other_seeds_do_other_things() -> None:
-    assert swarm.plan_for(1, seconds=10) == swarm.plan_for(1, seconds=10)
-    assert len({swarm.plan_for(seed, seconds=10).faults for seed in range(50)}) > 30
+    assert plan_for(1, seconds=10) == plan_for(1, seconds=10)
+    assert len({plan_for(seed, seconds=10).faults for seed in range(50)}) > 30

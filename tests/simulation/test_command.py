@@ -10,6 +10,7 @@ import typer.main
 from penstock.cli.failures import Failure
 from penstock.cli.sim import app
 from penstock.sim import swarm
+from penstock.sim.plans import plan_for
 from penstock.sim.report import Report
 
 
@@ -60,11 +61,8 @@ def test_an_error_of_the_simulator_itself_is_reported_like_a_violation(
 
 
 def test_the_replay_line_says_what_was_run() -> None:
+    assert plan_for(9, seconds=12.5, nodes=5).replay_line == "penstock sim --seed 9 --seconds 12.5 --nodes 5"
     assert (
-        swarm.plan_for(9, seconds=12.5, nodes=5).replay_line
-        == "penstock sim --seed 9 --seconds 12.5 --nodes 5"
-    )
-    assert (
-        swarm.plan_for(9, seconds=60, nodes=3, generation=2).replay_line
+        plan_for(9, seconds=60, nodes=3, generation=2).replay_line
         == "penstock sim --seed 9 --seconds 60 --nodes 3 --plans 2"
     )

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.sim import swarm
+from penstock.sim.plans import plan_for
 
 CUT_MS = 60_000
 # The session, the look that ends it, and what clients wait before they try again.
@@ -18,7 +19,7 @@ WITHOUT_WRITES_MAX_MS = 12_000
 
 @pytest.mark.parametrize("case", ["with the controller", "without the controller", "one way"])
 def test_two_nodes_cut_from_each_other_cost_a_session_of_writes(case: str) -> None:
-    plan = swarm.plan_for(2, seconds=CUT_MS / 1000, nodes=3)
+    plan = plan_for(2, seconds=CUT_MS / 1000, nodes=3)
     run = swarm.Run(
         replace(
             plan,

@@ -14,6 +14,7 @@ import pytest
 from penstock.broker.storage.reserve import NAME
 from penstock.sim import swarm
 from penstock.sim.cluster import Machine
+from penstock.sim.plans import plan_for
 
 GAP_MS_MAX = 10_000
 FULL_MS = 15_000
@@ -23,7 +24,7 @@ class Filled(swarm.Run):
     """A cluster of three at work, without other faults."""
 
     def __init__(self, seed: int, *, is_flushed: bool = False, data_dirs: int = 1) -> None:
-        plan = swarm.plan_for(seed, seconds=1, nodes=3)
+        plan = plan_for(seed, seconds=1, nodes=3)
         super().__init__(
             replace(
                 plan,

@@ -26,8 +26,9 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import FlushedTopic
 from penstock.replication.partition import Partition
 from penstock.sim.disk import SimFiles
+from penstock.sim.plans import plan_for
 from penstock.sim.report import Report
-from penstock.sim.swarm import Run, plan_for
+from penstock.sim.swarm import Run
 
 SEEDS = 25
 SECONDS = 15

@@ -9,9 +9,9 @@ from tests.spark.topics import Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
-DEADLINE_S = 90.0
+DEADLINE_S = 90
 
 Key = tuple[str, int, int]
 

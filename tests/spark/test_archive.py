@@ -255,7 +255,7 @@ def test_an_archive_that_goes_on_keeps_up_and_leaves_no_small_files(
         for number in range(10):
             topics.send(topic, numbered(number * 10, number * 10 + 10))
             wait_until(
-                lambda end=number * 10 + 10: _end(location, topic) == end, DEADLINE_S, "the archive keeps up"
+                partial(_ends_at, location, topic, number * 10 + 10), DEADLINE_S, "the archive keeps up"
             )
     finally:
         stop.set()
@@ -268,6 +268,10 @@ def test_an_archive_that_goes_on_keeps_up_and_leaves_no_small_files(
     files = state_of(location).files
     assert len(files) <= 3
     assert max(each.records for each in files) >= 80
+
+
+def _ends_at(location: Path, topic: str, offset: int) -> bool:
+    return _end(location, topic) == offset
 
 
 def _end(location: Path, topic: str) -> int:
@@ -368,7 +372,8 @@ def test_a_commit_that_is_wrongly_taken_for_lost_keeps_its_files(
     archive_it: Archiving, topics: Topics, topic: str, location: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics.send(topic, numbered(0, 10))
-    commit, doubted = ManifestTable.commit, []
+    commit = ManifestTable.commit
+    doubted: list[State] = []
 
     def commit_and_doubt(table: ManifestTable, base: State, change: Change) -> State:
         state = commit(table, base, change)
@@ -401,7 +406,8 @@ def test_an_archive_that_goes_on_outlives_a_full_disk(
     archive_it: Archiving, topics: Topics, topic: str, location: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics.send(topic, numbered(0, 10))
-    commit, stop, met = ManifestTable.commit, threading.Event(), []
+    commit, stop = ManifestTable.commit, threading.Event()
+    met: list[Change] = []
 
     def commit_if_there_is_room(table: ManifestTable, base: State, change: Change) -> State:
         if AT_END in change.spans.values() and len(met) < 2:

@@ -437,7 +437,9 @@ def test_iceberg_reads_what_was_archived(tmp_path: Path) -> None:
     read = catalog.load_table("penstock.archive")
     assert sorted(read.scan().to_arrow().column("offset").to_pylist()) == list(range(10))
     assert sorted(read.scan("offset >= 7").to_arrow().column("offset").to_pylist()) == [7, 8, 9]
-    summary = read.current_snapshot().summary
+    snapshot = read.current_snapshot()
+    assert snapshot is not None and snapshot.summary is not None
+    summary = snapshot.summary
     assert summary["penstock.archive-id"] == state.archive_id
     assert summary["penstock.batch"] == "2"
 
@@ -634,10 +636,8 @@ def test_an_archiver_that_slept_before_it_made_the_table_does_not_make_it_again(
 def test_a_replaced_file_is_deleted_a_day_later_and_no_sooner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.spark.jobs.tables import manifest
-
     now_ms = 1_800_000_000_000
-    monkeypatch.setattr(manifest.time, "time_ns", lambda: now_ms * 1_000_000)
+    monkeypatch.setattr("penstock.spark.jobs.tables.manifest.time.time_ns", lambda: now_ms * 1_000_000)
     table = ManifestTable(tmp_path)
     state = table.create(SHAPE)
     state = table.commit(state, step(tmp_path, state, 3))

@@ -312,7 +312,7 @@ def test_a_deleted_topic_holds_up_a_lenient_stream_only_once(
     def sleep(_: float) -> None:
         raise AssertionError("waits again for what is known to be gone")
 
-    monkeypatch.setattr(planning.time, "sleep", sleep)
+    monkeypatch.setattr("penstock.spark.planning.time.sleep", sleep)
     moved = {**stands_at, **offsets(here, 2)}
     assert planner.available(StreamOffset(stands_at)).ends == moved
     assert planner.ranges(StreamOffset(stands_at), StreamOffset(moved)) == [OffsetRange(here, 0, 0, 2)]

@@ -20,7 +20,7 @@ from tests.interop.murmur2 import partition_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 Unique = Callable[[str], str]
 
@@ -49,7 +49,7 @@ def save(frame: DataFrame, bootstrap: str, **options: str) -> None:
 
 def last_line(error: BaseException) -> str:
     """What the user reads: Spark puts a sentence of its own in front, or a traceback around it."""
-    lines = re.findall(r"\bpenstock\.[\w.]+: (.*)$", str(error), re.MULTILINE)
+    lines: list[str] = re.findall(r"\bpenstock\.[\w.]+: (.*)$", str(error), re.MULTILINE)
     assert lines, str(error)
     return lines[-1]
 

@@ -159,7 +159,7 @@ def test_tasks_read_the_topic_that_was_planned_and_no_other_of_its_name(
     options = {"bootstrap": bootstrap, "subscribe": topic}
     batch = PenstockReader(parse(options, "batch"))
     stream = PenstockStreamReader(parse(options, "stream"))
-    planned = [
+    planned: list[tuple[PenstockReader | PenstockStreamReader, Any]] = [
         (batch, batch.partitions()),
         (stream, stream.partitions({topic: {"0": 0}}, {topic: {"0": 3}})),
     ]

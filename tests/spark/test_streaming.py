@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -53,9 +53,10 @@ def test_a_stream_goes_on_from_its_checkpoint_and_repeats_and_skips_nothing(
     assert topics.committed(group) == {(topic, 0): 45, (topic, 1): 60}
     last = sorted((stream.checkpoint / "offsets").glob("[0-9]*"))[-1].read_text().splitlines()[-1]
     assert json.loads(last)[topic] == {"0": 45, "1": 60}
-    source = query.lastProgress.sources[0]
-    assert json.loads(source.latestOffset) == json.loads(last)
-    assert set(offsets_behind_latest(query.lastProgress).values()) == {0.0}
+    progress = query.lastProgress
+    assert progress is not None
+    assert json.loads(progress.sources[0].latestOffset) == json.loads(last)
+    assert set(offsets_behind_latest(progress).values()) == {0.0}
 
     stream.drain(**options)
     assert stream.table.sizes == [50, 50, 5]
@@ -134,7 +135,7 @@ def test_a_stream_waits_for_the_least_amount_or_for_the_longest_delay(
 ) -> None:
     topic = topics.create(unique("t"), 1)
     send(topics, topic, 0, 0, 5)
-    options = {"subscribe": topic, "minOffsetsPerTrigger": "10"}
+    options: dict[str, Any] = {"subscribe": topic, "minOffsetsPerTrigger": "10"}
     query = stream.start(maxTriggerDelay="1h", **options)
     wait_until(lambda: query.status["message"].startswith("Waiting"), DEADLINE_S, "a trigger has passed")
     assert stream.table.rows == []

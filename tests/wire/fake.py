@@ -308,8 +308,10 @@ class FakeCluster:
     def _findcoordinator(self, broker: int, version: int, request: Any) -> FindCoordinatorResponse:
         address = self.addresses[self.coordinator]
         key = request.coordinator_keys[0] if version >= 4 else request.key
-        place = {"node_id": self.coordinator, "host": address.host, "port": address.port}
-        return FindCoordinatorResponse(coordinators=[Coordinator(key=key, **place)], **place)
+        found = Coordinator(key=key, node_id=self.coordinator, host=address.host, port=address.port)
+        return FindCoordinatorResponse(
+            coordinators=[found], node_id=found.node_id, host=found.host, port=found.port
+        )
 
     def _offsetcommit(self, broker: int, version: int, request: Any) -> OffsetCommitResponse:
         error = ErrorCode.NONE if broker == self.coordinator else ErrorCode.NOT_COORDINATOR
@@ -330,6 +332,8 @@ class FakeCluster:
         error = ErrorCode.NONE if broker == self.coordinator else ErrorCode.NOT_COORDINATOR
         many = version >= 8
         group = request.groups[0] if many else request
+        one: Any
+        each_topic: Any
         one, each_topic = (
             (OffsetFetchResponsePartitions, OffsetFetchResponseTopics)
             if many

@@ -10,9 +10,10 @@ from penstock.model import TopicPartition
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.cluster import ApiVersionsResponse
 from penstock.protocol.messages.groups import FindCoordinatorResponse
-from penstock.protocol.messages.topics import MetadataResponse
+from penstock.protocol.messages.topics import MetadataRequest, MetadataResponse
 from penstock.protocol.records import batches, decode_records
 from penstock.wire import admin, groups, operations
+from penstock.wire.cluster import PartitionInfo, TopicInfo
 from penstock.wire.core import FIRST_CONTACT_MS
 from penstock.wire.errors import (
     BadBootstrap,
@@ -133,7 +134,7 @@ def test_without_a_hint_metadata_is_asked_for(cluster: FakeCluster) -> None:
 def test_metadata_that_is_behind_does_not_lead_back(cluster: FakeCluster) -> None:
     shell = FakeShell(cluster)
     fetch(shell)
-    old = cluster._metadata(1, 12, operations.MetadataRequest(topics=None))
+    old = cluster._metadata(1, 12, MetadataRequest(topics=None))
     cluster.move(AT, 3)
     fetch(shell)
     shell.core.cluster.learn(old)
@@ -171,8 +172,8 @@ def test_an_epoch_that_does_not_fit_is_looked_up(cluster: FakeCluster, error: Er
         cluster.partition(AT).epoch += 1
     else:
         # The broker has not heard of its own new epoch yet, and does while we wait.
-        known = operations.PartitionInfo(1, 1)
-        shell.core.cluster.topics["orders"] = operations.TopicInfo(
+        known = PartitionInfo(1, 1)
+        shell.core.cluster.topics["orders"] = TopicInfo(
             "orders", topic.topic_id, {**topic.partitions, 0: known}, False
         )
         tries = 0
@@ -452,6 +453,7 @@ def test_a_batch_that_an_old_broker_cuts_is_asked_for_with_more_room(cluster: Fa
         if key == FETCH:
             answer = cluster._fetch(broker, version, request)
             data = answer.responses[0].partitions[0]
+            assert isinstance(data.records, bytes | bytearray | memoryview)
             data.records = data.records[: request.max_bytes]
             return answer
         return None
@@ -501,7 +503,7 @@ def test_a_group_with_members_is_not_ours_to_commit_to(cluster: FakeCluster) -> 
 def test_a_cluster_that_says_it_is_another_is_begun_with_anew(cluster: FakeCluster) -> None:
     shell = FakeShell(cluster)
     fetch(shell)
-    said = []
+    said: list[int] = []
 
     def interfere(broker: int, key: int, version: int, request: Any) -> Any:
         if key == METADATA and not said:
@@ -558,7 +560,7 @@ def test_an_answer_that_lacks_what_was_asked_for_harms_only_who_asked(cluster: F
 
 def test_a_broker_that_never_answers_one_request_is_left(cluster: FakeCluster) -> None:
     shell = FakeShell(cluster, request_timeout_ms=2_000)
-    swallowed = []
+    swallowed: list[int] = []
 
     def interfere(broker: int, key: int, version: int, request: Any) -> Any:
         if key == FETCH and not swallowed:

@@ -4,6 +4,8 @@ reader sees each batch of the log once, in order."""
 from __future__ import annotations
 
 import random
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from hypothesis import given, settings
@@ -43,7 +45,7 @@ class Mischief:
             for partition in partitions.values():
                 partition.producers.log_was_empty = not is_kafka
         self._write = cluster.write
-        cluster.write = self  # type: ignore[method-assign,assignment]
+        cluster.write = self  # type: ignore[method-assign]
         self.next: ErrorCode | None = None
         self.says_duplicate = False
 
@@ -149,7 +151,7 @@ def test_a_reader_sees_every_batch_once_in_order(seed: int) -> None:
             step = next(steps, None)
             if step is None:
                 shell.refusing.clear()
-                shell.run(lambda task=task: task.is_done)
+                shell.run(partial(attrgetter("is_done"), task))
             else:
                 disturb(shell, cluster, None, *step)
         fetched = task.outcome()

@@ -43,6 +43,7 @@ def log(cluster: FakeCluster, at: TopicPartition = AT) -> list[tuple[int, int]]:
 def answering(code: ErrorCode, *, times: int = 1, written: bool = False) -> Callable[..., Any]:
     """Interference with the next Produce requests: the batch is refused, or written and then called refused."""
     left = times
+    cluster: FakeCluster
 
     def interfere(broker: int, key: int, version: int, request: Any) -> Any:
         nonlocal left
@@ -55,8 +56,6 @@ def answering(code: ErrorCode, *, times: int = 1, written: bool = False) -> Call
                 result.error_code, result.base_offset = code, -1
         return answer
 
-    cluster: FakeCluster
-
     def bound(to: FakeCluster) -> Callable[..., Any]:
         nonlocal cluster
         cluster = to
@@ -66,7 +65,7 @@ def answering(code: ErrorCode, *, times: int = 1, written: bool = False) -> Call
         def refuse(broker: int, key: int, version: int, request: Any) -> Any:
             if key == PRODUCE and left:
                 kept = cluster.write
-                cluster.write = lambda partition, batch: (code, -1)  # type: ignore[method-assign,assignment]
+                cluster.write = lambda partition, batch: (code, -1)  # type: ignore[method-assign]
                 try:
                     return interfere(broker, key, version, request)
                 finally:
@@ -294,7 +293,7 @@ def test_out_of_order_behind_a_refused_batch_says_nothing(cluster: FakeCluster) 
         code = next(answers, None)
         return kept(partition, batch) if code is None else (code, -1)
 
-    cluster.write = write  # type: ignore[method-assign,assignment]
+    cluster.write = write  # type: ignore[method-assign]
     for _ in range(6):
         writing.send(AT)
     writing.flush()
@@ -353,7 +352,7 @@ def test_records_in_another_order_are_noticed(cluster: FakeCluster) -> None:
         return ErrorCode.NONE, partition.append(batch, header.count)
 
     refused: list[Any] = []
-    cluster.write = write  # type: ignore[method-assign,assignment]
+    cluster.write = write  # type: ignore[method-assign]
     for _ in range(4):
         writing.send(AT)
     with pytest.raises(OutOfSequence, match="in another order"):

@@ -21,7 +21,7 @@ from penstock.protocol.messages.groups import (
     OffsetFetchRequestTopic,
 )
 from penstock.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from penstock.protocol.records import encode_batch
+from penstock.protocol.records import Record, encode_batch
 from tests.broker.test_virtual_time import create
 from tests.support_files import FakeFiles
 from tests.virtual import Client, VirtualSpawn, World
@@ -34,9 +34,12 @@ SOON = {"log.retention.check.interval.ms": "1000", "log.flush.offset.checkpoint.
 
 def produced(client: Client, topic: str, timestamp: int, *, sequence: int | None = None) -> tuple[int, int]:
     """(error code, base offset) of one record."""
-    producer = {} if sequence is None else {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence}
-    batch = encode_batch([(timestamp, None, b"value", ())], **producer)
-    data = PartitionProduceData(index=0, records=batch)
+    records = [Record(0, timestamp, None, b"value", ())]
+    if sequence is None:
+        batch = encode_batch(records)
+    else:
+        batch = encode_batch(records, producer_id=7, producer_epoch=0, base_sequence=sequence)
+    data = PartitionProduceData(index=0, records=memoryview(batch))
     request = ProduceRequest(
         acks=-1, timeout_ms=30_000, topic_data=[TopicProduceData(name=topic, partition_data=[data])]
     )
@@ -187,7 +190,9 @@ def test_the_time_is_written_down_with_the_checkpoint_and_not_by_the_loop(
     world = World()
     world.client()
     world.run_for(10_000)
-    in_thread, by_threads, by_loop = False, [], []
+    in_thread = False
+    by_threads: list[str] = []
+    by_loop: list[str] = []
     replace, spawn = FakeFiles.replace, VirtualSpawn.in_thread
 
     def replacing(self: FakeFiles, path: str, data: bytes, **options: Any) -> None:

@@ -24,8 +24,9 @@ class Stage:
         self.asked: list[tuple[int, Callable[[Any], None]]] = []
         environment: Any = SimpleNamespace(spawn=SimpleNamespace(later=self._later))
         peers: Any = SimpleNamespace(call=self._call)
-        self.consensus: Any = SimpleNamespace(is_active=False, leader_id=2, image=SimpleNamespace(offset=10))
-        self.freshness = Freshness(environment, self.consensus, peers, node_id=1)
+        consensus: Any = SimpleNamespace(is_active=False, leader_id=2, image=SimpleNamespace(offset=10))
+        self.consensus = consensus
+        self.freshness = Freshness(environment, consensus, peers, node_id=1)
         self.went_on: list[str] = []
 
     def wait(self, name: str) -> None:

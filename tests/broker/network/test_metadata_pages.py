@@ -11,6 +11,7 @@ import pytest
 
 from penstock.broker.network.authorization import ALL_OPERATIONS, ResourceType
 from penstock.broker.network.metadata_pages import EDITIONS_MAX, PARTITIONS_PER_TURN, MetadataPages
+from penstock.environment import FileRange
 from penstock.metadata.image import NO_LEADER, Delta, Image
 from penstock.metadata.topics import CONSUMER_OFFSETS, is_internal
 from penstock.protocol.errors import ErrorCode
@@ -155,6 +156,7 @@ def written(image: Image, request: MetadataRequest, version: int, controller_id:
         ],
     )
     (body,) = encoder(MetadataResponse, version)(response)
+    assert not isinstance(body, FileRange)
     head = b"\0" if version >= FLEXIBLE_SINCE else b""
     return struct.pack(">ii", 4 + len(head) + len(body), 1) + head + bytes(body)
 

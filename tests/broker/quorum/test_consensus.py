@@ -41,7 +41,7 @@ DESCRIBE = DescribeQuorumRequest(
 )
 
 
-def born(**settings: object) -> Stage:
+def born(**settings: Any) -> Stage:
     stage = Stage(**settings)
     stage.start_all()
     stage.leader()

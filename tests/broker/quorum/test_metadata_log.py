@@ -7,6 +7,7 @@ import random
 import pytest
 
 from penstock.broker.quorum.metadata_log import MetadataLog
+from penstock.protocol.errors import ErrorCode
 from penstock.raft.events import BeginEpochRequest, FetchAnswer, FetchRequest, Send
 from penstock.raft.quorum import Voter
 from penstock.raft.raft import Raft
@@ -62,7 +63,7 @@ def test_a_log_that_a_fetched_snapshot_replaces_is_not_taken_for_its_continuatio
     is_known = fetch.last_epoch in (1, 5)
     raft.answered(
         fetch,
-        FetchAnswer(0, 6, 2, 12, diverging=None if is_known else EpochEnd(1, DIVERGES_AT)),
+        FetchAnswer(ErrorCode.NONE, 6, 2, 12, diverging=None if is_known else EpochEnd(1, DIVERGES_AT)),
         1,
     )
     raft.check()

@@ -785,7 +785,11 @@ class Proposing(Following):
             self.loop.run_for(0)
             self.proposals.check()
 
-        self.no_answer = lambda: (done(None), self.loop.run_for(0))
+        def no_answer() -> None:
+            done(None)
+            self.loop.run_for(0)
+
+        self.no_answer: Callable[[], None] = no_answer
         return proposals, answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -193,7 +194,7 @@ def test_it_is_never_above_what_was_lowered_whatever_a_crash_leaves(files: FakeF
     chance = random.Random(seed)
     checkpoint = loaded(files)
     ceiling = 0
-    late = []
+    late: list[Callable[[], None]] = []
     for _ in range(30):
         match chance.choice(["write", "prepare", "late", "lower", "crash", "kill"]):
             case "write":

@@ -297,7 +297,7 @@ def test_a_checkpoint_is_written_on_a_full_disk(node: Node) -> None:
                 raise OSError(errno.ENOSPC, "No space left on device", target)
         replace(target, data, durable=durable)
 
-    node.files.replace = full_until_room_was_made  # type: ignore[method-assign]
+    node.files.replace = full_until_room_was_made  # type: ignore[method-assign,assignment]
     storage.remember([one])  # type: ignore[list-item]
     storage.prepare_checkpoint()()
     assert attempts == 2 and os.path.exists(path)
@@ -339,7 +339,7 @@ def test_the_cluster_is_written_down_from_the_reserve(node: Node) -> None:
             raise OSError(errno.ENOSPC, "No space left on device", target)
         replace(target, data, durable=durable)
 
-    node.files.replace = full_until_room_was_made  # type: ignore[method-assign]
+    node.files.replace = full_until_room_was_made  # type: ignore[method-assign,assignment]
     storage.adopt_cluster_id("abc")
     assert written_cluster_ids(node) == [True, True] and not reserve.is_whole
 

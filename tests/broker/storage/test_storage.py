@@ -27,7 +27,7 @@ def node(tmp_path: Path) -> Node:
 def image(
     *partitions: Hosted, places: dict[int, bytes] | None = None, replicas: tuple[int, ...] = (NODE,)
 ) -> Image:
-    topics = {}
+    topics: dict[str, TopicImage] = {}
     for one in partitions:
         known = topics.get(one.topic, TopicImage(one.topic, one.topic_id))
         directories = tuple((places or {}).get(one.index, bytes(16)) for _ in replicas)
@@ -511,7 +511,8 @@ def test_a_failing_disk_takes_its_directory_offline(node: Node) -> None:
     assert node.failures == []
     assert storage.offline_directory_ids == [directory.id]
     assert directory.id not in storage.directory_ids
-    assert list(storage.flush_queue.unflushed) == [partitions[0], partitions[2]]
+    unflushed: list[object] = list(storage.flush_queue.unflushed)
+    assert unflushed == [partitions[0], partitions[2]]
     assert storage.directory_of(victim) is directory  # type: ignore[arg-type]
     assert not storage.holds(victim)  # type: ignore[arg-type]
     with pytest.raises(OSError, match="offline"):
