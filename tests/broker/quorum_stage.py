@@ -17,7 +17,7 @@ from penstock.broker.quorum.consensus import Consensus, ConsensusSettings
 from penstock.decision import Decision
 from penstock.environment import Environment, FileRange
 from penstock.metadata.image import Delta, Image
-from penstock.protocol.apis import api_for
+from penstock.protocol.apis import APIS
 from penstock.protocol.messages.metadata_records import PartitionRecord, TopicRecord
 from penstock.protocol.schema import Message
 from tests.support_files import FakeClock, FakeFiles
@@ -289,8 +289,7 @@ class Stage:
         self, source: StagedNode, target: int, request: Message, version: int, done: Callable[[Any], None]
     ) -> None:
         """Bring a request to a node and its answer back, both as bytes."""
-        api = api_for(request.KEY)
-        assert api is not None
+        api = APIS[request.KEY]
         data = _bytes(api.encode_request[version](request))
         peer, life = self.nodes[target], self.nodes[target].life
         spawn = source.environment.spawn
@@ -321,8 +320,7 @@ class Stage:
         if answered is not WAITING:
             return answered
         self.run_until(lambda: bool(answers))
-        api = api_for(request.KEY)
-        assert api is not None
+        api = APIS[request.KEY]
         data = _bytes(api.encode_response[version](answers[0]))
         return api.decode_response[version](memoryview(data), 0)[0]
 

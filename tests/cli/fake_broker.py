@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from penstock.protocol.apis import API_VERSIONS, Api, api_for
+from penstock.protocol.apis import API_VERSIONS, APIS, Api
 from penstock.protocol.messages.cluster import ApiVersion, ApiVersionsResponse
 from penstock.protocol.schema import Message
 
@@ -59,8 +59,7 @@ class FakeBroker:
 
     def _answered(self, content: bytes) -> bytes:
         key, version, correlation_id, name_size = struct.unpack_from(">hhih", content)
-        api = api_for(key)
-        assert api is not None
+        api = APIS[key]
         head = struct.pack(">i", correlation_id) + bytes(api.response_header_version(version))
         if key == API_VERSIONS:
             return head + b"".join(api.encode_response[version](self._versions()))
@@ -73,8 +72,8 @@ class FakeBroker:
         return head + b"".join(api.encode_response[version](response))
 
     def _versions(self) -> ApiVersionsResponse:
-        apis = [api_for(key) for key in sorted(self._answers)]
-        return ApiVersionsResponse(api_keys=[self._version(api) for api in apis if api is not None])
+        apis = [APIS[key] for key in sorted(self._answers)]
+        return ApiVersionsResponse(api_keys=[self._version(api) for api in apis])
 
     def _version(self, api: Api) -> ApiVersion:
         newest = self._newest.get(api.key, api.version_max)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.protocol.apis import api_for
+from penstock.protocol.apis import APIS
 from penstock.protocol.errors import DecodeError
 from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -53,8 +53,7 @@ class Wire:
         self._socket.close()
 
     def call(self, request: Message, version: int) -> Any:
-        api = api_for(request.KEY)
-        assert api is not None, request
+        api = APIS[request.KEY]
         self._correlation_id += 1
         header = struct.pack(">hhih", api.key, version, self._correlation_id, len(CLIENT_ID)) + CLIENT_ID
         if api.request_header_version(version) == 2:

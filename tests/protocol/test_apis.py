@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from penstock.protocol.apis import APIS, CLIENT, INTERNAL, Api, advertised, api_for
+from penstock.protocol.apis import APIS, CLIENT, INTERNAL, Api, advertised
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import HeartbeatRequest, HeartbeatResponse
 from penstock.protocol.schema import encode, is_flexible, version_range
@@ -13,7 +13,7 @@ from penstock.protocol.schema import encode, is_flexible, version_range
 
 @pytest.mark.parametrize("api", advertised(INTERNAL), ids=lambda api: api.name)
 def test_the_table_and_the_messages_agree(api: Api) -> None:
-    assert api_for(api.key) is api
+    assert APIS[api.key] is api
     for cls in (api.request, api.response):
         assert api.key == cls.KEY
         assert version_range(cls.VERSIONS) == range(api.version_min, api.version_max + 1)
@@ -44,10 +44,6 @@ def test_what_only_nodes_may_ask_is_not_advertised_to_clients() -> None:
 def test_apis_are_advertised_in_the_order_of_their_keys() -> None:
     keys = [api.key for api in advertised(INTERNAL)]
     assert keys == sorted(set(keys))
-
-
-def test_an_unknown_key_has_no_api() -> None:
-    assert api_for(999) is None
 
 
 def test_produce_is_advertised_from_zero_but_served_from_three() -> None:

@@ -14,9 +14,10 @@ from typing import Any
 
 from penstock.cli.addresses import parse_address
 from penstock.cli.failures import Failure, WrongUsage
-from penstock.protocol.apis import API_VERSIONS, Api, api_for
+from penstock.protocol.apis import API_VERSIONS, APIS
 from penstock.protocol.errors import DecodeError, ErrorCode
 from penstock.protocol.messages.cluster import ApiVersionsRequest
+from penstock.protocol.requests import InFlight
 from penstock.protocol.schema import Message
 
 CLIENT_ID = b"penstock-cli"
@@ -30,7 +31,7 @@ class RawClient:
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
         self._socket = self._connected()
-        self._correlation_id = 0
+        self._in_flight: InFlight[None] = InFlight(CLIENT_ID)
         # api key -> the newest version the broker has
         self._newest = {API_VERSIONS: 0}
         try:
@@ -50,16 +51,14 @@ class RawClient:
 
     def ask(self, request: Message) -> Any:
         """The response to one request, in the newest version that both sides know."""
-        api = api_for(request.KEY)
-        assert api is not None, request
+        api = APIS[request.KEY]
         newest = self._newest.get(api.key, -1)
         if newest < api.version_min:
             raise Failure(f"the broker at {self._bootstrap} is too old for this: it has no {api.name}")
         version = min(newest, api.version_max)
-        self._correlation_id += 1
         try:
-            self._send(api, version, request)
-            return self._receive(api, version)
+            self._socket.sendall(b"".join(self._in_flight.add(api, version, request, None)))
+            return self._receive()
         except (OSError, DecodeError) as error:
             raise Failure(f"the broker at {self._bootstrap} did not answer: {error}") from None
 
@@ -80,24 +79,12 @@ class RawClient:
             "start one with `penstock serve` or name another with --bootstrap"
         )
 
-    def _send(self, api: Api, version: int, request: Message) -> None:
-        header = struct.pack(">hhih", api.key, version, self._correlation_id, len(CLIENT_ID)) + CLIENT_ID
-        if api.request_header_version(version) == 2:
-            header += b"\0"
-        content = b"".join([header, *api.encode_request[version](request)])
-        self._socket.sendall(struct.pack(">i", len(content)) + content)
-
-    def _receive(self, api: Api, version: int) -> Any:
+    def _receive(self) -> Any:
         (size,) = struct.unpack(">i", self._exactly(4))
         if size < 4:
             raise DecodeError(f"an answer of {size} bytes is none of Kafka's")
-        content = self._exactly(size)
-        (correlation_id,) = struct.unpack_from(">i", content)
-        if correlation_id != self._correlation_id:
-            raise DecodeError(f"it answered {correlation_id}, not {self._correlation_id}")
-        # Nobody sends tags in a response's header: one byte says that there are none.
-        start = 4 + api.response_header_version(version)
-        return api.decode_response[version](memoryview(content), start)[0]
+        _, answer = self._in_flight.answered(memoryview(self._exactly(size)))
+        return answer
 
     def _exactly(self, size: int) -> bytes:
         received = bytearray()

@@ -163,11 +163,6 @@ APIS: dict[int, Api] = {
 }
 
 
-def api_for(key: int) -> Api | None:
-    """The API of a key, whatever listener it is for."""
-    return APIS.get(key)
-
-
 def error_response(request: Message, version: int, error: int, message: str | None = None) -> Response:
     """The answer that says one error to everything a request asks for, where its client looks for it."""
     return APIS[request.KEY].response.for_error(request, version, error, message)

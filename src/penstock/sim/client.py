@@ -14,9 +14,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from penstock.environment import Stream
-from penstock.protocol.apis import APIS, Api, api_for
+from penstock.protocol.apis import APIS, Api
 from penstock.protocol.errors import DecodeError
 from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from penstock.protocol.requests import request_frame
 from penstock.protocol.schema import Message
 from penstock.sim.loop import Process, Promise, sleep
 from penstock.sim.network import Fabric, SimNetwork
@@ -72,11 +73,9 @@ class Wire:
         if self.is_closed:
             promise.keep(None)
             return promise
-        api = api_for(type(request).KEY)
-        assert api is not None
-        self._correlation_id += 1
+        api = APIS[type(request).KEY]
+        self._send(api, version, request)
         self._waiting.append((self._correlation_id, api, version, promise))
-        self._unsent += frame(api, request, version, self._correlation_id)
         self._flush()
 
         def time_is_up() -> None:
@@ -89,10 +88,12 @@ class Wire:
 
     def send(self, request: Message, version: int) -> None:
         """A request that is not answered."""
-        api = APIS[type(request).KEY]
-        self._correlation_id += 1
-        self._unsent += frame(api, request, version, self._correlation_id)
+        self._send(APIS[type(request).KEY], version, request)
         self._flush()
+
+    def _send(self, api: Api, version: int, request: Message) -> None:
+        self._correlation_id += 1
+        self._unsent += b"".join(request_frame(api, version, self._correlation_id, CLIENT_ID, request))
 
     def _flush(self) -> None:
         if self._stream is None or self.is_closed:
@@ -230,10 +231,3 @@ class Client:
         if leadership is None or leadership.broker not in self.brokers:
             return None
         return leadership
-
-
-def frame(api: Api, request: Message, version: int, correlation_id: int) -> bytes:
-    body = b"".join(bytes(part) for part in api.encode_request[version](request))
-    header = struct.pack(">hhih", api.key, version, correlation_id, len(CLIENT_ID)) + CLIENT_ID
-    header += b"\0" * (api.request_header_version(version) - 1)
-    return struct.pack(">i", len(header) + len(body)) + header + body

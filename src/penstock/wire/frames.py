@@ -1,5 +1,4 @@
-"""Requests into frames, and received bytes into frames. Sans-IO: the shell asks where to receive and says how
-much arrived.
+"""Received bytes into frames. Sans-IO: the shell asks where to receive and says how much arrived.
 
 A large answer is received straight into a buffer of its own, and its records are handed to the caller as a view
 into that buffer: the bytes are copied once, by the kernel. What a newcomer gets wrong is who gives the buffer
@@ -11,12 +10,9 @@ from __future__ import annotations
 
 from struct import Struct
 
-from penstock.environment import Buffer
-from penstock.protocol.apis import Api
 from penstock.protocol.errors import DecodeError
-from penstock.protocol.schema import Message
+from penstock.protocol.framing import LENGTH_BYTES
 
-LENGTH_BYTES = 4
 # What is received at once when no large frame is on its way.
 SCRATCH_BYTES = 64 * 1024
 # Buffers are made in steps of this, so that one fits again although the next answer is a little longer.
@@ -29,7 +25,6 @@ FRAME_BYTES_MAX = 1024 * 1024 * 1024
 HANDSHAKE_BYTES_MAX = 1024 * 1024
 
 _length_of = Struct(">i").unpack_from
-_head = Struct(">ihhih")
 
 
 class Buffers:
@@ -132,14 +127,3 @@ class Inbox:
             scratch[:left] = bytes(scratch[self._start : self._end])
             self._start, self._end = 0, left
         return None
-
-
-def encode_request(
-    api: Api, version: int, correlation_id: int, client_id: bytes, message: Message
-) -> list[Buffer]:
-    """A whole frame in parts; records stay where they are."""
-    parts: list[Buffer] = api.encode_request[version](message)
-    tags = b"\0" if api.request_header_version(version) == 2 else b""
-    size = _head.size - LENGTH_BYTES + len(client_id) + len(tags) + sum(map(len, parts))
-    head = _head.pack(size, api.key, version, correlation_id, len(client_id)) + client_id + tags
-    return [head, *parts]

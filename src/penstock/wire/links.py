@@ -31,8 +31,9 @@ from penstock.environment import Buffer
 from penstock.protocol.apis import API_VERSIONS, APIS, Api
 from penstock.protocol.errors import DecodeError, ErrorCode
 from penstock.protocol.messages.cluster import ApiVersionsRequest
+from penstock.protocol.requests import CORRELATION_BYTES, InFlight
 from penstock.protocol.schema import VERSION_MAX, Message
-from penstock.wire.frames import FRAME_BYTES_MAX, Buffers, Inbox, encode_request
+from penstock.wire.frames import FRAME_BYTES_MAX, Buffers, Inbox
 
 # Connecting and greeting together. A host that is gone, and not just the process, never answers at all.
 CONNECT_TIMEOUT_MS = 10_000
@@ -40,9 +41,7 @@ RECONNECT_MS = 50
 RECONNECT_MS_MAX = 1_000
 # The first version that names the client, and one that everybody has had since Kafka 2.4.
 GREETING_VERSION = 3
-CORRELATION_MAX = 2**31 - 1
 
-_correlation_of = Struct(">i").unpack_from
 _error_of = Struct(">h").unpack_from
 
 
@@ -127,25 +126,32 @@ class _Asked:
     done: Done
     # Set when it is sent.
     version: int = -1
-    correlation_id: int = -1
     sent_ms: int = -1
 
 
 class Link:
     __slots__ = (
         "address",
-        "asked",
         "begun_ms",
         "channel",
         "heard_ms",
         "id",
+        "in_flight",
         "inbox",
         "state",
         "versions",
         "waiting",
     )
 
-    def __init__(self, link_id: int, address: Address, channel: Channel, inbox: Inbox, now_ms: int) -> None:
+    def __init__(
+        self,
+        link_id: int,
+        address: Address,
+        channel: Channel,
+        inbox: Inbox,
+        in_flight: InFlight[_Asked],
+        now_ms: int,
+    ) -> None:
         self.id = link_id
         self.address = address
         self.channel = channel
@@ -156,8 +162,7 @@ class Link:
         self.heard_ms = now_ms
         # api key -> (oldest, newest) of the broker. Empty until READY.
         self.versions: dict[int, tuple[int, int]] = {}
-        # Sent, in order. Answers come in the same order.
-        self.asked: deque[_Asked] = deque()
+        self.in_flight = in_flight
         # Not sent, because the link is not READY.
         self.waiting: deque[_Asked] = deque()
 
@@ -183,7 +188,6 @@ class Links:
         self._by_place: dict[tuple[Address, Channel], Link] = {}
         self._failures: dict[Address, _Failures] = {}
         self._links_made = 0
-        self._correlation_id = 0
         self.effects: list[Effect] = []
         # Whether any broker has ever answered.
         self.has_contact = False
@@ -279,15 +283,15 @@ class Links:
                 assert not link.waiting, "a link that is ready lets nobody wait"
                 assert link.versions
             else:
-                assert len(link.asked) == (link.state is State.GREETING), "only the greeting was sent"
-            ids = [asked.correlation_id for asked in link.asked]
-            assert len(set(ids)) == len(ids)
+                assert len(link.in_flight) == (link.state is State.GREETING), "only the greeting was sent"
+            link.in_flight.check()
 
     # Private
 
     def _open(self, address: Address, channel: Channel, now_ms: int) -> Link:
         self._links_made += 1
-        link = Link(self._links_made, address, channel, Inbox(self._buffers), now_ms)
+        inbox, in_flight = Inbox(self._buffers), InFlight[_Asked](self._client_id)
+        link = Link(self._links_made, address, channel, inbox, in_flight, now_ms)
         self._by_id[link.id] = self._by_place[address, channel] = link
         self.effects.append(Connect(link.id, address))
         return link
@@ -320,40 +324,31 @@ class Links:
             asked.done(Failed(why, may_be_done=False, is_unsupported=True))
 
     def _transmit(self, link: Link, asked: _Asked, api: Api, message: Message, now_ms: int) -> None:
-        self._correlation_id = asked.correlation_id = (self._correlation_id + 1) & CORRELATION_MAX
-        buffers = encode_request(api, asked.version, asked.correlation_id, self._client_id, message)
+        buffers = link.in_flight.add(api, asked.version, message, asked)
         asked.sent_ms = now_ms
-        link.asked.append(asked)
         self.effects.append(Send(link.id, buffers))
 
     def _take(self, link: Link, frame: memoryview, now_ms: int) -> None:
-        asked = link.asked[0] if link.asked else None
-        if asked is None or _correlation_of(frame)[0] != asked.correlation_id:
-            raise DecodeError("an answer to a question that was not asked")
         if link.state is State.GREETING:
-            self._greeted(link, asked, frame, now_ms)
+            self._greeted(link, frame, now_ms)
             return
-        api = APIS[asked.ask.key]
-        start = 4 + api.response_header_version(asked.version)
-        message, _ = api.decode_response[asked.version](frame, start)
-        link.asked.popleft()
+        asked, message = link.in_flight.answered(frame)
         asked.done(Answered(message, asked.version))
 
-    def _greeted(self, link: Link, asked: _Asked, frame: memoryview, now_ms: int) -> None:
+    def _greeted(self, link: Link, frame: memoryview, now_ms: int) -> None:
+        link.in_flight.check_answer(frame)
         if len(frame) < 6:
             raise DecodeError("a greeting that is cut short")
-        version = asked.version
-        if _error_of(frame, 4)[0] == ErrorCode.UNSUPPORTED_VERSION:
-            if version == 0:
+        if _error_of(frame, CORRELATION_BYTES)[0] == ErrorCode.UNSUPPORTED_VERSION:
+            if link.in_flight.oldest().version == 0:
                 raise DecodeError("a broker without ApiVersions")
             # It says so in version 0, in which we ask again (KIP-511).
-            link.asked.popleft()
+            link.in_flight.drop_oldest()
             self._greet(link, 0, now_ms)
             return
-        message, _ = APIS[API_VERSIONS].decode_response[version](frame, 4)
+        _, message = link.in_flight.answered(frame)
         if message.error_code or not message.api_keys:
             raise DecodeError("a broker that does not say its versions")
-        link.asked.popleft()
         link.versions = {each.api_key: (each.min_version, each.max_version) for each in message.api_keys}
         link.state = State.READY
         link.inbox.frame_bytes_max = FRAME_BYTES_MAX
@@ -366,16 +361,16 @@ class Links:
     def _due_ms(self, link: Link) -> int | None:
         if link.state is not State.READY:
             return link.begun_ms + CONNECT_TIMEOUT_MS
-        if not link.asked:
+        if not link.in_flight:
             return None
-        first = link.asked[0]
+        first = link.in_flight.oldest()
         return max(first.sent_ms, link.heard_ms) + self._request_timeout_ms + first.ask.patience_ms
 
     def _fell_silent(self, link: Link, now_ms: int) -> None:
         """Trust its address no longer, nor its other channels that have been silent as long."""
         silent_s = (now_ms - max(link.heard_ms, link.begun_ms)) / 1000
         why = f"{link.address} has been silent for {silent_s:.0f} s"
-        since_ms = max(link.heard_ms, link.asked[0].sent_ms) if link.asked else link.heard_ms
+        since_ms = max(link.heard_ms, link.in_flight.oldest().sent_ms) if link.in_flight else link.heard_ms
         self._fail(link, why, now_ms)
         self._failures.setdefault(link.address, _Failures()).why = why
         for other in list(self._by_id.values()):
@@ -395,8 +390,7 @@ class Links:
     def _end(self, link: Link, why: str) -> None:
         del self._by_id[link.id], self._by_place[link.address, link.channel]
         self.effects.append(Disconnect(link.id))
-        asked, waiting = list(link.asked), list(link.waiting)
-        link.asked.clear()
+        asked, waiting = link.in_flight.clear(), list(link.waiting)
         link.waiting.clear()
         for each in asked:
             each.done(Failed(why, may_be_done=True))

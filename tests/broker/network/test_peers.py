@@ -11,7 +11,7 @@ import pytest
 
 from penstock.broker.network.peers import Peers
 from penstock.environment import Environment, Listener, Stream
-from penstock.protocol.apis import api_for
+from penstock.protocol.apis import APIS
 from penstock.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from penstock.sim.loop import Loop, Process, Streams
 from penstock.sim.network import Fabric
@@ -55,8 +55,7 @@ class Answering:
 
     def _answer(self, stream: Stream, frame: bytes) -> None:
         key, version, correlation_id, client = struct.unpack_from(">hhih", frame)
-        api = api_for(key)
-        assert api is not None
+        api = APIS[key]
         request, _ = api.decode_request[version](memoryview(frame), 10 + client + 1)
         self.received.append(request.broker_id)
         if self.is_silent:

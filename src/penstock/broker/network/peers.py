@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from penstock.environment import Buffer, Environment, Stream, Timer
-from penstock.protocol.apis import Api, api_for
+from penstock.protocol.apis import APIS
 from penstock.protocol.errors import DecodeError
+from penstock.protocol.requests import InFlight
 from penstock.protocol.schema import Message
 
 CALL_TIMEOUT_MS = 5_000
@@ -35,8 +36,6 @@ PROBE_AGAIN_MS = (50, 150, 300, 500)
 Done = Callable[[Any | None], None]
 
 _length = struct.Struct(">i")
-_correlation = struct.Struct(">i").unpack_from
-_header = struct.Struct(">ihhih")
 
 
 class Peers:
@@ -126,17 +125,11 @@ class Peers:
             self.probe(node_id, probed)
 
 
-class _Asked:
-    """A request that waits for its answer."""
+class _Waiting(NamedTuple):
+    """Who waits for an answer, and how long."""
 
-    __slots__ = ("api", "correlation_id", "done", "timer", "version")
-
-    def __init__(self, api: Api, version: int, correlation_id: int, done: Done, timer: Timer) -> None:
-        self.api = api
-        self.version = version
-        self.correlation_id = correlation_id
-        self.done = done
-        self.timer = timer
+    done: Done
+    timer: Timer
 
 
 class _Connection:
@@ -148,10 +141,9 @@ class _Connection:
         self._is_writing = False
         self.is_refused = False
         self._no_attempt_before_ms = 0
-        self._correlation_id = 0
         # Grows with each connection, so that what belongs to an older one is known.
         self._generation = 0
-        self._asked: deque[_Asked] = deque()
+        self._in_flight: InFlight[_Waiting] = InFlight(CLIENT_ID)
         self._unsent: deque[Buffer] = deque()
         # What was received and not taken is buffer[start:end].
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
@@ -167,13 +159,9 @@ class _Connection:
                 spawn.soon(lambda: done(None))
                 return
             self._connect(address)
-        api = api_for(type(request).KEY)
-        assert api is not None
-        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         generation = self._generation
         timer = spawn.later(timeout_ms, lambda: self._timed_out(generation))
-        self._asked.append(_Asked(api, version, self._correlation_id, done, timer))
-        self._unsent += _frame(api, request, version, self._correlation_id)
+        self._unsent += self._in_flight.add(APIS[type(request).KEY], version, request, _Waiting(done, timer))
         if self._stream is not None:
             self._flush()
 
@@ -187,12 +175,12 @@ class _Connection:
         self._is_writing = False
         self._start = self._end = 0
         self._unsent.clear()
-        asked, self._asked = self._asked, deque()
-        for one in asked:
-            one.timer.cancel()
-        if asked:
+        waiting = self._in_flight.clear()
+        for each in waiting:
+            each.timer.cancel()
+        if waiting:
             # Not from within the call that found the connection broken.
-            self._environment.spawn.soon(lambda: _tell(asked))
+            self._environment.spawn.soon(lambda: _tell(waiting))
 
     def _connect(self, address: tuple[str, int]) -> None:
         self._is_connecting = True
@@ -292,34 +280,19 @@ class _Connection:
             return False
         frame = self._buffer[self._start + 4 : self._start + 4 + size]
         self._start += 4 + size
-        asked = self._asked[0] if self._asked else None
-        if asked is None or _correlation(frame)[0] != asked.correlation_id:
-            self._lost()
-            return False
-        api = asked.api
         try:
-            skip = 4 + api.response_header_version(asked.version)
-            answer, _ = api.decode_response[asked.version](frame, skip)
+            waiting, answer = self._in_flight.answered(frame)
         except DecodeError:
             self._lost()
             return False
-        self._asked.popleft()
-        asked.timer.cancel()
-        asked.done(answer)
+        waiting.timer.cancel()
+        waiting.done(answer)
         if self._start == self._end and len(self._buffer) > BUFFER_KEPT_BYTES:
             self._buffer = memoryview(bytearray(BUFFER_BYTES))
             self._start = self._end = 0
         return True
 
 
-def _tell(asked: Iterable[_Asked]) -> None:
-    for one in asked:
-        one.done(None)
-
-
-def _frame(api: Api, request: Message, version: int, correlation_id: int) -> list[Buffer]:
-    parts: list[Buffer] = api.encode_request[version](request)
-    tags = b"\0" if api.request_header_version(version) == 2 else b""
-    size = _header.size - 4 + len(CLIENT_ID) + len(tags) + sum(map(len, parts))
-    head = _header.pack(size, api.key, version, correlation_id, len(CLIENT_ID)) + CLIENT_ID + tags
-    return [head, *parts]
+def _tell(waiting: list[_Waiting]) -> None:
+    for each in waiting:
+        each.done(None)
