@@ -102,7 +102,7 @@ class _Followed:
 
 
 class Throttle:
-    """A bucket of bytes for replicas that are being added by a reassignment; shared by all lanes of a node.
+    """A bucket of bytes for replicas that are being added by a reassignment; shared by all fetchers of a node.
 
     It may be overdrawn by one response, and is then empty until that has been made up for.
     """

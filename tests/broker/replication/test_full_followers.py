@@ -22,7 +22,7 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from tests.broker.disks import NODE, Node
 from tests.broker.partition.test_hosted_partition import Around
-from tests.broker.replication.test_replicas import FakePeers, Sent
+from tests.broker.replication.stage import FakePeers, Sent
 from tests.log.test_replicated import BATCH_BYTES, fetched
 from tests.replication.making import data, named
 from tests.support_files import FakeClock
