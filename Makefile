@@ -1,4 +1,4 @@
-# Few verbs. `make run` and `make test` need nothing but Python 3.11 and the network's package index.
+# Few verbs; each sets up what it needs. `make run` needs nothing but Python 3.11 and the package index.
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,14 +18,15 @@ FROM ?= HEAD~1
 help:
 	@echo "make run        three brokers on 127.0.0.1:$(PORT) and the ports behind it, until Ctrl-C"
 	@echo "                (DATA=DIR for the data, now $(DATA); PORT=N)"
-	@echo "make test       set up and run the whole test suite"
 	@echo "make check      lint, types and import contracts"
+	@echo "make test       the whole test suite"
 	@echo "make sim        simulated clusters under faults: a minute of it"
-	@echo "make sim-long   the same for hours (SEEDS=$(SEEDS) CLUSTER_SEEDS=$(CLUSTER_SEEDS))"
+	@echo "make bench      the benchmarks"
+	@echo
+	@echo "make sim-long   simulations for hours (SEEDS=$(SEEDS) CLUSTER_SEEDS=$(CLUSTER_SEEDS))"
 	@echo "make chaos      the tests that kill real brokers, longer (PENSTOCK_CHAOS_SECONDS, PENSTOCK_CHAOS_SEED)"
 	@echo "make upgrade    a cluster of an earlier commit upgraded under load (FROM=COMMIT, now $(FROM))"
 	@echo "make spark-long archives of ten million records, and twenty kills (PENSTOCK_SPARK_RECORDS, PENSTOCK_SPARK_KILLS)"
-	@echo "make bench      the benchmarks"
 	@echo "make wheel      an sdist and a wheel in dist/"
 	@echo "make clean      remove what make made (not your data)"
 
