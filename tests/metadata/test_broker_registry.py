@@ -12,6 +12,7 @@ from penstock.metadata.image import Image
 from penstock.metadata.values import LOST_DIRECTORY, RECOVERED, RECOVERING, UNASSIGNED_DIRECTORY
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.listeners import CLIENTS
 from penstock.protocol.messages import TIME_UNKNOWN
 from penstock.protocol.messages.brokers import (
     AllocateProducerIdsRequest,
@@ -55,7 +56,7 @@ def test_broker_registers_fenced_and_becomes_active_when_it_has_seen_its_registr
 def test_broker_says_where_clients_and_where_other_nodes_reach_it() -> None:
     on = Ensemble(brokers=1)
     broker = on.broker(1)
-    assert (broker.host, broker.port) == ("host-1", 9092)
+    assert broker.endpoint_for(CLIENTS)[1:3] == ("host-1", 9092)
     assert broker.internal is not None and broker.internal.port == 9192
 
 

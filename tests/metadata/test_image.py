@@ -21,6 +21,7 @@ from penstock.metadata.image import (
 )
 from penstock.metadata.topic_settings import CREATED
 from penstock.model import BrokerId
+from penstock.protocol.listeners import CLIENTS
 from penstock.protocol.messages.metadata_records import (
     BrokerEndpoint,
     BrokerRegistrationChangeRecord,
@@ -243,7 +244,7 @@ def test_brokers_come_change_and_go() -> None:
     image, delta = Image().apply([broker(1), broker(2, epoch=3)])
     image.check()
     assert delta.brokers_changed == (1, 2)
-    assert (image.brokers[BrokerId(1)].host, image.brokers[BrokerId(1)].port) == ("h", 9092)
+    assert image.brokers[BrokerId(1)].endpoint_for(CLIENTS)[1:3] == ("h", 9092)
     image, _ = image.apply([FenceBrokerRecord(id=2, epoch=3)])
     assert not image.brokers[BrokerId(2)].is_active
     image, _ = image.apply([UnfenceBrokerRecord(id=2, epoch=3)])

@@ -46,9 +46,8 @@ from penstock.broker.storage.storage import Storage
 from penstock.environment import Environment
 from penstock.metadata.image import Delta, Endpoint, Image
 from penstock.model import BrokerId
+from penstock.protocol.listeners import CLIENTS, NODES
 
-# Kafka's number for a listener without TLS and SASL.
-PLAINTEXT = 0
 # The last words to the other nodes should leave before the connections end.
 LAST_WORDS_MS = 50
 
@@ -245,9 +244,9 @@ class Broker:
         if self._is_broker:
             endpoints = []
             if client is not None:
-                endpoints.append(Endpoint("PLAINTEXT", *client, PLAINTEXT))
+                endpoints.append(Endpoint(CLIENTS.name, *client, CLIENTS.security_protocol))
             if internal is not None:
-                endpoints.append(Endpoint("INTERNAL", *internal, PLAINTEXT))
+                endpoints.append(Endpoint(NODES.name, *internal, NODES.security_protocol))
             self.membership.start(endpoints)
 
     def stop(self, then: Callable[[], None]) -> None:

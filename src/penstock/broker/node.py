@@ -16,7 +16,7 @@ from penstock.broker.network.connection_limits import ConnectionLimits
 from penstock.broker.network.server import Server
 from penstock.broker.options import ServeError, ServeOptions
 from penstock.environment import Environment
-from penstock.protocol.apis import INTERNAL
+from penstock.protocol.listeners import NODES
 
 
 class Node:
@@ -52,7 +52,7 @@ class Node:
                 make_route=make_route,
                 # No setting that is changed while running may cut a node off from the others.
                 limits=ConnectionLimits(config.max_connections, config.max_connections_per_ip),
-                listener=INTERNAL,
+                listener=NODES,
                 on_read_failed=self.broker.storage.read_failed,
             )
         if "broker" in options.roles:

@@ -12,6 +12,7 @@ from penstock.broker.config import BrokerConfig, ConfigError
 from penstock.broker.logs import Logger
 from penstock.broker.node import Node
 from penstock.broker.options import ServeError, ServeOptions
+from penstock.protocol.listeners import CLIENTS
 
 # A node that has not found its cluster by then says what it is waiting for.
 FOUND_WITHIN_S = 5.0
@@ -131,12 +132,11 @@ def _connections_max() -> int | None:
 
 def _as_settings(options: ServeOptions) -> dict[str, str]:
     """The options under the names that Kafka's settings give them, for clients that ask."""
-    host, port = options.listen
     settings = {
         "node.id": str(options.node_id),
         "broker.id": str(options.node_id),
         "log.dirs": ",".join(options.data_dirs),
-        "listeners": f"PLAINTEXT://{host}:{port}",
+        "listeners": CLIENTS.url(options.listen),
     }
     if options.controllers:
         settings["controller.quorum.voters"] = ",".join(
@@ -144,7 +144,7 @@ def _as_settings(options: ServeOptions) -> dict[str, str]:
         )
         settings["process.roles"] = ",".join(options.roles)
     if options.advertise is not None:
-        settings["advertised.listeners"] = f"PLAINTEXT://{options.advertise[0]}:{options.advertise[1]}"
+        settings["advertised.listeners"] = CLIENTS.url(options.advertise)
     if options.rack is not None:
         settings["broker.rack"] = options.rack
     return settings

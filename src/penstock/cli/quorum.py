@@ -19,6 +19,7 @@ from penstock.cli.output import confirm, show_json, show_table
 from penstock.cli.raw import RawClient, refuse
 from penstock.cli.subcommands import subcommands
 from penstock.model import format_id, parse_id
+from penstock.protocol.listeners import NODES
 from penstock.protocol.messages.quorum import (
     AddRaftVoterRequest,
     DescribeQuorumRequest,
@@ -37,7 +38,6 @@ app = typer.Typer(
 )
 
 METADATA_TOPIC = "__cluster_metadata"
-LISTENER = "INTERNAL"
 ADD_TIMEOUT_MS = 30_000
 
 Directory = Annotated[
@@ -105,7 +105,7 @@ def add(
             voter_id=node_id,
             voter_directory_id=named_directory
             or _known_directory(partition.observers, node_id, "running as an observer"),
-            listeners=[Endpoint(name=LISTENER, host=host, port=port)],
+            listeners=[Endpoint(name=NODES.name, host=host, port=port)],
         )
         answer = client.ask(request)
     refuse(answer.error_code, answer.error_message, f"node {node_id} was not made a voter")

@@ -28,6 +28,7 @@ from penstock.metadata.settings import (
     without_meaning,
 )
 from penstock.metadata.topic_settings import DURABILITY, FLUSHED, NO_TIERS, REPLICATED, SYNONYMS, TOPIC
+from penstock.protocol.listeners import NODES
 
 _NO_SECURITY = "authentication, authorization and encryption do not work yet"
 _NO_TRANSACTIONS = "transactions do not work yet"
@@ -315,7 +316,9 @@ BROKER: dict[str, Setting] = table(
         string("delegation.token.secret.key", None, "The key that signs delegation tokens."),
         string("listener.security.protocol.map", None, "The protocol of each listener."),
         string("principal.builder.class", None, "A class that names who is connected."),
-        string("security.inter.broker.protocol", "PLAINTEXT", "The protocol between brokers."),
+        string(
+            "security.inter.broker.protocol", NODES.security_protocol.name, "The protocol between brokers."
+        ),
         string("security.providers", None, "Java security providers."),
     ),
     *(

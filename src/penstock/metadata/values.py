@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.model import BrokerId, TopicId
+from penstock.protocol.listeners import NODES, ListenerDescription
 from penstock.protocol.messages.metadata_records import (
     BrokerEndpoint,
     ConfigRecord,
@@ -38,9 +39,6 @@ NEWCOMER = "penstock.newcomer"
 # The longest session that a controller may have given to brokers that its successor has not heard of, where that is
 # not the default. Kept like the others, for the same reason.
 SESSION = "penstock.session.ms"
-
-# The name of the endpoint at which other nodes reach a broker.
-INTERNAL = "INTERNAL"
 
 # Kafka's directory ids that are no directories: not known, not assigned, lost.
 UNASSIGNED_DIRECTORY = bytes(16)
@@ -76,19 +74,18 @@ class BrokerImage(NamedTuple):
     # Ids of its data directories.
     directories: tuple[bytes, ...]
 
-    @property
-    def host(self) -> str:
-        return self.endpoints[0].host
-
-    @property
-    def port(self) -> int:
-        return self.endpoints[0].port
+    def endpoint_for(self, listener: ListenerDescription) -> Endpoint:
+        """Where a client of a listener reaches this broker: at the endpoint of that name, or else at the first."""
+        for endpoint in self.endpoints:
+            if endpoint.name == listener.advertises:
+                return endpoint
+        return self.endpoints[0]
 
     @property
     def internal(self) -> Endpoint | None:
         """Where other nodes reach it; None when it is alone."""
         for endpoint in self.endpoints:
-            if endpoint.name == INTERNAL:
+            if endpoint.name == NODES.name:
                 return endpoint
         return None
 

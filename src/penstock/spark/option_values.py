@@ -10,10 +10,12 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock.protocol.listeners import SecurityProtocol
 from penstock.spark.errors import SparkOptionError
 from penstock.wire import BadBootstrap, parse_bootstrap
 
 # What fields of the protocol hold, and numbers of Java's.
+PLAIN = SecurityProtocol.PLAINTEXT.name
 INT16_MAX, INT32_MAX, INT64_MAX = 2**15 - 1, 2**31 - 1, 2**63 - 1
 
 # Settings of all Java clients that tune connections, retries and metrics which are not there in this one.
@@ -103,10 +105,10 @@ class OptionValues:
             parse_bootstrap(text)
         except BadBootstrap as error:
             raise SparkOptionError(f"kafka.bootstrap.servers {text}: {error}") from None
-        security = self.text("kafka.security.protocol", "PLAINTEXT")
-        if security.upper() != "PLAINTEXT":
+        security = self.text("kafka.security.protocol", PLAIN)
+        if security.upper() != PLAIN:
             raise SparkOptionError(
-                f"kafka.security.protocol {security} is not supported so far, only PLAINTEXT connections"
+                f"kafka.security.protocol {security} is not supported so far, only {PLAIN} connections"
             )
         return text
 

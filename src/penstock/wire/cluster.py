@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.model import NO_TOPIC_ID, TopicPartition
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.listeners import SecurityProtocol
 from penstock.wire.errors import BadBootstrap
 from penstock.wire.links import Address
 
@@ -128,7 +129,7 @@ def parse_bootstrap(text: str) -> list[Address]:
 
 def _parse_address(text: str) -> Address:
     protocol, _, rest = text.rpartition("://")
-    if protocol and protocol.upper() != "PLAINTEXT":
+    if protocol and protocol.upper() != SecurityProtocol.PLAINTEXT.name:
         raise BadBootstrap(
             f"{text!r} is no plain connection, and others are not supported so far; write {rest}"
         )

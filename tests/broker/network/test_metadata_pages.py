@@ -119,7 +119,12 @@ def written(image: Image, request: MetadataRequest, version: int, controller_id:
     offline = {broker.id for broker in image.brokers.values() if broker.fenced}
     response = MetadataResponse(
         brokers=[
-            MetadataResponseBroker(node_id=broker.id, host=broker.host, port=broker.port, rack=broker.rack)
+            MetadataResponseBroker(
+                node_id=broker.id,
+                host=broker.endpoints[0].host,
+                port=broker.endpoints[0].port,
+                rack=broker.rack,
+            )
             for broker in online or image.brokers.values()
         ],
         cluster_id="cluster",

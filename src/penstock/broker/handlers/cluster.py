@@ -54,10 +54,10 @@ def api_versions(broker: Broker, request: ApiVersionsRequest, call: Call) -> Any
         _software(request.client_software_name) and _software(request.client_software_version)
     ):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-    key = (call.listener, call.version)
+    key = (call.listener.serves, call.version)
     offset, encoded = broker.encoded_api_versions.get(key, (-1, None))
     if encoded is None or (offset != broker.image.offset and call.version >= FEATURES_SINCE_VERSION):
-        response = ApiVersionsResponse(api_keys=_served(call.listener))
+        response = ApiVersionsResponse(api_keys=_served(call.listener.serves))
         _add_features(response, broker.image, call.version)
         encoded = Encoded(call.route.encode(response))
         broker.encoded_api_versions[key] = broker.image.offset, encoded
@@ -68,7 +68,7 @@ def unsupported_api_versions(broker: Broker, request: object, call: Call) -> Api
     """A version we do not know, answered in version 0 with our own range as the only entry."""
     return ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION,
-        api_keys=[api for api in _served(call.listener) if api.api_key == API_VERSIONS_KEY],
+        api_keys=[api for api in _served(call.listener.serves) if api.api_key == API_VERSIONS_KEY],
     )
 
 
@@ -116,8 +116,8 @@ def describe_cluster(broker: Broker, request: DescribeClusterRequest, call: Call
         brokers=[
             DescribeClusterBroker(
                 broker_id=member.id,
-                host=member.host,
-                port=member.port,
+                host=member.endpoint_for(call.listener).host,
+                port=member.endpoint_for(call.listener).port,
                 rack=member.rack,
                 is_fenced=member.fenced,
                 clock_ahead_ms=_told(clocks.get(member.id)),

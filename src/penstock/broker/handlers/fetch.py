@@ -322,7 +322,7 @@ class PendingFetch:
             session_id=0 if session is None else session.id, responses=list(by_topic.values())
         )
         if self._leaders:
-            response.node_endpoints = endpoints_of(self._broker, self._leaders)
+            response.node_endpoints = endpoints_of(self._broker, self._call, self._leaders)
         return response
 
 

@@ -23,6 +23,7 @@ from penstock.groups.classic.classic_group import Caller
 from penstock.groups.coordinator import Coordinator as GroupCoordinator
 from penstock.groups.offset_answers import no_offset, offset_fetch_groups, offset_fetch_response
 from penstock.groups.settings import CLIENT_ID_LENGTH_MAX
+from penstock.metadata.image import BrokerImage
 from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.consumer_groups import (
@@ -89,13 +90,17 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
                 error_code=error or ErrorCode.COORDINATOR_NOT_AVAILABLE,
                 error_message=message,
             )
-        return Coordinator(key=key, node_id=known.id, host=known.host, port=known.port)
+        return at(key, known)
+
+    def at(key: str, member: BrokerImage) -> Coordinator:
+        endpoint = member.endpoint_for(call.listener)
+        return Coordinator(key=key, node_id=member.id, host=endpoint.host, port=endpoint.port)
 
     def found_here() -> FindCoordinatorResponse:
         me = broker.image.brokers.get(broker.node_id)
         if me is None:
             return answer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        return shown([Coordinator(key=key, node_id=me.id, host=me.host, port=me.port) for key in keys])
+        return shown([at(key, me) for key in keys])
 
     def answer(error: int, message: str | None = None) -> FindCoordinatorResponse:
         return shown([coordinator(key, error, message) for key in keys])

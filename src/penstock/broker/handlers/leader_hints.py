@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from penstock.broker.network.connection import Call
 from penstock.model import BrokerId
 from penstock.protocol.messages.fetch import PartitionData
 from penstock.protocol.messages.leader_hints import LeaderIdAndEpoch, NodeEndpoint
@@ -32,10 +33,10 @@ def name_leader(
             leaders[partition.leader] = None
 
 
-def endpoints_of(broker: Broker, nodes: Iterable[int]) -> list[NodeEndpoint]:
+def endpoints_of(broker: Broker, call: Call, nodes: Iterable[int]) -> list[NodeEndpoint]:
     members = [broker.image.brokers.get(BrokerId(node)) for node in nodes]
+    found = [(member, member.endpoint_for(call.listener)) for member in members if member is not None]
     return [
-        NodeEndpoint(node_id=member.id, host=member.host, port=member.port, rack=member.rack)
-        for member in members
-        if member is not None
+        NodeEndpoint(node_id=member.id, host=endpoint.host, port=endpoint.port, rack=member.rack)
+        for member, endpoint in found
     ]

@@ -90,7 +90,7 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
         return CLOSE if failed else NO_RESPONSE
     response = ProduceResponse(responses=topics)
     if leaders:
-        response.node_endpoints = endpoints_of(broker, leaders)
+        response.node_endpoints = endpoints_of(broker, call, leaders)
     if not waiting:
         return response
     _PendingProduce(broker, call, response, waiting, request.timeout_ms, by_all=acks == ALL)

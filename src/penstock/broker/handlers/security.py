@@ -26,7 +26,7 @@ from penstock.protocol.messages.security import (
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
-NO_SASL = "this listener has no authentication; use security.protocol=PLAINTEXT"
+NO_SASL = "this listener has no authentication; use security.protocol={}"
 NO_ACLS = "there are no ACLs: authorization does not work yet, and everybody may do everything"
 
 
@@ -37,7 +37,8 @@ def sasl_handshake(broker: Broker, request: SaslHandshakeRequest, call: Call) ->
 def sasl_authenticate(
     broker: Broker, request: SaslAuthenticateRequest, call: Call
 ) -> SaslAuthenticateResponse:
-    return SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=NO_SASL)
+    advice = NO_SASL.format(call.listener.security_protocol.name)
+    return SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=advice)
 
 
 def describe_acls(broker: Broker, request: DescribeAclsRequest, call: Call) -> DescribeAclsResponse:

@@ -135,8 +135,11 @@ def _named_topics(
 def _response(broker: Broker, request: MetadataRequest, call: Call) -> MetadataResponse:
     return MetadataResponse(
         brokers=[
-            MetadataResponseBroker(node_id=member.id, host=member.host, port=member.port, rack=member.rack)
+            MetadataResponseBroker(
+                node_id=member.id, host=endpoint.host, port=endpoint.port, rack=member.rack
+            )
             for member in broker.image.reachable_brokers()
+            for endpoint in (member.endpoint_for(call.listener),)
         ],
         cluster_id=broker.cluster_id,
         controller_id=broker.controller_id,

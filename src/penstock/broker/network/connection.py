@@ -30,6 +30,7 @@ from penstock.environment import Buffer, FileRange, Stream
 from penstock.protocol.apis import INTERNAL
 from penstock.protocol.errors import DecodeError
 from penstock.protocol.framing import Framer
+from penstock.protocol.listeners import ListenerDescription
 
 if TYPE_CHECKING:
     from penstock.broker.network.server import Server
@@ -130,10 +131,10 @@ class Call:
     @property
     def is_internal(self) -> bool:
         """Whether it came on the listener of the cluster's nodes."""
-        return self.connection.listener == INTERNAL
+        return self.connection.listener.serves == INTERNAL
 
     @property
-    def listener(self) -> str:
+    def listener(self) -> ListenerDescription:
         return self.connection.listener
 
     @property

@@ -14,8 +14,8 @@ from penstock.broker.network.authorization import Authorizer
 from penstock.broker.network.connection import Connection, Route
 from penstock.broker.network.connection_limits import ConnectionLimits
 from penstock.environment import Environment, Listener, Stream
-from penstock.protocol.apis import CLIENT
 from penstock.protocol.framing import BufferPool
+from penstock.protocol.listeners import CLIENTS, ListenerDescription
 
 SWEEP_INTERVAL_MS = 5_000
 # A frame must arrive within this time, or at this rate: a byte now and then is not a client.
@@ -42,10 +42,10 @@ class Server:
         make_route: Callable[[int, int, str], Route | None],
         limits: ConnectionLimits,
         connections_max: int | None = None,
-        listener: str = CLIENT,
+        listener: ListenerDescription = CLIENTS,
         on_read_failed: Callable[[str, Exception], None],
     ) -> None:
-        """``broker`` is what handlers get; ``make_route(API, version, listener)`` names the handler.
+        """``broker`` is what handlers get; ``make_route(API, version, CLIENT or INTERNAL)`` names the handler.
 
         ``connections_max`` is what the system can give, whatever the limits are.
         ``on_read_failed(path, error)``: a range of a file that was to be sent cannot be read.
@@ -116,7 +116,7 @@ class Server:
     def route(self, key: int, version: int) -> Route | None:
         route = self._routes.get(key << 16 | version & 0xFFFF)
         if route is None:
-            route = self._make_route(key, version, self.listener)
+            route = self._make_route(key, version, self.listener.serves)
             if route is not None and route.version == version:
                 self._routes[key << 16 | version & 0xFFFF] = route
         return route

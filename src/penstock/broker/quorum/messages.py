@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from penstock.metadata.topics import CLUSTER_METADATA, CLUSTER_METADATA_ID
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.listeners import NODES
 from penstock.protocol.messages import fetch as fetching
 from penstock.protocol.messages import quorum as messages
 from penstock.protocol.messages.leader_hints import LeaderIdAndEpoch
@@ -58,7 +59,6 @@ SNAPSHOT_TIMEOUT_MS = 5_000
 # Some thousand changes: whoever fetches them reads them all in one turn of its loop.
 FETCH_BYTES_MAX = 256 * 1024
 SNAPSHOT_CHUNK_BYTES = 1024 * 1024
-LISTENER = "INTERNAL"
 
 Addresses: TypeAlias = Mapping[int, tuple[str, int]]
 
@@ -381,7 +381,7 @@ def endpoints_of(id: int, addresses: Addresses) -> list[messages.Endpoint]:
     address = addresses.get(id)
     if address is None:
         return []
-    return [messages.Endpoint(name=LISTENER, host=address[0], port=address[1])]
+    return [messages.Endpoint(name=NODES.name, host=address[0], port=address[1])]
 
 
 # Answers, inward; None when there is none in it

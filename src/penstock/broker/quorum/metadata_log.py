@@ -27,6 +27,7 @@ from penstock.metadata import changes as metadata_changes
 from penstock.model import format_id, parse_id
 from penstock.protocol import schema
 from penstock.protocol.errors import DecodeError
+from penstock.protocol.listeners import NODES
 from penstock.protocol.messages.quorum import (
     CONTROL_TYPE,
     ControlRecordKey,
@@ -314,7 +315,7 @@ def voters_record(
                 voter_id=voter.id,
                 voter_directory_id=voter.directory,
                 endpoints=[
-                    Endpoint(name="INTERNAL", host=host, port=port) for host, port in [addresses[voter.id]]
+                    Endpoint(name=NODES.name, host=host, port=port) for host, port in [addresses[voter.id]]
                 ]
                 if voter.id in addresses
                 else [],

@@ -32,6 +32,7 @@ from penstock.metadata.values import (
 )
 from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.listeners import CLIENTS
 from penstock.protocol.messages.brokers import (
     AlterPartitionRequest,
     AlterPartitionRequestPartition,
@@ -106,7 +107,7 @@ class RealController(ModelController):
             broker_id=broker,
             # A life of a broker has one epoch, and before it comes what the log has now.
             incarnation_id=(self._image.offset + 1).to_bytes(16, "big"),
-            listeners=[Listener(name="PLAINTEXT", host="h", port=9092)],
+            listeners=[Listener(name=CLIENTS.name, host="h", port=9092)],
             log_dirs=[_directory(broker)],
             previous_broker_epoch=-1 if is_unclean else known.epoch,
         )
@@ -407,7 +408,7 @@ def _beginning(replicas: list[tuple[int, ...]], min_isr: int) -> list[Message]:
                 BrokerId(id),
                 0,
                 bytes(16),
-                (Endpoint("PLAINTEXT", "h", 9092, 0),),
+                (Endpoint(CLIENTS.name, "h", 9092, CLIENTS.security_protocol),),
                 None,
                 fenced=True,
                 in_controlled_shutdown=False,
