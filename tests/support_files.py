@@ -294,4 +294,5 @@ def fake_environment(files: FakeFiles) -> Environment:
         network=nowhere,  # type: ignore[arg-type]
         random=random.Random(0),
         spawn=nowhere,  # type: ignore[arg-type]
+        processes=nowhere,  # type: ignore[arg-type]
     )

@@ -217,6 +217,22 @@ class Client:
             self.answers.append(decode(response, version, frame[skip:]))
 
 
+class VirtualProcesses:
+    """Jobs that take a moment, one after the other."""
+
+    def __init__(self, spawn: VirtualSpawn, files: FakeFiles) -> None:
+        self._spawn = spawn
+        self._files = files
+
+    def run(
+        self, job: Callable[[Any, Any], Any], argument: Any, done: Callable[[Any, Exception | None], None]
+    ) -> None:
+        self._spawn.in_thread(lambda: job(self._files, argument), done, lane="job")
+
+    def close(self) -> None:
+        """Nothing runs in the background here."""
+
+
 class World:
     """One broker and its surroundings, all made from a seed."""
 
@@ -234,6 +250,7 @@ class World:
             network=self.network,
             random=random.Random(seed),
             spawn=self.spawn,
+            processes=VirtualProcesses(self.spawn, self.files),
         )
         options = ServeOptions(
             node_id=1,

@@ -1,4 +1,4 @@
-"""The doors outside: clock, files, network, randomness and spawning, as the broker sees them.
+"""The doors outside: clock, files, network, randomness, spawning and processes, as the broker sees them.
 
 Everything the broker does to the world goes through these protocols, so that the very same code runs on a
 real machine (``machine.py``) and in a simulator. They sit where the hot path touches the world: a file takes
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 # The errors of a disk that is full: no bytes, no inodes, or no quota left.
@@ -220,6 +221,34 @@ class Spawn(Protocol):
         ...
 
 
+class JobKilled(Exception):
+    """The process of a job ended before the job did."""
+
+
+class Processes(Protocol):
+    """For Python that computes for long, which would hold up the loop from a thread too: see decision 0024."""
+
+    def run(
+        self,
+        job: Callable[[Files, Argument], Result],
+        argument: Argument,
+        done: Callable[[Result | None, Exception | None], None],
+    ) -> None:
+        """Run a job in another process, then ``done(result, error)`` on the loop.
+
+        One job runs at a time; the others wait, in their order. The job is a function at the top level of a module.
+        It, its argument and its result are pickled, and it reaches the disk through the files it is given.
+
+        If its process is killed, the error is a ``JobKilled``. What it did to files may be there, in part or in
+        whole; the same goes for a job that was running when the broker ended, however it ended.
+        """
+        ...
+
+    def close(self) -> None:
+        """Kill the job that runs and forget the others; nothing is called back. No job writes after this."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     clock: Clock
@@ -227,6 +256,7 @@ class Environment:
     network: Network
     random: random.Random
     spawn: Spawn
+    processes: Processes
 
 
 class FileRange(NamedTuple):

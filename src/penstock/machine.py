@@ -1,8 +1,9 @@
 """The real doors: this machine's clock, disk, network, randomness and event loop.
 
-The only module that sees file descriptors and sockets. Files are opened lazily and their descriptors kept in
-a least-recently-used set, so that a broker with a hundred thousand partitions stays far below the descriptor
-limit: holding a ``MachineFile`` is cheap, and any call on it may open it again.
+The only module that sees file descriptors and sockets, except the pipes of ``machine_processes.py``. Files are
+opened lazily and their descriptors kept in a least-recently-used set, so that a broker with a hundred thousand
+partitions stays far below the descriptor limit: holding a ``MachineFile`` is cheap, and any call on it may open it
+again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.environment import Buffer, Environment, File, Result, Stream
+from penstock.machine_processes import MachineProcesses
 
 # Descriptors kept for sockets, pipes and the files Python itself holds open.
 RESERVED_DESCRIPTORS = 256
@@ -640,6 +642,7 @@ def machine_environment(loop: asyncio.AbstractEventLoop) -> Environment:
         network=MachineNetwork(loop),
         random=random.SystemRandom(),
         spawn=MachineSpawn(loop),
+        processes=MachineProcesses(loop),
     )
 
 

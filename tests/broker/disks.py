@@ -190,6 +190,7 @@ class Node:
             None,  # type: ignore[arg-type]
             random.Random(self.seed),
             self.spawn,  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
         )
         self.files.boot_id = options.pop("boot_id", b"boot 1")
         self.files.is_used = options.pop("is_used", False)

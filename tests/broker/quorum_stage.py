@@ -133,6 +133,7 @@ class StagedNode:
             network=None,  # type: ignore[arg-type]
             random=random.Random(self.id * 100 + self.life),
             spawn=Spawn(stage),
+            processes=None,  # type: ignore[arg-type]
         )
         arguments: dict[str, Any] = {
             "node_id": self.id,

@@ -183,6 +183,7 @@ class Stage:
             network=network,
             random=random.Random(1),
             spawn=self.spawn,
+            processes=SimpleNamespace(close=lambda: None),
         )
         logger: Any = SimpleNamespace(
             info=lambda event, **values: None,

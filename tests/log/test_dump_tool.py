@@ -54,6 +54,7 @@ def environment() -> Environment:
         network=nowhere,  # type: ignore[arg-type]
         random=random.Random(0),
         spawn=nowhere,  # type: ignore[arg-type]
+        processes=nowhere,  # type: ignore[arg-type]
     )
 
 

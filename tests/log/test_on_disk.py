@@ -31,6 +31,7 @@ def environment(files: MachineFiles | None = None) -> Environment:
         network=nowhere,  # type: ignore[arg-type]
         random=random.Random(0),
         spawn=nowhere,  # type: ignore[arg-type]
+        processes=nowhere,  # type: ignore[arg-type]
     )
 
 

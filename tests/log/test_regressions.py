@@ -42,7 +42,12 @@ class PromisedNames(MachineFiles):
 def environment(files: MachineFiles) -> Environment:
     unused: Any = None
     return Environment(
-        clock=MachineClock(), files=files, network=unused, random=random.Random(1), spawn=unused
+        clock=MachineClock(),
+        files=files,
+        network=unused,
+        random=random.Random(1),
+        spawn=unused,
+        processes=unused,
     )
 
 

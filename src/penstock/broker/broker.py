@@ -267,6 +267,7 @@ class Broker:
 
     def close(self) -> None:
         """Flush and close every log, and say so: the next start need not look inside."""
+        self.environment.processes.close()
         self.membership.close()
         self.replication.close()
         self.peers.close()

@@ -24,6 +24,7 @@ from penstock.sim.disk import Disk, SimFiles
 from penstock.sim.loop import Loop, Process
 from penstock.sim.network import Fabric
 from penstock.sim.node import RunningNode, start_node
+from penstock.sim.processes import SimProcesses
 
 CLIENT_PORT = 9092
 INTERNAL_PORT = 9093
@@ -176,6 +177,7 @@ class Cluster:
                 network=self.fabric.door(process),
                 random=self.loop.streams[f"node {machine.node_id}"],
                 spawn=process.spawn,
+                processes=SimProcesses(process, machine.disk),
             )
             try:
                 machine.node = start_node(

@@ -44,6 +44,7 @@ class Node:
             network=None,  # type: ignore[arg-type]
             random=random.Random(1),
             spawn=self.loop,
+            processes=None,  # type: ignore[arg-type]
         )
         self.client = ControllerClient(environment, self.consensus, active_controller, peers, node_id=ME)
 

@@ -79,6 +79,7 @@ class Setting:
                 network=self.fabric.door(self.me),
                 random=random.Random(1),
                 spawn=self.me.spawn,
+                processes=None,  # type: ignore[arg-type]
             )
         )
         self.other = Answering(self.fabric, "other")

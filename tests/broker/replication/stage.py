@@ -191,6 +191,7 @@ class Following:
             network=None,  # type: ignore[arg-type]
             random=random.Random(1),
             spawn=self.loop,
+            processes=None,  # type: ignore[arg-type]
         )
         self.environment = environment
         self.fetchers = ReplicaFetchers(

@@ -54,6 +54,7 @@ class Full:
             None,  # type: ignore[arg-type]
             None,  # type: ignore[arg-type]
             self.node.spawn,  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
         )
         self.followers = FullFollowers(
             environment,

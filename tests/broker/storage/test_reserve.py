@@ -122,7 +122,7 @@ def test_the_next_process_finds_what_is_left_on_a_full_disk(files: SimFiles, dis
 
 
 def environment_of(files: SimFiles) -> Environment:
-    return Environment(clock=None, files=files, network=None, random=None, spawn=None)  # type: ignore[arg-type]
+    return Environment(clock=None, files=files, network=None, random=None, spawn=None, processes=None)  # type: ignore[arg-type]
 
 
 def test_what_comes_of_a_download_that_could_not_be_begun_is_not_written(disk: Disk, files: SimFiles) -> None:
