@@ -15,7 +15,8 @@ from penstock.sim.client import Place
 from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.cluster import Machine
 from penstock.sim.disk import Disk, SimFiles
-from penstock.sim.loop import Loop, Process, Streams, Violation
+from penstock.sim.loop import Loop, Process, Streams
+from penstock.sim.report import Violation
 
 HERE = Place(b"1" * 16, "orders", 0)
 THERE = Place(b"1" * 16, "orders", 1)

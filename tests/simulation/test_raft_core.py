@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import fields
+from collections import Counter
 
 import pytest
 
 from penstock.raft.raft import Raft
-from penstock.sim.cores.raft import Report, Simulation, Violation, run
+from penstock.sim.cores.raft import Simulation, run
 from penstock.sim.cores.raft_mutants import MUTANTS
+from penstock.sim.report import Violation
 
 # RELIABILITY.md asks for 1,000 on a pull request and 100,000 in the night; they are set from outside.
 SEEDS = int(os.environ.get("PENSTOCK_RAFT_SEEDS", "400"))
@@ -28,23 +29,24 @@ FOUND = (
 
 
 def test_no_seed_breaks_a_promise_and_every_kind_of_trouble_happens() -> None:
-    total = Report(0)
+    total: Counter[str] = Counter()
+    virtual_ms = 0
     for seed in range(SEEDS):
         report = run(seed)
-        for field in fields(Report):
-            setattr(total, field.name, getattr(total, field.name) + getattr(report, field.name))
+        total.update(report.counts)
+        virtual_ms += report.virtual_ms
     # Per seed, on average. Without these a simulator that does nothing would pass.
-    assert total.crashes > 15 * SEEDS
-    assert total.wipes > SEEDS
-    assert total.pauses > 3 * SEEDS
-    assert total.cuts > 5 * SEEDS
-    assert total.losses > 10 * SEEDS
-    assert total.elections > 6 * SEEDS
-    assert total.commits > 50 * SEEDS
-    assert total.truncations > SEEDS // 4
-    assert total.snapshots > SEEDS // 4
-    assert total.voter_changes > SEEDS
-    assert total.virtual_ms > 50_000 * SEEDS
+    assert total["crashes"] > 15 * SEEDS
+    assert total["wipes"] > SEEDS
+    assert total["pauses"] > 3 * SEEDS
+    assert total["cuts"] > 5 * SEEDS
+    assert total["losses"] > 10 * SEEDS
+    assert total["elections"] > 6 * SEEDS
+    assert total["commits"] > 50 * SEEDS
+    assert total["truncations"] > SEEDS // 4
+    assert total["snapshots"] > SEEDS // 4
+    assert total["voter_changes"] > SEEDS
+    assert virtual_ms > 50_000 * SEEDS
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -60,8 +62,8 @@ def test_a_disk_wiped_last_is_filled_again_though_answers_were_small() -> None:
     swarm.fault_every_ms = 10**6
     simulation.world.later(49_000, simulation.faults.wipe, simulation.nodes[3])
     report = simulation.run()
-    assert report.wipes == 1
-    assert report.commits > 300
+    assert report.counts["wipes"] == 1
+    assert report.counts["commits"] > 300
 
 
 @pytest.mark.parametrize("mutant", [name for name in MUTANTS if name not in PINNED])

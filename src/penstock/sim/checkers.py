@@ -19,8 +19,8 @@ from penstock.sim.client import Place
 from penstock.sim.client_checkers import LEASE_MS, LEASE_SLACK_MS
 from penstock.sim.cluster import Cluster, Machine
 from penstock.sim.disk import Content
-from penstock.sim.loop import Violation
 from penstock.sim.node import RunningNode
+from penstock.sim.report import Violation
 from penstock.sim.topics import Topics
 
 READ_BYTES = 1 << 20

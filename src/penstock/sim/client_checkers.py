@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.sim.client import Place
-from penstock.sim.loop import Violation
+from penstock.sim.report import Violation
 
 # Of every broker: two thirds of broker.session.timeout.ms. What clocks that drift make of it comes on top.
 LEASE_MS = 6_000

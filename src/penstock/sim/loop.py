@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock.environment import Result
 from penstock.machine import LANE_THREADS
+from penstock.sim.report import Violation
 
 Value = TypeVar("Value")
 
@@ -28,10 +29,6 @@ WALL_START_MS = 1_700_000_000_000
 SOON_US_MAX = 40
 TIMER_LATE_US_MAX = 400
 THREAD_START_US_MAX = 300
-
-
-class Violation(AssertionError):
-    """Something that must never happen has happened."""
 
 
 class ProcessDied(BaseException):

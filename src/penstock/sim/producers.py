@@ -23,7 +23,8 @@ from penstock.protocol.messages.produce import (
 from penstock.protocol.records import encode_batch
 from penstock.sim.client import Client, Place
 from penstock.sim.client_checkers import ClientCheckers
-from penstock.sim.loop import Promise, Violation
+from penstock.sim.loop import Promise
+from penstock.sim.report import Violation
 from penstock.sim.topics import MORTAL, Topics
 
 ALL = -1

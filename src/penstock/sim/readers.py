@@ -16,7 +16,8 @@ from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, Fetch
 from penstock.protocol.records import CRC_START, CorruptBatch, batches, decode_records
 from penstock.sim.client import Client, Place
 from penstock.sim.client_checkers import ClientCheckers
-from penstock.sim.loop import Violation, start
+from penstock.sim.loop import start
+from penstock.sim.report import Violation
 from penstock.sim.topics import EARLIEST, Topics, list_offset
 
 FETCH_WAIT_MS = 500

@@ -20,7 +20,7 @@ from penstock.sim.client import Client, Place
 from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.cluster import Cluster, rack_of
 from penstock.sim.faults import Nemesis
-from penstock.sim.loop import Loop, Process, Streams, Violation, start
+from penstock.sim.loop import Loop, Process, Streams, start
 from penstock.sim.members import Member
 from penstock.sim.network import Fabric
 from penstock.sim.offset_clients import OffsetCommitter, TimeQuerier
@@ -28,7 +28,7 @@ from penstock.sim.operators import Operator, Recreator
 from penstock.sim.plans import Plan, plan_for
 from penstock.sim.producers import IdempotentProducer, Identity, OneShotProducer
 from penstock.sim.readers import Reader
-from penstock.sim.report import Report
+from penstock.sim.report import Report, Violation
 from penstock.sim.topics import RECREATED, Topics
 
 INSPECTION_MS = 250

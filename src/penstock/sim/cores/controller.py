@@ -58,7 +58,7 @@ from penstock.protocol.messages.placement import (
 )
 from penstock.protocol.schema import Message
 from penstock.replication.events import Assignment, IsrProposal
-from penstock.sim.cores.replication import PROBE, SESSION_MS, Report, World
+from penstock.sim.cores.replication import SESSION_MS, World
 from penstock.sim.cores.replication_controller import (
     BrokerChange,
     Change,
@@ -67,9 +67,8 @@ from penstock.sim.cores.replication_controller import (
     PartitionChange,
 )
 from penstock.sim.cores.replication_node import Node
-from penstock.sim.cores.replication_replica import Replica, Violation
-
-__all__ = ["ControllerWorld", "RealController", "Violation", "run"]
+from penstock.sim.cores.replication_replica import Replica
+from penstock.sim.report import Report
 
 BROKERS_MAX = 5
 VERSION = 3
@@ -284,6 +283,7 @@ class MovableReplica(Replica):
 
 
 class ControllerWorld(World):
+    core = "controller"
     replica_type: type[Replica] = MovableReplica
     controller_type: type[ModelController] = RealController
 
@@ -348,48 +348,8 @@ class ControllerWorld(World):
 
     # The end
 
-    def _is_whole(self) -> bool:
-        for index, partition in enumerate(self.controller.partitions):
-            if (
-                partition.leader <= 0
-                or len(partition.isr) != len(partition.replicas)
-                or self.real.is_reassigned(index)
-            ):
-                return False
-            replicas = self._members(index)
-            for replica in replicas:
-                if replica.core.partition_epoch != partition.partition_epoch or len(replica.log) != len(
-                    replicas[0].log
-                ):
-                    return False
-        return True
-
-    def _probe(self) -> None:
-        if not self._is_whole():
-            raise Violation(f"seed {self.seed}: not whole after healing: {self._everyone()}")
-        for index, committed in enumerate(self.committed):
-            before = len(committed)
-            for _ in range(5):
-                # More than once: a message that was under way when all was healed may still move the leader.
-                for replica in self._members(index):
-                    replica.produce(PROBE, acks_all=True)
-                self._run_until(self.now_ms + 1_500)
-                if any(value == PROBE for _, value in committed[before:]):
-                    break
-            else:
-                raise Violation(f"seed {self.seed}: the probe was not committed: {self._everyone()}")
-            replicas = self._members(index)
-            if any(replica.log != replicas[0].log for replica in replicas):
-                raise Violation(f"seed {self.seed}: the logs differ: {self._everyone()}")
-
-    def _members(self, index: int) -> list[Replica]:
-        members = self.controller.partitions[index].replicas
-        return [
-            replica
-            for node in self.nodes.values()
-            for replica in node.replicas.values()
-            if replica.index == index and node.id in members
-        ]
+    def _is_reassigned(self, index: int) -> bool:
+        return self.real.is_reassigned(index)
 
 
 _FAULTS = ("_fail_over", "_stop", "_reassign", "_reassign")

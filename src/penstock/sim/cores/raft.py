@@ -15,13 +15,12 @@ from __future__ import annotations
 from penstock.raft.quorum import majority
 from penstock.raft.raft import Raft
 from penstock.sim.cores.raft_faults import Faults
-from penstock.sim.cores.raft_ledger import Ledger, Violation
+from penstock.sim.cores.raft_ledger import Ledger
 from penstock.sim.cores.raft_mutants import MUTANTS
 from penstock.sim.cores.raft_network import Network
 from penstock.sim.cores.raft_node import Node
-from penstock.sim.cores.raft_world import FETCHED_MAX, Report, World
-
-__all__ = ["Report", "Violation", "run"]
+from penstock.sim.cores.raft_world import FETCHED_MAX, World
+from penstock.sim.report import Report
 
 FAULTY_MS = 50_000
 HEALING_MS = 30_000
@@ -40,7 +39,7 @@ class Simulation:
                 id, world, self._network, self._ledger, raft_type=raft_type, controllers=controllers
             )
         self.faults = Faults(world, self._network, self._ledger, self.nodes)
-        world.report.nodes = len(self.nodes)
+        world.counts["nodes"] = len(self.nodes)
         self._proposed = 0
 
     def run(self) -> Report:
@@ -54,9 +53,15 @@ class Simulation:
         self._heal()
         if not world.run_until(FAULTY_MS + HEALING_MS, lambda: self._ailment() is None):
             self._ledger.fail(f"though all faults are over, {self._ailment()}", world.now_ms)
-        world.report.virtual_ms = world.now_ms
-        world.report.commits = len(self._ledger.committed)
-        return world.report
+        world.counts["commits"] = len(self._ledger.committed)
+        return Report(
+            "raft",
+            world.seed,
+            virtual_ms=world.now_ms,
+            events=world.events,
+            trace_hash=str(world.trace_hash),
+            counts=world.counts,
+        )
 
     def _propose(self) -> None:
         """A client asks a node; if it leads, it appends."""
@@ -93,8 +98,8 @@ class Simulation:
         for voter in leader.voters:
             if self.nodes[voter.id].directory != voter.directory:
                 return f"node {voter.id}, whose disk was wiped, has not got its vote back"
-        report = self.world.report
-        if len(leader.voters) < majority(self.world.swarm.voters) and report.voter_changes == 0:
+        world = self.world
+        if len(leader.voters) < majority(world.swarm.voters) and not world.counts["voter_changes"]:
             return f"only {len(leader.voters)} voters are left"
         end = leader.high_watermark
         if end != committed:
@@ -106,5 +111,5 @@ class Simulation:
 
 
 def run(seed: int, mutant: str | None = None) -> Report:
-    """One seed. Raises Violation, whose words say how to see it again."""
+    """One seed. Raises Violation, which names the seed."""
     return Simulation(seed, Raft if mutant is None else MUTANTS[mutant]).run()

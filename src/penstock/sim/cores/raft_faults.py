@@ -57,7 +57,7 @@ class Faults:
             case "cut_one_way":
                 self._cut(node.id, both=False)
             case "pause":
-                world.report.pauses += 1
+                world.counts["pauses"] += 1
                 node.paused_until_ms = world.now_ms + draw.choice((100, 1000, 3000))
             case "wipe":
                 self.wipe(node)
@@ -81,11 +81,11 @@ class Faults:
         if not node.is_up:
             return
         world = self._world
-        world.report.crashes += 1
+        world.counts["crashes"] += 1
         node.end()
         self._network.hang_up(node)
         if wiped:
-            world.report.wipes += 1
+            world.counts["wipes"] += 1
             self._ledger.wiped(node)
             node.get_disk()
         else:
@@ -122,7 +122,7 @@ class Faults:
     def _cut(self, id: int, *, both: bool) -> None:
         world = self._world
         draw = world.faults_draw
-        world.report.cuts += 1
+        world.counts["cuts"] += 1
         others = [other for other in self._nodes if other != id]
         if draw.random() < 0.5:
             others = [draw.choice(others)]
@@ -155,7 +155,7 @@ class Faults:
             return
         request = self._wanted_change(raft)
         if request is not None:
-            self._world.report.voter_changes += 1
+            self._world.counts["voter_changes"] += 1
             leader.step(leader.life, lambda now_ms: raft.request(request, -1, now_ms))
 
     def _wanted_change(self, raft: Raft) -> ChangeVoterRequest | None:

@@ -22,14 +22,11 @@ from penstock.raft.events import (
 )
 from penstock.raft.quorum import Voter, Voters, majority
 from penstock.raft.settings import RaftSettings
+from penstock.sim.report import Violation
 
 if TYPE_CHECKING:
     from penstock.sim.cores.raft_log import Entry, SimLog
     from penstock.sim.cores.raft_node import Node
-
-
-class Violation(AssertionError):
-    """A promise was broken. The message is one line that says how to run it again."""
 
 
 class Ledger:

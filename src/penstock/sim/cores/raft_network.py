@@ -112,7 +112,7 @@ class Network:
             return 0
         draw = world.network_draw.random()
         if draw < world.swarm.loss and not world.is_healing:
-            world.report.losses += 1
+            world.counts["losses"] += 1
             return 0
         return 2 if draw > 1 - world.swarm.doubling else 1
 

@@ -31,9 +31,10 @@ from penstock.raft.quorum import Voter
 from penstock.raft.raft import Raft
 from penstock.raft.settings import RaftSettings
 from penstock.raft.storage import StoredState
-from penstock.sim.cores.raft_ledger import Ledger, Violation
+from penstock.sim.cores.raft_ledger import Ledger
 from penstock.sim.cores.raft_log import Entry, SimLog
 from penstock.sim.cores.raft_world import World
+from penstock.sim.report import Violation
 
 if TYPE_CHECKING:
     from penstock.sim.cores.raft_network import Call, Network
@@ -193,7 +194,7 @@ class Node:
                 case Truncate():
                     ledger.truncating(self, effect.offset, now_ms)
                     self.log.truncate(effect.offset)
-                    self._world.report.truncations += 1
+                    self._world.counts["truncations"] += 1
                     log_changed = True
                 case Flush():
                     self._flush()
@@ -201,12 +202,12 @@ class Node:
                     ledger.high_watermark(self, effect.offset, now_ms)
                 case RoleChanged():
                     if effect.role == "leader":
-                        self._world.report.elections += 1
+                        self._world.counts["elections"] += 1
                     ledger.role_changed(self, effect, now_ms)
                 case WriteSnapshot():
                     ledger.downloads[self.id] = effect.data[0]
                 case LoadSnapshot():
-                    self._world.report.snapshots += 1
+                    self._world.counts["snapshots"] += 1
                     self.log.load(effect.snapshot_id, ledger.downloads[self.id])
                     log_changed = True
         if log_changed:

@@ -7,8 +7,8 @@ what all the others draw.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
@@ -16,25 +16,20 @@ from typing import Any
 LOOK_MS = 200
 
 
-@dataclass(slots=True)
-class Report:
-    seed: int
-    nodes: int = 0
-    events: int = 0
-    crashes: int = 0
-    wipes: int = 0
-    pauses: int = 0
-    cuts: int = 0
-    losses: int = 0
-    elections: int = 0
-    commits: int = 0
-    truncations: int = 0
-    snapshots: int = 0
-    voter_changes: int = 0
-    virtual_ms: int = 0
-    trace_hash: int = 0
-
-
+# What is counted in a run.
+COUNTED = (
+    "nodes",
+    "crashes",
+    "wipes",
+    "pauses",
+    "cuts",
+    "losses",
+    "elections",
+    "commits",
+    "truncations",
+    "snapshots",
+    "voter_changes",
+)
 # Entries in an answer, when nothing is wrong.
 FETCHED_MAX = 20
 
@@ -76,7 +71,9 @@ class Swarm:
 class World:
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.report = Report(seed)
+        self.counts = Counter(dict.fromkeys(COUNTED, 0))
+        self.events = 0
+        self.trace_hash = 0
         self.network_draw = random.Random(seed * 7 + 1)
         self.disk_draw = random.Random(seed * 7 + 2)
         self.faults_draw = random.Random(seed * 7 + 3)
@@ -97,14 +94,11 @@ class World:
     def run_until(self, end_ms: int, is_done: Callable[[], bool] | None = None) -> bool:
         """Let everything happen that is to happen up to then; whether it was done before."""
         queue = self._queue
-        report = self.report
         looked_at_ms = self.now_ms
         while queue and queue[0][0] <= end_ms:
             self.now_ms, sequence, callback, arguments = heappop(queue)
-            report.events += 1
-            report.trace_hash = (
-                report.trace_hash * 1000003 ^ (self.now_ms << 24 ^ sequence)
-            ) & 0xFFFFFFFFFFFF
+            self.events += 1
+            self.trace_hash = (self.trace_hash * 1000003 ^ (self.now_ms << 24 ^ sequence)) & 0xFFFFFFFFFFFF
             callback(*arguments)
             if is_done is not None and self.now_ms - looked_at_ms >= LOOK_MS:
                 looked_at_ms = self.now_ms

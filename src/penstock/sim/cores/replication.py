@@ -23,7 +23,6 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.protocol.errors import ErrorCode
@@ -32,9 +31,8 @@ from penstock.replication.follower import Fetcher
 from penstock.replication.partition import Partition
 from penstock.sim.cores.replication_controller import ModelController, PartitionChange
 from penstock.sim.cores.replication_node import CONTROLLER, Node
-from penstock.sim.cores.replication_replica import Entry, Replica, Violation
-
-__all__ = ["Report", "Violation", "World", "run"]
+from penstock.sim.cores.replication_replica import Entry, Replica
+from penstock.sim.report import Report, Violation
 
 SESSION_MS = 1_300
 LAG_MAX_MS = 1_500
@@ -49,16 +47,8 @@ SETTINGS_MALICE = 0.5
 SCAN_INTERVAL = 64
 
 
-@dataclass
-class Report:
-    seed: int
-    virtual_ms: int
-    events: int
-    # What happened, and how often: a run in which nothing did proves nothing.
-    counts: Counter[str] = field(default_factory=Counter)
-
-
 class World:
+    core = "replication"
     partition_type: type[Partition] = Partition
     fetcher_type: type[Fetcher] = Fetcher
     replica_type: type[Replica] = Replica
@@ -470,7 +460,7 @@ class World:
         self.counts["elections"] = self.controller.elections
         self.counts["isr changes"] = self.controller.isr_changes
         self.counts["acknowledged"] = self.acked
-        return Report(self.seed, self.now_ms, events, self.counts)
+        return Report(self.core, self.seed, virtual_ms=self.now_ms, events=events, counts=self.counts)
 
     def _heal(self) -> None:
         self._is_healed = True
@@ -482,14 +472,13 @@ class World:
 
     def _is_whole(self) -> bool:
         for index, partition in enumerate(self.controller.partitions):
-            if partition.leader <= 0 or len(partition.isr) != len(partition.replicas):
+            if (
+                partition.leader <= 0
+                or len(partition.isr) != len(partition.replicas)
+                or self._is_reassigned(index)
+            ):
                 return False
-            replicas = [
-                replica
-                for node in self.nodes.values()
-                for replica in node.replicas.values()
-                if replica.index == index
-            ]
+            replicas = self._members(index)
             for replica in replicas:
                 if replica.core.partition_epoch != partition.partition_epoch or len(replica.log) != len(
                     replicas[0].log
@@ -501,25 +490,33 @@ class World:
         """After everything: a full ISR, one log, and a write that is committed."""
         if not self._is_whole():
             raise Violation(f"seed {self.seed}: not whole after healing: {self._everyone()}")
-        for index in range(len(self.committed)):
-            replicas = [
-                replica
-                for node in self.nodes.values()
-                for replica in node.replicas.values()
-                if replica.index == index
-            ]
-            before = len(self.committed[index])
+        for index, committed in enumerate(self.committed):
+            before = len(committed)
             for _ in range(5):
                 # More than once: a message that was under way when all was healed may still move the leader.
-                for replica in replicas:
+                for replica in self._members(index):
                     replica.produce(PROBE, acks_all=True)
                 self._run_until(self.now_ms + 1_500)
-                if any(value == PROBE for _, value in self.committed[index][before:]):
+                if any(value == PROBE for _, value in committed[before:]):
                     break
             else:
                 raise Violation(f"seed {self.seed}: the probe was not committed: {self._everyone()}")
+            replicas = self._members(index)
             if any(replica.log != replicas[0].log for replica in replicas):
                 raise Violation(f"seed {self.seed}: the logs differ: {self._everyone()}")
+
+    def _is_reassigned(self, index: int) -> bool:
+        return False
+
+    def _members(self, index: int) -> list[Replica]:
+        """The replicas of a partition, where its assignment says that they are."""
+        members = self.controller.partitions[index].replicas
+        return [
+            replica
+            for node in self.nodes.values()
+            for replica in node.replicas.values()
+            if replica.index == index and node.id in members
+        ]
 
     def _everyone(self) -> str:
         lines = [str(self.controller.partitions)]

@@ -14,9 +14,10 @@ from penstock.protocol.messages.fetch import EpochEndOffset, FetchRequest, Fetch
 from penstock.replication.events import NO_EPOCH, Assignment, Effect, IsrProposal, PartitionKey
 from penstock.replication.follower import Fetcher
 from penstock.replication.partition import UNKNOWN_BROKER_EPOCH, UNKNOWN_OFFSET, Partition, _Follower
-from penstock.sim.cores.replication import Violation, World, run
+from penstock.sim.cores.replication import World, run
 from penstock.sim.cores.replication_controller import ModelController
 from penstock.sim.cores.replication_replica import Replica
+from penstock.sim.report import Violation
 
 # Trap 1: truncation by high watermark (before KIP-101).
 

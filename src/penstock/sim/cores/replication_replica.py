@@ -14,6 +14,7 @@ from penstock.protocol.messages.fetch import EpochEndOffset, PartitionData
 from penstock.replication.events import NO_EPOCH, Append, Assignment, StartOver, Truncate
 from penstock.replication.follower import truncation_offset
 from penstock.replication.partition import Partition, Truncation
+from penstock.sim.report import Violation
 
 if TYPE_CHECKING:
     from penstock.sim.cores.replication import World
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 # (leader epoch, value)
 Entry: TypeAlias = tuple[int, int]
 ENTRIES_PER_FETCH = 8
-
-
-class Violation(AssertionError):
-    """Something that must never happen did."""
 
 
 class Slice:
