@@ -14,6 +14,7 @@ import pytest
 
 from penstock.broker.coordination.coordinator_partition import CoordinatorPartition
 from penstock.broker.membership.membership import Membership, State
+from penstock.broker.partition.follower_log import FollowerLog
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.quorum.consensus import Consensus
 from penstock.broker.quorum.metadata_log import QUORUM_STATE
@@ -94,7 +95,7 @@ def serves_more_than_is_committed(patch: Patch) -> None:
 
 def never_truncates(patch: Patch) -> None:
     """A follower whose log parts from its leader's keeps what it has."""
-    patch.setattr(HostedPartition, "truncate_for", lambda self, epoch, end_offset: None)
+    patch.setattr(FollowerLog, "truncate_for", lambda self, epoch, end_offset: None)
 
 
 def forgets_producers(patch: Patch) -> None:
@@ -138,7 +139,7 @@ def does_not_wait_for_the_disk(patch: Patch) -> None:
         account(self, log)
         assert self._core is not None
         self._core.appended(log.log_end_offset)
-        self._advance()
+        self.advance()
         return 0
 
     patch.setattr(Flushing, "when_flushed", at_once)

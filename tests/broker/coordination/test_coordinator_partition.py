@@ -11,7 +11,7 @@ import pytest
 from penstock.broker.coordination.coordinator_kind import CoordinatorKind
 from penstock.broker.coordination.coordinator_partition import CoordinatorPartition
 from penstock.broker.coordination.coordinators import Coordinators
-from penstock.broker.partition.hosted_partition import Appended
+from penstock.broker.partition.produced_batch import Appended
 from penstock.decision import Decision
 from penstock.environment import Buffer
 from penstock.metadata.image import Image

@@ -11,7 +11,8 @@ import pytest
 from penstock.broker.coordination import coordinator_partition
 from penstock.broker.coordination.coordinator_partition import CoordinatorPartition
 from penstock.broker.coordination.coordinators import Coordinators
-from penstock.broker.partition.hosted_partition import Appended, HostedPartition
+from penstock.broker.partition.hosted_partition import HostedPartition
+from penstock.broker.partition.produced_batch import Appended
 from penstock.groups import changes
 from penstock.groups.changes import Change
 from penstock.protocol.messages.groups import FindCoordinatorRequest

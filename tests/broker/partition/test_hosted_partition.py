@@ -105,7 +105,7 @@ def on_second_disk(node: Node, storage: Storage, **settings: Any) -> HostedParti
     """A leader with ten records in the second directory."""
     one = hosted(storage, partition(), **settings)
     one.assign(partition(epoch=2, directories=(storage.directory_ids[1], bytes(16))))
-    assert one.append_fetched(fetched(0, 10), 10, 0) == ErrorCode.NONE
+    assert one.follower_log.append(fetched(0, 10), 10, 0) == ErrorCode.NONE
     assert node.where("t-0") == [node.paths[1]]
     one.assign(one.image._replace(leader=ME, leader_epoch=3, partition_epoch=3))
     return one
@@ -135,14 +135,14 @@ def test_a_follower_says_where_it_begins_only_when_it_will_still_know_after_a_ki
     """Whoever asked for the deletion is answered when all in sync have said it; one of them may lead next."""
     storage, around = node.start(), Noting()
     one = hosted(storage, partition(), around)
-    assert one.append_fetched(fetched(0, 50), 50, 0) == ErrorCode.NONE
+    assert one.follower_log.append(fetched(0, 50), 50, 0) == ErrorCode.NONE
     checkpoint(storage, one)
     # DeleteRecords at the leader.
-    assert one.append_fetched(b"", 50, 30) == ErrorCode.NONE
-    assert one.fetch_position()[2] == 0, "said before it is written down"
+    assert one.follower_log.append(b"", 50, 30) == ErrorCode.NONE
+    assert one.follower_log.position()[2] == 0, "said before it is written down"
     checkpoint(storage, one)
     around.noted.pop()()
-    assert one.fetch_position()[2] == 30
+    assert one.follower_log.position()[2] == 30
     # Killed, and elected.
     assert hosted(node.start(), partition(ME, 5)).log.log_start_offset == 30
 
@@ -151,48 +151,48 @@ def test_a_follower_fetches_on_while_where_it_begins_is_not_written_down(node: N
     """Its line serves all partitions of the leader, and the disk may be busy for long."""
     around, heard = Noting(), []
     one = hosted(node.start(), partition(), around)
-    assert one.append_fetched(fetched(0, 50), 50, 30) == ErrorCode.NONE
+    assert one.follower_log.append(fetched(0, 50), 50, 30) == ErrorCode.NONE
     one.when_flushed(lambda: heard.append("on"))
     assert heard == ["on"]
-    assert one.append_fetched(fetched(50, 5), 55, 30) == ErrorCode.NONE
-    assert one.fetch_position() == (55, 0, 0)
+    assert one.follower_log.append(fetched(50, 5), 55, 30) == ErrorCode.NONE
+    assert one.follower_log.position() == (55, 0, 0)
     assert len(around.noted) == 1, "asked for once"
 
 
 def test_a_follower_says_of_its_start_what_is_written_down_and_no_more(node: Node) -> None:
     around = Noting()
     one = hosted(node.start(), partition(), around)
-    assert one.append_fetched(fetched(0, 50), 50, 10) == ErrorCode.NONE
-    assert one.append_fetched(b"", 50, 30) == ErrorCode.NONE
+    assert one.follower_log.append(fetched(0, 50), 50, 10) == ErrorCode.NONE
+    assert one.follower_log.append(b"", 50, 30) == ErrorCode.NONE
     around.noted.pop()()
-    assert one.fetch_position()[2] == 10
+    assert one.follower_log.position()[2] == 10
     # It deletes more while it leads.
     one.assign(partition(ME, 5))
     one.delete_before(40)
     one.assign(partition(epoch=6))
     around.noted.pop()()
-    assert one.fetch_position()[2] == 30
+    assert one.follower_log.position()[2] == 30
     around.noted.pop()()
-    assert one.fetch_position()[2] == 40
+    assert one.follower_log.position()[2] == 40
     assert not around.noted
 
 
 def test_a_start_that_was_to_be_written_down_is_not_that_of_a_log_that_starts_over(node: Node) -> None:
     around = Noting()
     one = hosted(node.start(), partition(), around)
-    assert one.append_fetched(fetched(0, 50), 30, 30) == ErrorCode.NONE
-    one.start_over_at(40)
-    assert one.fetch_position()[2] == 40
+    assert one.follower_log.append(fetched(0, 50), 30, 30) == ErrorCode.NONE
+    one.follower_log.start_over_at(40)
+    assert one.follower_log.position()[2] == 40
     around.noted.pop()()
-    assert one.fetch_position()[2] == 40
+    assert one.follower_log.position()[2] == 40
 
 
 def test_a_start_that_the_names_of_the_segments_tell_need_not_be_written_down(node: Node) -> None:
     storage, around, said = node.start(), Around(), []
     one = hosted(storage, partition(), around, log=LogConfig(segment_bytes=5 * BATCH_BYTES))
-    assert one.append_fetched(fetched(0, 20), 20, 0) == ErrorCode.NONE
-    assert one.append_fetched(b"", 20, 10) == ErrorCode.NONE
-    one.when_flushed(lambda: said.append(one.fetch_position()[2]))
+    assert one.follower_log.append(fetched(0, 20), 20, 0) == ErrorCode.NONE
+    assert one.follower_log.append(b"", 20, 10) == ErrorCode.NONE
+    one.when_flushed(lambda: said.append(one.follower_log.position()[2]))
     assert said == [10]
     assert hosted(node.start(), partition(ME, 5)).log.log_start_offset == 10
 
@@ -204,11 +204,11 @@ def test_what_was_written_before_an_append_failed_is_flushed(node: Node) -> None
         storage, partition(), log=LogConfig(segment_bytes=3 * BATCH_BYTES), flush_messages=1, is_flushed=True
     )
     node.files.failures = [("append", f"{node.paths[0]}/t-0/{3:020}", errno.ENOSPC)]
-    assert one.append_fetched(fetched(0, 5), 0, 0) == ErrorCode.KAFKA_STORAGE_ERROR
-    assert one.fetch_position() == (3, 0, 0)
+    assert one.follower_log.append(fetched(0, 5), 0, 0) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert one.follower_log.position() == (3, 0, 0)
     assert one.log.recovery_point == 3
     node.files.failures = []
-    assert one.append_fetched(fetched(3, 5), 0, 0) == ErrorCode.NONE
+    assert one.follower_log.append(fetched(3, 5), 0, 0) == ErrorCode.NONE
     assert one.log.recovery_point == 8
 
 
@@ -216,13 +216,13 @@ def test_a_replica_cut_below_its_remembered_high_watermark_says_so(node: Node) -
     """An unclean election while it was away is no reason to refuse, and every reason to tell."""
     storage = node.start()
     one = hosted(storage, partition())
-    one.append_fetched(fetched(0, 50), 40, 0)
+    one.follower_log.append(fetched(0, 50), 40, 0)
     node.stop(storage, one)  # type: ignore[arg-type]
     again = node.start()
     one = hosted(again, partition(epoch=9))
-    one.truncate_for(0, 45)
+    one.follower_log.truncate_for(0, 45)
     assert not any("committed" in line for line in node.logger.lines)
-    one.truncate_for(0, 30)
+    one.follower_log.truncate_for(0, 30)
     assert one.log.log_end_offset == 30
     assert [line for line in node.logger.lines if "committed" in line and "'start': 30, 'end': 40" in line]
 
@@ -231,8 +231,8 @@ def test_a_follower_frees_the_space_of_all_that_its_leader_has_deleted(node: Nod
     """Also of its last segment, to which nothing may be added for long."""
     storage = node.start()
     one = hosted(storage, partition())
-    one.append_fetched(fetched(0, 3), 3, 0)
-    assert one.append_fetched(b"", 3, 3) == ErrorCode.NONE
+    one.follower_log.append(fetched(0, 3), 3, 0)
+    assert one.follower_log.append(b"", 3, 3) == ErrorCode.NONE
     assert (one.log.log_start_offset, one.log.log_end_offset, one.log.size_bytes) == (3, 3, 0)
 
 
@@ -241,7 +241,7 @@ def test_only_the_leader_deletes_what_is_too_much(node: Node, leads: bool) -> No
     storage = node.start()
     storage.quarantine_strays(Image())
     one = hosted(storage, partition(), log=LogConfig(segment_bytes=BATCH_BYTES, retention_bytes=0))
-    one.append_fetched(fetched(0, 3), 3, 0)
+    one.follower_log.append(fetched(0, 3), 3, 0)
     if leads:
         one.assign(partition(leader=ME, epoch=2))
     config, _ = BrokerConfig.load({})
@@ -275,7 +275,7 @@ def test_a_leader_that_does_not_know_what_is_committed_does_not_say_there_is_no_
     one = hosted(node.start(), partition())
     # Ten records, of which the leader before us has told us only that five are committed.
     records = fetched(0, 10)
-    assert one.append_fetched(records, 5, 0) == ErrorCode.NONE
+    assert one.follower_log.append(records, 5, 0) == ErrorCode.NONE
     times = [header.max_timestamp for _, header in batches(records)]
     assert times == sorted(set(times))
 
@@ -301,7 +301,7 @@ def test_followers_hear_of_deleted_records_though_nothing_is_written(node: Node)
     """Else the records would be back with the next leader."""
     storage = node.start()
     one = hosted(storage, partition())
-    one.append_fetched(fetched(0, 10), 10, 0)
+    one.follower_log.append(fetched(0, 10), 10, 0)
     one.assign(partition(leader=ME, epoch=2))
     follower, consumer = Watching(), Watching()
     one.waiters.watch(follower, is_replica=True)
@@ -313,7 +313,7 @@ def test_followers_hear_of_deleted_records_though_nothing_is_written(node: Node)
 def test_a_deletion_is_done_when_all_in_sync_have_deleted(node: Node) -> None:
     storage = node.start()
     one = hosted(storage, partition())
-    one.append_fetched(fetched(0, 10), 10, 0)
+    one.follower_log.append(fetched(0, 10), 10, 0)
     one.assign(partition(leader=ME, epoch=2))
     one.fetched_by(OTHER, 108, 10, 0)
     assert one.delete_before(5) == 5
@@ -330,7 +330,7 @@ def test_a_deletion_is_done_when_all_in_sync_have_deleted(node: Node) -> None:
 def test_a_follower_joins_when_it_begins_where_its_leader_does(node: Node) -> None:
     storage = node.start()
     one = hosted(storage, partition())
-    one.append_fetched(fetched(0, 10), 10, 0)
+    one.follower_log.append(fetched(0, 10), 10, 0)
     one.assign(partition(leader=ME, epoch=2, isr=(ME,)))
     one.delete_before(5)
     one.fetched_by(OTHER, 108, 10, 4)
@@ -342,7 +342,7 @@ def test_a_follower_joins_when_it_begins_where_its_leader_does(node: Node) -> No
 def test_a_restarted_leader_lets_nobody_in_who_begins_before_it(node: Node) -> None:
     storage = node.start()
     one = hosted(storage, partition())
-    one.append_fetched(fetched(0, 10), 10, 5)
+    one.follower_log.append(fetched(0, 10), 10, 5)
     checkpoint(storage, one)
     again = hosted(node.start(), partition(leader=ME, epoch=2, isr=(ME,)))
     assert again.log.log_start_offset == 5
@@ -467,7 +467,7 @@ def test_damage_that_an_append_comes_upon_is_told(node: Node, leads: bool) -> No
     storage = node.start()
     small = LogConfig(segment_bytes=BATCH_BYTES * 4, index_interval_bytes=1)
     one = hosted(storage, partition(), log=small)
-    assert one.append_fetched(fetched(0, 10), 0, 0) == ErrorCode.NONE
+    assert one.follower_log.append(fetched(0, 10), 0, 0) == ErrorCode.NONE
     one.log.close()
     node.stop(storage)
     for snapshot in Path(node.paths[0], "t-0").glob("*.snapshot"):
@@ -481,7 +481,7 @@ def test_damage_that_an_append_comes_upon_is_told(node: Node, leads: bool) -> No
     if leads:
         error = again.append(memoryview(bytearray(batch(b"v")))).error
     else:
-        error = again.append_fetched(fetched(10, 1, epoch=2), 10, 0)
+        error = again.follower_log.append(fetched(10, 1, epoch=2), 10, 0)
     assert error == ErrorCode.KAFKA_STORAGE_ERROR
     assert "damaged" in around.told
 
@@ -492,7 +492,7 @@ def test_damage_that_a_start_finds_is_cut_off_only_when_nobody_counts_on_it(
 ) -> None:
     """If the process dies before the controller has heard of it, the next one must find it again."""
     one = hosted(node.start(), partition())
-    assert one.append_fetched(fetched(0, 10), 0, 0) == ErrorCode.NONE
+    assert one.follower_log.append(fetched(0, 10), 0, 0) == ErrorCode.NONE
     (segment,) = Path(node.paths[0], "t-0").glob("*.log")
     data = bytearray(segment.read_bytes())
     data[7 * BATCH_BYTES + 70] ^= 1
@@ -511,14 +511,14 @@ def test_damage_that_a_start_finds_is_cut_off_only_when_nobody_counts_on_it(
     again.is_offline = True
     again.mend(7)
     assert around.told.count("damaged") == 1
-    assert again.fetch_position() == (7, 0, 0)
-    assert again.append_fetched(fetched(7, 3), 10, 0) == ErrorCode.NONE
+    assert again.follower_log.position() == (7, 0, 0)
+    assert again.follower_log.append(fetched(7, 3), 10, 0) == ErrorCode.NONE
 
 
 def test_a_damaged_replica_on_a_full_disk_is_offline_until_it_could_be_mended(node: Node) -> None:
     """What is cut off is kept beside it, which needs room."""
     one = hosted(node.start(), partition())
-    assert one.append_fetched(fetched(0, 10), 0, 0) == ErrorCode.NONE
+    assert one.follower_log.append(fetched(0, 10), 0, 0) == ErrorCode.NONE
     (segment,) = Path(node.paths[0], "t-0").glob("*.log")
     data = bytearray(segment.read_bytes())
     data[7 * BATCH_BYTES + 70] ^= 1
@@ -532,7 +532,7 @@ def test_a_damaged_replica_on_a_full_disk_is_offline_until_it_could_be_mended(no
         assert again.is_offline and segment.read_bytes() == data
     node.files.failures = []
     again.mend(7)
-    assert not again.is_offline and again.fetch_position() == (7, 0, 0)
+    assert not again.is_offline and again.follower_log.position() == (7, 0, 0)
 
 
 def test_a_damaged_replica_whose_disk_fails_too_begins_anew_with_a_name_of_its_own(two_disks: Node) -> None:
@@ -545,9 +545,9 @@ def test_a_damaged_replica_whose_disk_fails_too_begins_anew_with_a_name_of_its_o
     one.assign(partition(epoch=4))
     one.mend(0)
     # Where it lies has to be written down first.
-    assert one.append_fetched(fetched(0, 10), 10, 0) == ErrorCode.LOG_DIR_NOT_FOUND
+    assert one.follower_log.append(fetched(0, 10), 10, 0) == ErrorCode.LOG_DIR_NOT_FOUND
     one.assign(partition(epoch=5, directories=(storage.directory_ids[0], bytes(16))))
-    assert one.append_fetched(fetched(0, 10), 10, 0) == ErrorCode.NONE
+    assert one.follower_log.append(fetched(0, 10), 10, 0) == ErrorCode.NONE
     assert os.path.exists(f"{two_disks.paths[0]}/t-0/partition.metadata")
 
 
@@ -561,12 +561,12 @@ def test_a_flush_that_ends_when_its_log_is_gone_lets_the_next_one_begin(two_disk
         lambda *args, **options: held.append(lambda: do_now(*args, **options))
     )
     one.assign(partition(epoch=4))
-    one.append_fetched(fetched(10, 1), 10, 0)
+    one.follower_log.append(fetched(10, 1), 10, 0)
     storage.append_failed(one, OSError(errno.EIO, "the disk failed"))
     one.take_offline()
     one.assign(partition(epoch=5, directories=(storage.directory_ids[0], bytes(16))))
     one.mend(0)
-    one.append_fetched(fetched(0, 10), 10, 0)
+    one.follower_log.append(fetched(0, 10), 10, 0)
     heard: list[str] = []
     one.when_flushed(lambda: heard.append("flushed"))
     while held:

@@ -108,6 +108,7 @@ class FakeHosted:
 
     def __init__(self, index: int, leader: int = 2, *, is_flushed: bool = False) -> None:
         self.key: PartitionKey = key(index)
+        self.follower_log: Any = self
         self.brokers = LiveBrokers(1, 2, 3)
         self.core = Partition(ME, live=self.brokers.live, lag_max_ms=LAG_MAX_MS, min_isr=2)
         self.end_offset = 0
@@ -136,13 +137,13 @@ class FakeHosted:
             raise OSError("its disk has failed")
         return self.core
 
-    def fetch_position(self) -> tuple[int, int, int]:
+    def position(self) -> tuple[int, int, int]:
         if self.is_offline:
             raise OSError("its disk has failed")
         offset = self.flushed_offset if self.is_flushed else self.end_offset
         return offset, self.last_epoch, self.log_start_offset
 
-    def append_fetched(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
+    def append(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
         if self.append_error == ErrorCode.NONE:
             self.end_offset += len(records)
             if records:

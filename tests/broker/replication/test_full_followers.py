@@ -46,7 +46,7 @@ class Full:
         self.clock = FakeClock()
         self.partitions = [self._hosted(index, leader) for index, leader in enumerate(self.leaders)]
         for one in self.partitions:
-            assert one.append_fetched(fetched(0, 10), 10, 0) == ErrorCode.NONE
+            assert one.follower_log.append(fetched(0, 10), 10, 0) == ErrorCode.NONE
         self.storage.append_failed(self.partitions[0], OSError(errno.ENOSPC, "No space left on device"))
         environment = Environment(
             self.clock,
@@ -175,7 +175,7 @@ def test_a_tail_that_the_leader_does_not_have_is_cut_and_then_what_has_expired_i
     full = Full(tmp_path)
     (one,) = full.partitions
     one.assign(one.image._replace(leader_epoch=2, partition_epoch=2))
-    one.append_fetched(fetched(10, 5, epoch=2), 10, 0)
+    one.follower_log.append(fetched(10, 5, epoch=2), 10, 0)
     one.assign(one.image._replace(leader=OTHER, leader_epoch=3, partition_epoch=3))
     (sent,) = full.ask()
     sent.done(answer(begins(0, 4, diverging=(0, 12))))

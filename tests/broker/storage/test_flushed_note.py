@@ -67,7 +67,7 @@ def leader(storage: Storage, **settings: Any) -> HostedPartition:
 
 def test_a_topic_switched_to_flushed_is_noted_when_what_it_confirmed_is_on_the_disk(node: Node) -> None:
     one = hosted(started(node), partition())
-    assert one.append_fetched(fetched(0, 10), 10, 0) == ErrorCode.NONE
+    assert one.follower_log.append(fetched(0, 10), 10, 0) == ErrorCode.NONE
     held = held_back(node)
     switch(one, is_flushed=True)
     assert one.log.recovery_point == 0
@@ -126,7 +126,7 @@ def test_settings_of_the_next_process_remove_the_note_before_anything_counts_unf
 def test_nothing_is_noted_before_the_controller_has_heard_of_a_power_loss(node: Node) -> None:
     """The next process would report as kept what this one has found lost."""
     one = hosted(started(node), partition())
-    assert one.append_fetched(fetched(0, 10), 10, 0) == ErrorCode.NONE
+    assert one.follower_log.append(fetched(0, 10), 10, 0) == ErrorCode.NONE
     storage = node.start(boot_id=b"boot 2")
     again = hosted(storage, partition(), is_flushed=True, flush_messages=1)
     _ = again.log

@@ -22,8 +22,9 @@ from typing import Any, Generic
 from penstock.broker.clocks.clock_watch import ClockWatch
 from penstock.broker.coordination.coordinator_kind import CoordinatorKind, Core
 from penstock.broker.logs import Logger
-from penstock.broker.partition.hosted_partition import Appended, HostedPartition
+from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.partition.hosted_partitions import Partitions
+from penstock.broker.partition.produced_batch import Appended
 from penstock.decision import Decision
 from penstock.environment import Environment, Timer
 from penstock.metadata.image import Image

@@ -30,7 +30,8 @@ from penstock.protocol.messages.produce import (
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
-    from penstock.broker.partition.hosted_partition import Appended, HostedPartition
+    from penstock.broker.partition.hosted_partition import HostedPartition
+    from penstock.broker.partition.produced_batch import Appended
 
 ZSTD_SINCE_VERSION = 7
 TOPIC_IDS_SINCE_VERSION = 13

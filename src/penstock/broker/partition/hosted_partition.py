@@ -7,21 +7,23 @@ that are touched. Newcomers: nothing here waits. An append answers at once with 
 The log remembers the bytes, the replication core (``penstock.replication``) decides who is in sync and what
 is committed, and this class does what both say. In ``flushed`` mode a replica's bytes count only once they
 are on its disk: the core is told of the flushed offset, and a follower asks for more only after its fsync.
-Who waits is kept in ``waiters.py`` and ``flushing.py``; what the node is told, in ``partition_host.py``.
+What a follower does with its log is in ``follower_log.py``. Who waits is kept in ``waiters.py`` and
+``storage/flushing.py``; what the node is told, in ``partition_host.py``.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import NamedTuple
 
 from penstock.broker.config import TopicConfig
+from penstock.broker.partition.follower_log import FollowerLog
 from penstock.broker.partition.partition_host import PartitionHost
+from penstock.broker.partition.produced_batch import Appended, check_batch
 from penstock.broker.partition.waiters import Waiters
 from penstock.broker.storage.flushing import Flushing
 from penstock.broker.storage.storage import Storage
-from penstock.environment import NO_ROOM, Buffer, FileRange
+from penstock.environment import NO_ROOM, FileRange
 from penstock.log.log import CorruptLog, Log
 from penstock.log.producers import TRY_AGAIN, Duplicate
 from penstock.log.refused_batches import NONE_REFUSED, RefusedBatches
@@ -31,25 +33,12 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import (
     NO_TIMESTAMP,
     BatchHeader,
-    CorruptBatch,
     check_produced,
     decode_header,
     set_log_append_time,
 )
 from penstock.replication.events import Assignment
-from penstock.replication.follower import truncation_offset
-from penstock.replication.partition import Partition, Truncation
-
-
-class Appended(NamedTuple):
-    error: ErrorCode
-    base_offset: int = -1
-    # When the broker stamped the batch; -1 when the producer's own timestamps stand.
-    log_append_time_ms: int = NO_TIMESTAMP
-    # Behind the batch: what the high watermark must reach before all replicas in sync have it.
-    end_offset: int = 0
-    # What must be on this disk before any acknowledgement; 0 when nothing must.
-    flush_offset: int = 0
+from penstock.replication.partition import Partition
 
 
 class HostedPartition:
@@ -64,9 +53,9 @@ class HostedPartition:
         "_log",
         "_refused_batches",
         "_storage",
-        "_told_start",
         "_topic_config",
         "flushing",
+        "follower_log",
         "high_watermark",
         "index",
         "is_deleted",
@@ -112,14 +101,13 @@ class HostedPartition:
         self.is_deleted = False
         # Its disk has failed, or what is on it cannot be trusted.
         self.is_offline = False
-        # Where the leader hears that it begins, as long as the next process would not know better; else None.
-        self._told_start: int | None = None
         # Batches that were not taken but will be sent again.
         self._refused_batches = refused_batches
         # Exclusive. Never above the log's end; valid once the log is open.
         self.high_watermark = 0
         self.waiters = Waiters(self)
         self.flushing = Flushing(self, storage)
+        self.follower_log = FollowerLog(self, storage, host)
 
     def __repr__(self) -> str:
         return f"<partition {self.topic}-{self.index}>"
@@ -198,7 +186,7 @@ class HostedPartition:
             log.config = config.log
             core.min_isr = config.min_insync_replicas
             self._settle_flushed(log)
-            self._advance()
+            self.advance()
 
     def _settle_flushed(self, log: Log) -> None:
         """Count by the settings, as soon as the note of what is flushed allows it."""
@@ -226,7 +214,7 @@ class HostedPartition:
     def _flushed_note_removed(self) -> None:
         if self._log is not None and self._core is not None and not self.is_deleted:
             self._settle_flushed(self._log)
-            self._advance()
+            self.advance()
 
     @property
     def has_enough_replicas(self) -> bool:
@@ -253,7 +241,7 @@ class HostedPartition:
             self.waiters.changed()
             self._host.role_changed(self)
         if self._core is not None:
-            self._advance()
+            self.advance()
             if self._core.wants_proposal:
                 self._host.wants_proposal(self)
         self._host.reassigned(self)
@@ -275,7 +263,7 @@ class HostedPartition:
         self._core.begins_at(log.log_start_offset)
         self._settle_flushed(log)
         self._assign_core()
-        self._advance()
+        self.advance()
 
     def _assign_core(self) -> None:
         core, log, image = self._core, self._log, self._image
@@ -301,7 +289,7 @@ class HostedPartition:
     def _now_ms(self) -> int:
         return self._storage.environment.clock.now_ms()
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Let everyone know who waited for the high watermark."""
         core = self._core
         assert core is not None
@@ -330,125 +318,14 @@ class HostedPartition:
             if self.waiters.deleters:
                 self.waiters.deleted(core.have_deleted_before)
             if core.high_watermark != self.high_watermark:
-                self._advance()
+                self.advance()
             if core.wants_proposal:
                 self._host.wants_proposal(self)
         return error
 
     def proposal_answered(self) -> None:
         """The core was told what became of a proposal."""
-        self._advance()
-
-    def fetch_position(self) -> tuple[int, int, int]:
-        """(where to go on, the epoch of what lies before it, where the log certainly begins). Raises OSError."""
-        log, told = self.log, self._told_start
-        return log.log_end_offset, log.epochs.latest, log.log_start_offset if told is None else told
-
-    def append_fetched(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
-        """Append what the leader sent, and learn what it says is committed."""
-        try:
-            log = self.log
-            if len(records):
-                if not self._has_directory and not self._make_directory():
-                    return ErrorCode.LOG_DIR_NOT_FOUND
-                end_offset = log.log_end_offset
-                try:
-                    log.append_replicated(records)
-                finally:
-                    # Also when it ends in the middle, at a damaged batch or on a full disk.
-                    if log.log_end_offset != end_offset:
-                        self.flushing.appended(log, self._flush_messages)
-            core = self.replication
-            core.learned(high_watermark, log.log_end_offset)
-            if core.high_watermark != self.high_watermark:
-                self._advance()
-            start = min(log_start_offset, log.log_end_offset)
-            if start > log.log_start_offset:
-                self._begin_at(log, start)
-        except CorruptBatch:
-            return ErrorCode.CORRUPT_MESSAGE
-        except OSError as error:
-            self._write_failed(error)
-            return ErrorCode.KAFKA_STORAGE_ERROR
-        return ErrorCode.NONE
-
-    def _begin_at(self, log: Log, offset: int) -> None:
-        """Delete what the leader has deleted; it hears of that when it would not be back after a kill."""
-        is_asked = self._told_start is not None
-        if not is_asked:
-            self._told_start = log.log_start_offset
-        try:
-            self.delete_before(offset)
-        finally:
-            if log.begins_with_segment:
-                # As after retention, which removes whole segments: nothing need be remembered.
-                self._told_start = None
-            elif not is_asked:
-                self._write_start(log)
-
-    def _write_start(self, log: Log) -> None:
-        start = log.log_start_offset
-
-        def written() -> None:
-            told = self._told_start
-            # Otherwise it has started over meanwhile, or been closed.
-            if self._log is log and told is not None and told <= start <= log.log_start_offset:
-                self._told_start = None if start == log.log_start_offset else start
-                if self._told_start is not None:
-                    self._write_start(log)
-
-        self._host.start_raised(self, written)
-
-    def truncate_for(self, diverging_epoch: int, end_offset: int) -> None:
-        """The leader says that our log parts from its own: cut off what it does not have."""
-        log = self.log
-        offset = truncation_offset(
-            diverging_epoch,
-            end_offset,
-            lambda epoch: log.epochs.end_offset_for(epoch, log.log_end_offset),
-            log.log_end_offset,
-        )
-        try:
-            self._truncate_to(offset)
-        except OSError as error:
-            self._write_failed(error)
-
-    def _truncate_to(self, offset: int) -> None:
-        log, core = self.log, self.replication
-        self._give_up_from(offset)
-        # Also at the very end: an epoch of ours that wrote nothing is forgotten.
-        log.truncate_to(max(offset, log.log_start_offset))
-        self._storage.schedule_removal(self, log)
-        core.truncated(log.log_end_offset)
-        self._advance()
-
-    def _give_up_from(self, offset: int) -> None:
-        """The leader does not have what we have from here on."""
-        core = self.replication
-        if offset >= core.high_watermark:
-            return
-        if core.may_truncate(offset) is Truncation.REFUSED:
-            # A clean leader has everything below the high watermark: somebody has erred, and cutting on
-            # would make the error last.
-            raise AssertionError(f"{self!r} is asked to give up committed records from {offset} on")
-        # There was an unclean election, perhaps while we were away, or power was lost where nothing was flushed.
-        # A remembered high watermark is no reason to stay apart from what the cluster goes on with.
-        self._storage.giving_up(self, offset, core.high_watermark)
-
-    def start_over_at(self, offset: int) -> None:
-        """What we have is of no use any more: the leader's log begins behind it, or ends before it."""
-        try:
-            self._give_up_from(offset)
-            if not self._has_directory and not self._make_directory():
-                return
-            self.log.start_over_at(offset)
-            self._told_start = None
-            self._storage.schedule_removal(self, self.log)
-        except OSError as error:
-            self._write_failed(error)
-            return
-        self.replication.started_over(offset)
-        self._advance()
+        self.advance()
 
     # Writing
 
@@ -462,22 +339,11 @@ class HostedPartition:
             return self.refuse(records, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if self.is_offline:
             return self.refuse(records, ErrorCode.KAFKA_STORAGE_ERROR)
-        checked = check_produced(records, max_message_bytes=config.max_message_bytes, allow_zstd=allow_zstd)
-        if not isinstance(checked, BatchHeader):
-            return Appended(checked)
-        header = checked
-        if header.is_transactional:
-            return Appended(ErrorCode.INVALID_TXN_STATE)
         wall_ms = self._storage.environment.clock.wall_ms()
-        stamped = NO_TIMESTAMP
-        if config.is_log_append_time:
-            stamped = self._host.stamp_ms()
-        elif (
-            header.max_timestamp > wall_ms + config.timestamp_after_max_ms
-            or header.base_timestamp < wall_ms - config.timestamp_before_max_ms
-            # The one whose clock is wrong may be us.
-        ) and not _is_near(header, self._host.time_range_ms(), config):
-            return Appended(ErrorCode.INVALID_TIMESTAMP)
+        checked = check_batch(records, config, wall_ms, self._host, allow_zstd=allow_zstd)
+        if isinstance(checked, ErrorCode):
+            return Appended(checked)
+        header, stamped = checked
         try:
             log = self.log
             if by_all and not self.has_enough_replicas:
@@ -500,13 +366,13 @@ class HostedPartition:
                     return Appended(verdict)
             if self._storage.is_any_full and self._storage.has_no_room(self):
                 return self._not_now(header, ErrorCode.KAFKA_STORAGE_ERROR)
-            if not self._has_directory and not self._make_directory():
+            if not self._has_directory and not self.make_directory():
                 return self._not_now(header, ErrorCode.KAFKA_STORAGE_ERROR)
             if stamped != NO_TIMESTAMP:
                 header = set_log_append_time(records, 0, header, stamped)
             base_offset = log.append(records, header, self.leader_epoch)
         except OSError as error:
-            self._write_failed(error)
+            self.write_failed(error)
             return self._not_now(header, ErrorCode.KAFKA_STORAGE_ERROR)
         return Appended(ErrorCode.NONE, base_offset, stamped, log.log_end_offset, self._appended(log))
 
@@ -533,7 +399,7 @@ class HostedPartition:
         if self._storage.has_no_room(self):
             raise OSError(errno.ENOSPC, "the disk is full", repr(self))
         try:
-            if not self._has_directory and not self._make_directory():
+            if not self._has_directory and not self.make_directory():
                 raise OSError(errno.EAGAIN, "where it lies is not written down yet", repr(self))
             base_offset = log.append(batch, decode_header(batch), self.leader_epoch)
         except OSError as error:
@@ -543,12 +409,14 @@ class HostedPartition:
         flush_offset = self._appended(log)
         return Appended(ErrorCode.NONE, base_offset, NO_TIMESTAMP, log.log_end_offset, flush_offset)
 
-    def _make_directory(self) -> bool:
+    def make_directory(self) -> bool:
         """False while the cluster does not know in which of several directories it will lie.
 
         It has to be known before the first record is there: of a disk that fails, one could not say otherwise
         whether it holds a partition, and the partition would begin anew on another.
         """
+        if self._has_directory:
+            return True
         if len(self._storage.directories) > 1 and not self._storage.holds(self):
             place = self._storage.place(self)
             if self._image.directory(self._host.me) != place.id:
@@ -560,18 +428,22 @@ class HostedPartition:
         return True
 
     def _appended(self, log: Log) -> int:
-        """Account for a leader's append; the offset that must be flushed before it is acknowledged, or 0."""
+        """As ``flush_if_due``, and tell the core and the followers of a leader's append."""
         if not self._counts_flushed:
             core = self._core
             assert core is not None
             core.appended(log.log_end_offset)
             if core.high_watermark != self.high_watermark:
-                self._advance()
+                self.advance()
         waiters = self.waiters
         if waiters.followers:
             waiters.appended()
         if len(self._image.replicas) > 1:
             self._host.appended(self)
+        return self.flush_if_due(log)
+
+    def flush_if_due(self, log: Log) -> int:
+        """Account for an append; the offset that must be flushed before it is acknowledged, or 0."""
         return self.flushing.appended(log, self._flush_messages)
 
     @property
@@ -636,7 +508,7 @@ class HostedPartition:
             self._storage.read_failed(log.directory, error)
             raise
 
-    def _write_failed(self, error: OSError) -> None:
+    def write_failed(self, error: OSError) -> None:
         """The log is as it was. What lies in it may be damaged: an append looks at batches of before, too."""
         self._storage.append_failed(self, error)
         if isinstance(error, CorruptLog):
@@ -655,7 +527,7 @@ class HostedPartition:
         if self.is_leader:
             # What is committed counted before it had to be on the disk.
             self._core.appended(max(log.recovery_point, self._core.high_watermark))
-            self._advance()
+            self.advance()
         if not self._storage.flushed_note.holds(self.key):
             self._settle_flushed(log)
 
@@ -695,7 +567,8 @@ class HostedPartition:
         """Its disk cannot be trusted any more: serve nothing, write nothing."""
         self.is_offline = True
         self.flushing.stop_counting()
-        log, self._log, self._core, self._told_start = self._log, None, None, None
+        self.follower_log.closed()
+        log, self._log, self._core = self._log, None, None
         if log is not None:
             log.abandon()
         self.waiters.changed()
@@ -728,12 +601,3 @@ class HostedPartition:
         self.flushing.stop_counting()
         self.waiters.changed()
         self._fail_waiters(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-
-
-def _is_near(header: BatchHeader, range_ms: tuple[int, int], config: TopicConfig) -> bool:
-    """Whether the timestamps are as near to the time, which is somewhere in the range, as the topic asks for."""
-    earliest_ms, latest_ms = range_ms
-    return (
-        header.max_timestamp <= latest_ms + config.timestamp_after_max_ms
-        and header.base_timestamp >= earliest_ms - config.timestamp_before_max_ms
-    )

@@ -111,11 +111,11 @@ class FullFollowers:
         start = hosted.log.log_start_offset
         match effect:
             case Append():
-                hosted.append_fetched(b"", effect.high_watermark, effect.leader_log_start)
+                hosted.follower_log.append(b"", effect.high_watermark, effect.leader_log_start)
             case Truncate():
-                hosted.truncate_for(effect.epoch, effect.end_offset)
+                hosted.follower_log.truncate_for(effect.epoch, effect.end_offset)
             case StartOver():
-                hosted.start_over_at(effect.at)
+                hosted.follower_log.start_over_at(effect.at)
         if hosted.log.log_start_offset != start:
             self._logger.info(
                 "deleted what the leader has deleted",
@@ -126,5 +126,5 @@ class FullFollowers:
 
 def _position(hosted: HostedPartition) -> Position:
     """Raises OSError when its log cannot be opened."""
-    offset, last_epoch, _ = hosted.fetch_position()
+    offset, last_epoch, _ = hosted.follower_log.position()
     return Position(hosted.leader_epoch, offset, last_epoch, hosted.high_watermark)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from penstock.broker.logs import Logger
-from penstock.environment import Buffer, Environment, Timer
+from penstock.broker.partition.follower_log import FollowerLog
+from penstock.environment import Environment, Timer
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import FetchRequest, FetchResponse
 from penstock.protocol.schema import Message
@@ -54,19 +55,8 @@ class Hosted(Protocol):
     @property
     def replication(self) -> Partition: ...
 
-    def fetch_position(self) -> tuple[int, int, int]:
-        """(where to fetch on, the epoch of the last record before it, where the log begins)."""
-        ...
-
-    def append_fetched(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
-        """Append what the leader has sent, which may be nothing, and learn its offsets."""
-        ...
-
-    def truncate_for(self, diverging_epoch: int, end_offset: int) -> None:
-        """Cut off what the leader does not have, or leave it if that must not be."""
-        ...
-
-    def start_over_at(self, offset: int) -> None: ...
+    @property
+    def follower_log(self) -> FollowerLog: ...
 
     def when_flushed(self, callback: Callable[[], None]) -> None:
         """Call back, perhaps at once, when all that was appended counts. In replicated mode it always does."""
@@ -188,7 +178,7 @@ class _FetchLoop:
     def follow(self, hosted: Hosted, is_throttled: bool) -> None:
         key = hosted.key
         core = hosted.replication
-        offset, last_epoch, log_start_offset = hosted.fetch_position()
+        offset, last_epoch, log_start_offset = hosted.follower_log.position()
         self.hosted[key] = hosted
         self._throttled[key] = is_throttled
         self.core.assign(
@@ -305,11 +295,13 @@ class _FetchLoop:
 
     def _do(self, hosted: Hosted, effect: Effect) -> bool:
         """False when the partition had better be left alone for a while. Raises OSError."""
-        before = hosted.fetch_position()
+        before = hosted.follower_log.position()
         match effect:
             case Append():
-                error = hosted.append_fetched(effect.records, effect.high_watermark, effect.leader_log_start)
-                if effect.records or hosted.fetch_position() != before:
+                error = hosted.follower_log.append(
+                    effect.records, effect.high_watermark, effect.leader_log_start
+                )
+                if effect.records or hosted.follower_log.position() != before:
                     # Also after an error: some of it may be written, and is not fetched again. And a log that
                     # begins later now says so: whoever deleted what lay before is waiting to hear it.
                     self._await_flush(hosted)
@@ -326,16 +318,16 @@ class _FetchLoop:
                 )
                 return False
             case Truncate():
-                hosted.truncate_for(effect.epoch, effect.end_offset)
+                hosted.follower_log.truncate_for(effect.epoch, effect.end_offset)
             case StartOver():
                 self._context.logger.warning(
                     "starting over where the leader's log begins", partition=repr(hosted), offset=effect.at
                 )
-                hosted.start_over_at(effect.at)
+                hosted.follower_log.start_over_at(effect.at)
             case _:
                 # The core has drawn the consequences. Most of these pass when the other side has heard the news.
                 return True
-        if hosted.fetch_position() == before:
+        if hosted.follower_log.position() == before:
             # Without a change the leader would say the same again, and at once.
             return False
         self._moved(hosted)
@@ -357,7 +349,7 @@ class _FetchLoop:
                 self._schedule()
 
     def _moved(self, hosted: Hosted) -> None:
-        offset, last_epoch, log_start_offset = hosted.fetch_position()
+        offset, last_epoch, log_start_offset = hosted.follower_log.position()
         key, core = hosted.key, self.core
         if core.position(key) != (offset, last_epoch) or core.log_start_offset(key) != log_start_offset:
             core.moved(key, offset, last_epoch, log_start_offset)

@@ -1,0 +1,157 @@
+"""The log of a hosted partition while another broker leads it: a copy of the leader's.
+
+What is fetched is appended as it is. What the leader does not have is cut off, and what it has deleted is deleted
+here too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.broker.partition.partition_host import PartitionHost
+from penstock.broker.storage.storage import Storage
+from penstock.environment import Buffer
+from penstock.log.log import Log
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.records import CorruptBatch
+from penstock.replication.follower import truncation_offset
+from penstock.replication.partition import Truncation
+
+if TYPE_CHECKING:
+    from penstock.broker.partition.hosted_partition import HostedPartition
+
+
+class FollowerLog:
+    __slots__ = ("_host", "_hosted", "_storage", "_told_start")
+
+    def __init__(self, hosted: HostedPartition, storage: Storage, host: PartitionHost) -> None:
+        self._hosted = hosted
+        self._storage = storage
+        self._host = host
+        # Where the leader hears that it begins, as long as the next process would not know better; else None.
+        self._told_start: int | None = None
+
+    def position(self) -> tuple[int, int, int]:
+        """(where to go on, the epoch of what lies before it, where the log certainly begins). Raises OSError."""
+        log, told = self._hosted.log, self._told_start
+        return log.log_end_offset, log.epochs.latest, log.log_start_offset if told is None else told
+
+    def append(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
+        """Append what the leader sent, which may be nothing, and learn what it says is committed."""
+        hosted = self._hosted
+        try:
+            log = hosted.log
+            if len(records):
+                if not hosted.make_directory():
+                    return ErrorCode.LOG_DIR_NOT_FOUND
+                end_offset = log.log_end_offset
+                try:
+                    log.append_replicated(records)
+                finally:
+                    # Also when it ends in the middle, at a damaged batch or on a full disk.
+                    if log.log_end_offset != end_offset:
+                        hosted.flush_if_due(log)
+            core = hosted.replication
+            core.learned(high_watermark, log.log_end_offset)
+            if core.high_watermark != hosted.high_watermark:
+                hosted.advance()
+            start = min(log_start_offset, log.log_end_offset)
+            if start > log.log_start_offset:
+                self._begin_at(log, start)
+        except CorruptBatch:
+            return ErrorCode.CORRUPT_MESSAGE
+        except OSError as error:
+            hosted.write_failed(error)
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return ErrorCode.NONE
+
+    def truncate_for(self, diverging_epoch: int, end_offset: int) -> None:
+        """The leader says that our log parts from its own: cut off what it does not have."""
+        log = self._hosted.log
+        offset = truncation_offset(
+            diverging_epoch,
+            end_offset,
+            lambda epoch: log.epochs.end_offset_for(epoch, log.log_end_offset),
+            log.log_end_offset,
+        )
+        try:
+            self._truncate_to(offset)
+        except OSError as error:
+            self._hosted.write_failed(error)
+
+    def start_over_at(self, offset: int) -> None:
+        """What we have is of no use any more: the leader's log begins behind it, or ends before it."""
+        hosted = self._hosted
+        try:
+            self._give_up_from(offset)
+            if not hosted.make_directory():
+                return
+            hosted.log.start_over_at(offset)
+            self._told_start = None
+            self._storage.schedule_removal(hosted, hosted.log)
+        except OSError as error:
+            hosted.write_failed(error)
+            return
+        hosted.replication.started_over(offset)
+        hosted.advance()
+
+    def closed(self) -> None:
+        """The log was given up with its disk."""
+        self._told_start = None
+
+    # Where it begins
+
+    def _begin_at(self, log: Log, offset: int) -> None:
+        """Delete what the leader has deleted; it hears of that when it would not be back after a kill."""
+        is_asked = self._told_start is not None
+        if not is_asked:
+            self._told_start = log.log_start_offset
+        try:
+            self._hosted.delete_before(offset)
+        finally:
+            if log.begins_with_segment:
+                # As after retention, which removes whole segments: nothing need be remembered.
+                self._told_start = None
+            elif not is_asked:
+                self._write_start(log)
+
+    def _write_start(self, log: Log) -> None:
+        hosted = self._hosted
+        start = log.log_start_offset
+
+        def written() -> None:
+            told = self._told_start
+            # Otherwise it has started over meanwhile, or been closed.
+            is_current = hosted.is_open and hosted.log is log
+            if is_current and told is not None and told <= start <= log.log_start_offset:
+                self._told_start = None if start == log.log_start_offset else start
+                if self._told_start is not None:
+                    self._write_start(log)
+
+        self._host.start_raised(hosted, written)
+
+    # Where it ends
+
+    def _truncate_to(self, offset: int) -> None:
+        hosted = self._hosted
+        log, core = hosted.log, hosted.replication
+        self._give_up_from(offset)
+        # Also at the very end: an epoch of ours that wrote nothing is forgotten.
+        log.truncate_to(max(offset, log.log_start_offset))
+        self._storage.schedule_removal(hosted, log)
+        core.truncated(log.log_end_offset)
+        hosted.advance()
+
+    def _give_up_from(self, offset: int) -> None:
+        """The leader does not have what we have from here on."""
+        hosted = self._hosted
+        core = hosted.replication
+        if offset >= core.high_watermark:
+            return
+        if core.may_truncate(offset) is Truncation.REFUSED:
+            # A clean leader has everything below the high watermark: somebody has erred, and cutting on
+            # would make the error last.
+            raise AssertionError(f"{hosted!r} is asked to give up committed records from {offset} on")
+        # There was an unclean election, perhaps while we were away, or power was lost where nothing was flushed.
+        # A remembered high watermark is no reason to stay apart from what the cluster goes on with.
+        self._storage.giving_up(hosted, offset, core.high_watermark)
