@@ -128,9 +128,16 @@ def loaded(world: World, coordinators: Coordinators[Counters], key: str) -> Coor
 
 def count(world: World, partition: CoordinatorPartition[Counters], key: str) -> Any:
     answers: list[Any] = []
-    partition.execute(partition.core.count(key), answers.append, "unavailable")
+    partition.handle(lambda core, now_ms, wall_ms: core.count(key), answers.append, "unavailable")
     world.run_until(lambda: bool(answers), 10_000)
     return answers[0]
+
+
+def wait(partition: CoordinatorPartition[Counters], waiter: Waiter) -> None:
+    """For five seconds."""
+    partition.handle(
+        lambda core, now_ms, wall_ms: core.wait(waiter, now_ms + 5_000), waiter.answer, "unavailable"
+    )
 
 
 def test_a_key_has_no_coordinator_before_its_topic_exists() -> None:
@@ -182,7 +189,7 @@ def test_the_core_is_woken_at_its_deadline() -> None:
     world = World()
     partition = loaded(world, counters(world), "a")
     waiter = Waiter()
-    partition.execute(partition.core.wait(waiter, world.clock.now_ms() + 5_000))
+    wait(partition, waiter)
     world.run_for(4_000)
     assert waiter.responses == []
     world.run_for(2_000)
@@ -193,7 +200,7 @@ def test_requests_that_wait_are_sent_to_the_next_coordinator_when_this_one_resig
     world = World()
     partition = loaded(world, counters(world), "a")
     waiter = Waiter()
-    partition.execute(partition.core.wait(waiter, world.clock.now_ms() + 5_000))
+    wait(partition, waiter)
     partition.resign()
     world.run_for(6_000)
     assert [response.error_code for response in waiter.responses] == [ErrorCode.NOT_COORDINATOR]

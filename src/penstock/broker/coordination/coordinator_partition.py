@@ -125,7 +125,7 @@ class CoordinatorPartition(Generic[Core]):
             now_ms=self._environment.clock.now_ms(),
             wall_ms=self._host.clocks.stamp_ms(),
         )
-        if decision.changes and not self.execute(decision):
+        if decision.changes and not self._execute(decision):
             self._unreconciled = self.core.all_keys()
             self._environment.spawn.later(RECONCILE_RETRY_MS, self._reconcile)
         elif self._unreconciled:
@@ -143,7 +143,21 @@ class CoordinatorPartition(Generic[Core]):
         for call, response in self.core.resign().replies:
             call.answer(response)
 
-    def execute(
+    def handle(
+        self,
+        decide: Callable[[Core, int, int], Decision[Any]],
+        answer: Callable[[Any], None],
+        unavailable: Any,
+    ) -> None:
+        """Have the core decide about a request, given the monotonic and the wall time.
+
+        ``answer`` gets the response once it is committed, or ``unavailable`` when it cannot be. If the decision has
+        no response, it comes later as another decision's reply.
+        """
+        now_ms, wall_ms = self._environment.clock.now_ms(), self._host.clocks.stamp_ms()
+        self._execute(decide(self.core, now_ms, wall_ms), answer, unavailable)
+
+    def _execute(
         self,
         decision: Decision[Any],
         answer: Callable[[Any], None] | None = None,
@@ -281,7 +295,7 @@ class CoordinatorPartition(Generic[Core]):
         if not self._hosted.is_deleted and not self._has_resigned:
             now_ms, expiry_ms = self._environment.clock.now_ms(), self._host.clocks.expiry_ms()
             wall_ms = self._host.clocks.stamp_ms() if expiry_ms is None else expiry_ms
-            self.execute(self.core.tick(now_ms, wall_ms, may_expire=expiry_ms is not None))
+            self._execute(self.core.tick(now_ms, wall_ms, may_expire=expiry_ms is not None))
 
     def _replay_some(self) -> None:
         offset = self._replayed

@@ -12,9 +12,8 @@ does where it is switched off.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from penstock.broker.coordination.coordinator_partition import CoordinatorPartition
 from penstock.broker.network.authorization import ResourceType, authorized_operations
 from penstock.broker.network.connection import WAITING, Call
 from penstock.decision import Decision
@@ -62,8 +61,6 @@ from penstock.protocol.messages.groups import (
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker
-
-GroupPartition: TypeAlias = CoordinatorPartition[GroupCoordinator]
 
 GROUP_KEY = 0
 TRANSACTION_KEY = 1
@@ -137,7 +134,7 @@ def join_group(broker: Broker, request: JoinGroupRequest, call: Call) -> Any:
         broker,
         call,
         request,
-        lambda partition, now_ms, wall_ms: partition.core.join(
+        lambda core, now_ms, wall_ms: core.join(
             request, call.version, caller=caller, token=call, now_ms=now_ms, wall_ms=wall_ms
         ),
     )
@@ -148,7 +145,7 @@ def sync_group(broker: Broker, request: SyncGroupRequest, call: Call) -> Any:
         broker,
         call,
         request,
-        lambda partition, now_ms, wall_ms: partition.core.sync(
+        lambda core, now_ms, wall_ms: core.sync(
             request, call.version, token=call, now_ms=now_ms, wall_ms=wall_ms
         ),
     )
@@ -159,7 +156,7 @@ def heartbeat(broker: Broker, request: HeartbeatRequest, call: Call) -> Any:
         broker,
         call,
         request,
-        lambda partition, now_ms, _: partition.core.heartbeat(request, now_ms=now_ms),
+        lambda core, now_ms, _: core.heartbeat(request, now_ms=now_ms),
     )
 
 
@@ -176,15 +173,13 @@ def leave_group(broker: Broker, request: LeaveGroupRequest, call: Call) -> Any:
         broker,
         call,
         request,
-        lambda partition, now_ms, wall_ms: partition.core.leave(
-            request, call.version, now_ms=now_ms, wall_ms=wall_ms
-        ),
+        lambda core, now_ms, wall_ms: core.leave(request, call.version, now_ms=now_ms, wall_ms=wall_ms),
     )
 
 
 def offset_delete(broker: Broker, request: OffsetDeleteRequest, call: Call) -> Any:
-    def delete(partition: GroupPartition, now_ms: int, wall_ms: int) -> Decision[Change]:
-        decision = partition.core.delete_offsets(request, now_ms=now_ms, wall_ms=wall_ms)
+    def delete(core: GroupCoordinator, now_ms: int, wall_ms: int) -> Decision[Change]:
+        decision = core.delete_offsets(request, now_ms=now_ms, wall_ms=wall_ms)
         # The coordinator knows no topics. Where there is no partition it had nothing to delete.
         for topic in decision.response.topics:
             for result in topic.partitions:
@@ -203,8 +198,8 @@ def offset_commit(broker: Broker, request: OffsetCommitRequest, call: Call) -> A
     if refused and not request.topics:
         return OffsetCommitResponse(topics=refused)
 
-    def commit(partition: GroupPartition, now_ms: int, wall_ms: int) -> Decision[Change]:
-        decision = partition.core.commit(request, call.version, now_ms=now_ms, wall_ms=wall_ms)
+    def commit(core: GroupCoordinator, now_ms: int, wall_ms: int) -> Decision[Change]:
+        decision = core.commit(request, call.version, now_ms=now_ms, wall_ms=wall_ms)
         response = decision.response
         for topic in response.topics:
             known = broker.image.topics.get(topic.name)
@@ -275,14 +270,14 @@ def _fetched_offsets(broker: Broker, request: OffsetFetchRequest, call: Call) ->
         if isinstance(partition, ErrorCode):
             answers.append(OffsetFetchResponseGroup(group_id=group.group_id, error_code=partition))
         elif by_id:
-            answers.append(_fetch_by_id(broker, partition, group, request.require_stable))
+            answers.append(_fetch_by_id(broker, partition.core, group, request.require_stable))
         else:
             answers.append(partition.core.fetch_offsets(group, require_stable=request.require_stable))
     return offset_fetch_response(request, call.version, answers)
 
 
 def _fetch_by_id(
-    broker: Broker, partition: GroupPartition, group: OffsetFetchRequestGroup, require_stable: bool
+    broker: Broker, core: GroupCoordinator, group: OffsetFetchRequestGroup, require_stable: bool
 ) -> OffsetFetchResponseGroup:
     unknown = []
     if group.topics is not None:
@@ -290,7 +285,7 @@ def _fetch_by_id(
             topic.name = broker.image.topic_name(topic.topic_id)
         unknown = [topic for topic in group.topics if not topic.name]
         group.topics = [topic for topic in group.topics if topic.name]
-    answer = partition.core.fetch_offsets(group, require_stable=require_stable)
+    answer = core.fetch_offsets(group, require_stable=require_stable)
     topics = broker.image.topics
     # A topic that was deleted meanwhile has no id to be named by.
     answer.topics = [topic for topic in answer.topics if topic.name in topics]
@@ -328,7 +323,6 @@ def delete_groups(broker: Broker, request: DeleteGroupsRequest, call: Call) -> A
     """Each group by its own coordinator; answered when the last of them has committed."""
     names = list(dict.fromkeys(request.groups_names))
     results: dict[str, DeletableGroupResult] = {}
-    clock = broker.environment.clock
 
     def settled(result: DeletableGroupResult) -> None:
         results[result.group_id] = result
@@ -342,13 +336,16 @@ def delete_groups(broker: Broker, request: DeleteGroupsRequest, call: Call) -> A
         if isinstance(partition, ErrorCode):
             settled(DeletableGroupResult(group_id=name, error_code=partition))
             continue
-        decision = partition.core.delete_group(name, now_ms=clock.now_ms(), wall_ms=broker.clocks.stamp_ms())
+
+        def delete(core: GroupCoordinator, now_ms: int, wall_ms: int, name: str = name) -> Decision[Change]:
+            return core.delete_group(name, now_ms=now_ms, wall_ms=wall_ms)
+
         unavailable = DeletableGroupResult(group_id=name, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        partition.execute(decision, settled, unavailable)
+        partition.handle(delete, settled, unavailable)
     return WAITING
 
 
-Decide = Callable[[GroupPartition, int, int], Decision[Change]]
+Decide = Callable[[GroupCoordinator, int, int], Decision[Change]]
 
 
 def _decide(broker: Broker, call: Call, request: Any, decide: Decide) -> Any:
@@ -356,7 +353,6 @@ def _decide(broker: Broker, call: Call, request: Any, decide: Decide) -> Any:
     if isinstance(partition, ErrorCode):
         # Whoever asks without FindCoordinator is sent there; that creates the offsets topic.
         return error_response(request, call.version, partition)
-    decision = decide(partition, broker.environment.clock.now_ms(), broker.clocks.stamp_ms())
     unavailable = error_response(request, call.version, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    partition.execute(decision, call.answer, unavailable)
+    partition.handle(decide, call.answer, unavailable)
     return WAITING
