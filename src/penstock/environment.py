@@ -152,31 +152,47 @@ class Files(Protocol):
 
 
 class Stream(Protocol):
-    """A connected, non-blocking byte stream."""
+    """A connected, non-blocking byte stream.
+
+    Not always a socket: a stream may lie around another one and change the bytes (TLS). So it may hold bytes of its
+    own in both directions, and only its methods say whether there is something to read and room to write.
+    """
 
     @property
     def peer(self) -> str: ...
 
     def recv_into(self, buffer: memoryview) -> int | None:
-        """Bytes received; 0 when the peer has closed; None when there is nothing to read now."""
+        """Bytes received; 0 when the peer has closed; None when there is nothing to read now.
+
+        Raises OSError when what came cannot be read: the stream is of no use any more.
+        """
         ...
 
     def send(self, buffers: Sequence[Buffer]) -> int:
-        """Send what fits now, in one gathered call; the number of bytes taken.
+        """Send what fits now, in one gathered call; the number of bytes taken. The stream delivers those by itself.
 
         Raises OSError when the connection is gone, as ``send_file`` does.
         """
         ...
 
     def send_file(self, file: File, position: int, size: int) -> int:
-        """Send a range of a file without copying it through the process; the number of bytes taken."""
+        """Send a range of a file, if possible without copying it through the process; the number of bytes taken.
+
+        The range is in memory already, so that a stream that has to read it does not wait for the disk.
+        """
         ...
 
-    def on_readable(self, callback: Callable[[], None] | None) -> None: ...
+    def on_readable(self, callback: Callable[[], None] | None) -> None:
+        """Call this as long as ``recv_into`` has something to give: bytes, the end, or an error. None: no more."""
+        ...
 
-    def on_writable(self, callback: Callable[[], None] | None) -> None: ...
+    def on_writable(self, callback: Callable[[], None] | None) -> None:
+        """Call this as long as ``send`` takes something or has an error to tell. None: no more."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """No callback is called from now on. Bytes that were taken are still delivered, if the peer reads them."""
+        ...
 
 
 class Listener(Protocol):

@@ -19,7 +19,7 @@ from penstock.broker.handlers.routes import make_route
 from penstock.broker.network.connection_limits import ConnectionLimits
 from penstock.broker.network.server import Server
 from penstock.broker.options import ServeOptions
-from penstock.environment import Buffer, Environment, File
+from penstock.environment import Buffer, Environment, File, Stream
 from penstock.machine import MachineFiles
 from penstock.metadata.image import Image
 from penstock.protocol.apis import APIS, Api
@@ -231,8 +231,12 @@ class Stage:
     def connect(self, peer: str = "10.0.0.1") -> ScriptedStream:
         stream = ScriptedStream(peer)
         self._streams.append(stream)
-        self._connect(stream)
+        self.accept(stream)
         return stream
+
+    def accept(self, stream: Stream) -> None:
+        """Let a peer connect by a stream of any kind."""
+        self._connect(stream)
 
     def pass_time(self, seconds: float, step_s: float = 1.0) -> None:
         """Let time pass, a second at a time, and everything run that becomes due."""

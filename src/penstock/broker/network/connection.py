@@ -286,7 +286,11 @@ class Connection:
             self._read(False)
             self._server.wait_for_buffer(self)
             return
-        count = self._stream.recv_into(space)
+        try:
+            count = self._stream.recv_into(space)
+        except OSError as error:
+            self.refuse(f"cannot receive: {error}")
+            return
         if count is None:
             self._framer.settle()
             return

@@ -240,7 +240,10 @@ class _Connection:
             self._start = self._end = 0
         elif self._end == len(self._buffer):
             self._make_room()
-        count = stream.recv_into(self._buffer[self._end :])
+        try:
+            count = stream.recv_into(self._buffer[self._end :])
+        except OSError:
+            count = 0
         if count is None:
             return
         if count == 0:
