@@ -10,16 +10,13 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from penstock.broker.clocks.timekeeper import Doubt, Memory, NodeTime, Reading, Timekeeper
+from penstock.broker.logs import Logger
 from penstock.broker.storage.data_directory import CHECKPOINT
 from penstock.environment import Environment
 from penstock.protocol.messages import TIME_UNKNOWN
 from penstock.protocol.messages.brokers import BrokerHeartbeatResponse
-
-if TYPE_CHECKING:
-    from penstock.broker.logs import Logger
 
 CLOCK = "penstock-clock"
 # Between the readings of two clocks: longer, and this process was stopped in between.

@@ -7,8 +7,9 @@ session.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.broker.broker import Broker
 from penstock.broker.network.connection import Call
 from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
@@ -18,9 +19,6 @@ from penstock.protocol.messages.brokers import (
     UnregisterBrokerRequest,
     UnregisterBrokerResponse,
 )
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 
 def broker_registration(broker: Broker, request: BrokerRegistrationRequest, call: Call) -> Any:

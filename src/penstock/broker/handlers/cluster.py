@@ -8,8 +8,9 @@ because librdkafka before 2.11 takes a higher minimum for "cannot compress" (KAF
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.broker.broker import Broker
 from penstock.broker.network.authorization import ResourceType, authorized_operations
 from penstock.broker.network.connection import Call, Encoded
 from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
@@ -28,9 +29,6 @@ from penstock.protocol.messages.cluster import (
     SupportedFeatureKey,
 )
 from penstock.raft.events import KRAFT_VERSION
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 API_VERSIONS_KEY = 18
 SOFTWARE_SINCE_VERSION = 3

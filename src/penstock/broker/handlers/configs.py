@@ -6,8 +6,7 @@ become a hundred settings each time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from penstock.broker.broker import Broker
 from penstock.broker.network.connection import Call
 from penstock.metadata import configs
 from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
@@ -19,9 +18,6 @@ from penstock.protocol.messages.configs import (
     ListConfigResourcesResponse,
     ListConfigResourcesResponseConfigResource,
 )
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 RESOURCE_TYPES_SINCE_VERSION = 1
 # By Kafka's numbers. Of the last three there are none here: loggers of brokers, metrics of clients, groups.

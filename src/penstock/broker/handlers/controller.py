@@ -9,13 +9,11 @@ The last three come from other brokers only. What is decided about all of them i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.broker.broker import Broker
 from penstock.broker.network.connection import Call
 from penstock.protocol.schema import Message
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 
 def decide(broker: Broker, request: Message, call: Call) -> Any:

@@ -16,8 +16,9 @@ fetches are refused on the clients' listener, whoever claims to be a broker.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.broker.broker import Broker
 from penstock.broker.handlers.leader_hints import endpoints_of, name_leader
 from penstock.broker.network.connection import CLOSE, WAITING, Call
 from penstock.broker.network.fetch_sessions import (
@@ -27,6 +28,7 @@ from penstock.broker.network.fetch_sessions import (
     Key,
     session_key,
 )
+from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.replication.nearest_replica import nearest_replica
 from penstock.log.log import OffsetOutOfRange
 from penstock.metadata.topics import CLUSTER_METADATA_ID
@@ -40,10 +42,6 @@ from penstock.protocol.messages.fetch import (
     FetchResponse,
     PartitionData,
 )
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
-    from penstock.broker.partition.hosted_partition import HostedPartition
 
 SESSIONS_SINCE_VERSION = 7
 READ_COMMITTED = 1

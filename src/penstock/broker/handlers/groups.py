@@ -12,8 +12,9 @@ does where it is switched off.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.broker.broker import Broker
 from penstock.broker.network.authorization import ResourceType, authorized_operations
 from penstock.broker.network.connection import WAITING, Call
 from penstock.decision import Decision
@@ -58,9 +59,6 @@ from penstock.protocol.messages.groups import (
     OffsetFetchResponseTopics,
     SyncGroupRequest,
 )
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 GROUP_KEY = 0
 TRANSACTION_KEY = 1

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from penstock.broker.broker import Broker
 from penstock.broker.network.connection import Call
 from penstock.model import BrokerId
 from penstock.protocol.messages.fetch import PartitionData
 from penstock.protocol.messages.leader_hints import LeaderIdAndEpoch, NodeEndpoint
 from penstock.protocol.messages.produce import PartitionProduceResponse
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 
 def name_leader(

@@ -6,9 +6,11 @@ tier, so "earliest local" is the earliest and "latest tiered" is none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.broker.broker import Broker
 from penstock.broker.network.connection import WAITING, Call
+from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.log.log import OffsetOutOfRange
 from penstock.metadata.topics import is_internal
 from penstock.protocol.errors import ErrorCode
@@ -27,10 +29,6 @@ from penstock.protocol.messages.offsets import (
     OffsetForLeaderEpochResponse,
     OffsetForLeaderTopicResult,
 )
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
-    from penstock.broker.partition.hosted_partition import HostedPartition
 
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from penstock.broker.broker import Broker
 from penstock.broker.network.connection import Call
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.protocol.errors import ErrorCode
@@ -14,9 +13,6 @@ from penstock.protocol.messages.placement import (
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 
 def describe_log_dirs(broker: Broker, request: DescribeLogDirsRequest, call: Call) -> DescribeLogDirsResponse:

@@ -12,10 +12,13 @@ transactional ids are refused until transactions exist.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.broker.broker import Broker
 from penstock.broker.handlers.leader_hints import endpoints_of, name_leader
 from penstock.broker.network.connection import CLOSE, NO_RESPONSE, WAITING, Call
+from penstock.broker.partition.hosted_partition import HostedPartition
+from penstock.broker.partition.produced_batch import Appended
 from penstock.metadata.topics import is_internal
 from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode
@@ -27,11 +30,6 @@ from penstock.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
-    from penstock.broker.partition.hosted_partition import HostedPartition
-    from penstock.broker.partition.produced_batch import Appended
 
 ZSTD_SINCE_VERSION = 7
 TOPIC_IDS_SINCE_VERSION = 13

@@ -11,12 +11,10 @@ does not lead, because newborn nodes find each other by it; AddRaftVoter is answ
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.broker.broker import Broker
 from penstock.broker.network.connection import WAITING, Call
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 # A change of voters is answered when it is committed.
 LEADER_TIMEOUT_MS = 10_000

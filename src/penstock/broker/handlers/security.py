@@ -6,8 +6,7 @@ Kafka broker that has neither: a closed connection would tell the client nothing
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from penstock.broker.broker import Broker
 from penstock.broker.network.connection import Call
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.security import (
@@ -22,9 +21,6 @@ from penstock.protocol.messages.security import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 NO_SASL = "this listener has no authentication; use security.protocol={}"
 NO_ACLS = "there are no ACLs: authorization does not work yet, and everybody may do everything"

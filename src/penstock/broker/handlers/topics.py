@@ -9,8 +9,9 @@ instead of UNKNOWN_TOPIC_OR_PARTITION and a retry. And it does not create every 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.broker.broker import Broker
 from penstock.broker.network.authorization import ALL_OPERATIONS, ResourceType, authorized_operations
 from penstock.broker.network.connection import WAITING, Call, Encoded
 from penstock.metadata.image import NO_LEADER, Image, TopicImage
@@ -35,9 +36,6 @@ from penstock.protocol.messages.topics import (
     MetadataResponseTopic,
 )
 from penstock.protocol.primitives import uvarint
-
-if TYPE_CHECKING:
-    from penstock.broker.broker import Broker
 
 AUTO_CREATION_FLAG_SINCE_VERSION = 4
 FLEXIBLE_SINCE_VERSION = 9

@@ -19,14 +19,11 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from penstock.broker.logs import Logger
 from penstock.broker.storage.data_directory import NO_EPOCH, NO_ID, Directory
+from penstock.broker.storage.storage import Storage
 from penstock.model import format_id, parse_id
-
-if TYPE_CHECKING:
-    from penstock.broker.logs import Logger
-    from penstock.broker.storage.storage import Storage
 
 REGISTRATION = "penstock-registration"
 REGISTERING = "penstock-registering"

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.environment import Clock
 from penstock.model import NO_TOPIC_ID
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import PartitionData
-
-if TYPE_CHECKING:
-    from penstock.broker.partition.hosted_partition import HostedPartition
 
 SESSIONLESS_EPOCH = -1
 EPOCH_MAX = 2**31 - 1

@@ -8,12 +8,9 @@ first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from penstock.broker.network.peers import Peers
 from penstock.broker.quorum.metadata_log import MetadataLog
-
-if TYPE_CHECKING:
-    from penstock.broker.network.peers import Peers
 
 
 class AddressBook:

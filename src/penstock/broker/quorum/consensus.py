@@ -20,10 +20,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.broker.logs import Logger
 from penstock.broker.network.connection import Call
+from penstock.broker.network.peers import Peers
 from penstock.broker.options import ServeError
 from penstock.broker.quorum.addresses import AddressBook
 from penstock.broker.quorum.committed import Committed
@@ -67,9 +68,6 @@ from penstock.raft.quorum import Voter
 from penstock.raft.raft import Raft
 from penstock.raft.settings import RaftSettings
 from penstock.raft.storage import StoredState
-
-if TYPE_CHECKING:
-    from penstock.broker.network.peers import Peers
 
 # After a sync or a store that could not even be tried, or found no room.
 RETRY_MS = 100

@@ -8,10 +8,11 @@ what only the disk has: records, or a piece of a snapshot.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from penstock.broker.logs import Logger
-from penstock.broker.network.connection import WAITING
+from penstock.broker.network.connection import WAITING, Call
+from penstock.broker.network.peers import Peers
 from penstock.broker.quorum import messages as wire
 from penstock.broker.quorum.addresses import AddressBook
 from penstock.broker.quorum.metadata_log import MetadataLog
@@ -33,10 +34,6 @@ from penstock.raft.events import (
 )
 from penstock.raft.quorum import voter_with
 from penstock.raft.raft import Raft
-
-if TYPE_CHECKING:
-    from penstock.broker.network.connection import Call
-    from penstock.broker.network.peers import Peers
 
 # Something that happens to the core at a moment, and what it wants done then.
 Happening: TypeAlias = Callable[[int], list[Effect]]

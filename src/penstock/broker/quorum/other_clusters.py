@@ -8,13 +8,10 @@ never speaks to them, but leads a quorum of its own: that one asks them which cl
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
+from penstock.broker.network.peers import Peers
 from penstock.environment import Environment
 from penstock.protocol.messages.cluster import DescribeClusterRequest, DescribeClusterResponse
-
-if TYPE_CHECKING:
-    from penstock.broker.network.peers import Peers
 
 CHANNEL = "cluster"
 DESCRIBE_CLUSTER_VERSION = 0
