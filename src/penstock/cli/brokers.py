@@ -14,7 +14,7 @@ import typer
 
 from penstock.cli.addresses import format_address
 from penstock.cli.failures import Failure, WrongUsage
-from penstock.cli.numbers import parse_numbers
+from penstock.cli.numbers import parse_numbers, refuse_missing
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes, check_topic
 from penstock.cli.output import confirm, count_text, show_json, show_table
 from penstock.cli.raw import RawClient, reason, refuse
@@ -284,8 +284,7 @@ def _chosen(client: RawClient, places: list[str]) -> dict[str, list[int]]:
         if numbers is None:
             chosen[topic] = existing
             continue
-        if missing := [number for number in numbers if number not in existing]:
-            raise Failure(f"topic {topic} has no partition {missing[0]}; it has {len(existing)}")
+        refuse_missing(topic, numbers, existing)
         chosen[topic] = sorted({*chosen.get(topic, ()), *numbers})
     return chosen
 

@@ -20,7 +20,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from penstock.cli import client, positions
 from penstock.cli.completion import group_names
-from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.failures import WrongUsage
+from penstock.cli.numbers import refuse_missing
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Topics, check_group
 from penstock.cli.rendering import Columns, json_line, template, text_line
 
@@ -258,9 +259,7 @@ def _say_what_is_beyond(
 
 def _partitions(admin: Any, topic: str, wanted: list[int]) -> list[int]:
     existing = client.partition_numbers(admin, topic)
-    missing = [number for number in wanted if number not in existing]
-    if missing:
-        raise Failure(f"topic {topic} has no partition {missing[0]}; it has {len(existing)}")
+    refuse_missing(topic, wanted, existing)
     return sorted(set(wanted)) or existing
 
 

@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
 from penstock.cli import client, positions
 from penstock.cli.client import REQUEST_TIMEOUT_S, settle
 from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.numbers import refuse_missing
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Group, Groups, Json, Yes, check_topic
 from penstock.cli.output import confirm, count_text, show_json, show_table
 from penstock.cli.subcommands import subcommands
@@ -261,9 +262,7 @@ def _wanted(
         if not all(number.isdecimal() for number in listed.split(",")):
             raise WrongUsage(f"--topic takes TOPIC or TOPIC:PARTITION,..., such as orders:0,2; got {text!r}")
         numbers = sorted({int(number) for number in listed.split(",")})
-        missing = [number for number in numbers if number not in existing]
-        if missing:
-            raise Failure(f"topic {topic} has no partition {missing[0]}; it has {len(existing)}")
+        refuse_missing(topic, numbers, existing)
         wanted[topic] = numbers
     return wanted
 

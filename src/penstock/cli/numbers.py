@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
+from penstock.cli.failures import Failure
+
 NUMBER_MAX = 2**31 - 1
 # Of what was typed, in an error.
 SHOWN_MAX = 40
@@ -20,3 +24,9 @@ def parse_number(text: str) -> int:
 def parse_numbers(text: str) -> list[int]:
     """Read some, with commas between. Raises ValueError."""
     return [parse_number(word) for word in text.split(",")]
+
+
+def refuse_missing(topic: str, wanted: Iterable[int], existing: Collection[int]) -> None:
+    """Raise Failure for a partition that the topic does not have."""
+    if missing := [number for number in wanted if number not in existing]:
+        raise Failure(f"topic {topic} has no partition {missing[0]}; it has {len(existing)}")

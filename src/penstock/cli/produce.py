@@ -26,6 +26,7 @@ from penstock.cli import client
 from penstock.cli.client import CONNECT_TIMEOUT_S, RETRY_INTERVAL_S
 from penstock.cli.configs import setting
 from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.numbers import refuse_missing
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Topic
 from penstock.cli.output import count_text, show_json, show_table
 
@@ -235,8 +236,7 @@ def _refuse_missing_partition(admin: AdminClient, topic: str, partition: int) ->
             f"there is no topic {topic} with a partition {partition}; make it: "
             f"`penstock topics create {topic} --partitions {partition + 1}`"
         )
-    if partition not in (numbers := client.partition_numbers(admin, topic)):
-        raise Failure(f"topic {topic} has no partition {partition}; it has {len(numbers)}")
+    refuse_missing(topic, [partition], client.partition_numbers(admin, topic))
 
 
 def _explain(admin: AdminClient, topic: str, failure: Undelivered) -> str:

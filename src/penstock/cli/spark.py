@@ -7,7 +7,6 @@ of its name in ``penstock.spark.jobs``, and shows the result. What a job can do,
 from __future__ import annotations
 
 import json
-import math
 import re
 import signal
 import sys
@@ -15,8 +14,6 @@ import threading
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -32,6 +29,7 @@ from penstock.cli.positions import HELP as POSITIONS
 from penstock.cli.positions import Position, parse_position, resolve
 from penstock.cli.produce import Compression
 from penstock.cli.settings import parse_settings
+from penstock.cli.spark_rows import cell, column_values, plain, show_rows, speed_text
 from penstock.cli.spark_session import spark_session
 
 app = typer.Typer(
@@ -39,8 +37,6 @@ app = typer.Typer(
     help="Run jobs on topics with Spark: archive, table, snapshot, replay, profile.",
 )
 
-# Cells of records are shown to so many characters.
-CELL_CHARACTERS_MAX = 60
 # Spark counts the rows of a LIMIT so.
 ROWS_MAX = 2**31 - 1
 
@@ -135,10 +131,10 @@ def archive(
     if as_json:
         show_json({"job": "archive", **asdict(result)})
         return
-    _show(*result.as_table())
+    show_rows(*result.as_table())
     print(
         f"archived {count_text(result.records, 'record')} to {count_text(result.files, 'file')} "
-        f"of {bytes_text(result.bytes)} in {_speed(result.records, result.seconds)}: {result.location}"
+        f"of {bytes_text(result.bytes)} in {speed_text(result.records, result.seconds)}: {result.location}"
     )
 
 
@@ -188,21 +184,21 @@ def table(
         ]
         # As Arrow, which knows which times have a zone.
         held = found.limit(limit).toArrow()
-    rows = list(zip(*(_values(each) for each in held.columns)))
+    rows = list(zip(*(column_values(each) for each in held.columns)))
     names = [each["column"] for each in columns]
     if as_json:
         document: dict[str, Any] = {"job": "table", "topic": topic, "view": view}
         if count is not None:
             document["records"] = count
         document["columns"] = columns
-        document["rows"] = [dict(zip(names, map(_plain, row))) for row in rows]
+        document["rows"] = [dict(zip(names, map(plain, row))) for row in rows]
         show_json(document)
         return
     if sql is None:
         print(f"{count_text(count or 0, 'record')} of {topic}")
         show_table(("COLUMN", "TYPE"), [tuple(each.values()) for each in columns])
         print()
-    show_table(names, [[_cell(each) for each in row] for row in rows], shorten=True)
+    show_table(names, [[cell(each) for each in row] for row in rows], shorten=True)
 
 
 @app.command()
@@ -270,7 +266,7 @@ def snapshot(
     if as_json:
         show_json({"job": "snapshot", **asdict(result)})
         return
-    _show(*result.as_table())
+    show_rows(*result.as_table())
 
 
 @app.command()
@@ -349,11 +345,11 @@ def replay(
     if as_json:
         show_json({"job": "replay", **asdict(result)})
         return
-    _show(*result.as_table())
+    show_rows(*result.as_table())
     verb = "would send" if result.is_dry_run else "sent"
     print(
         f"{verb} {count_text(result.records, 'record')}, {bytes_text(result.bytes)}, "
-        f"in {_speed(result.records, result.seconds)}; run {result.run_id}"
+        f"in {speed_text(result.records, result.seconds)}; run {result.run_id}"
     )
     if not result.keeps_timestamps:
         print(f"{target} has LogAppendTime: its records have the time of the replay, not their own")
@@ -387,12 +383,12 @@ def profile(
         from penstock.spark.jobs.profile_tables import tables  # noqa: PLC0415
     if as_json:
         found = [
-            {name: _plain(each) for name, each in row.items()}
+            {name: plain(each) for name, each in row.items()}
             for row in tables(result.topics)["topics"].to_pylist()
         ]
         show_json({"job": "profile", "topics": found, "files": result.files})
         return
-    _show(*result.as_table())
+    show_rows(*result.as_table())
     if any(each.is_reckoned for each in result.topics):
         print(f"reckoned from a sample of {sample} records of each partition")
     for each in result.files:
@@ -428,67 +424,3 @@ def _position(option: str, text: str) -> Position:
         return parse_position(text)
     except ValueError as error:
         raise WrongUsage(f"{option}: {error}") from None
-
-
-def _show(columns: Iterable[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A job's table: headings as elsewhere, amounts of bytes and times as people read them."""
-    names = list(columns)
-    shown = [
-        [
-            bytes_text(each) if "bytes" in name and isinstance(each, int | float) else _cell(each)
-            for name, each in zip(names, row)
-        ]
-        for row in rows
-    ]
-    show_table([name.upper().replace("_", " ") for name in names], shown)
-
-
-def _speed(records: int, seconds: float) -> str:
-    return f"{seconds:.1f} s ({records / max(seconds, 0.001):,.0f} records/s)"
-
-
-def _cell(value: Any) -> str | int | None:
-    """A value in a table: one line, not too long."""
-    plain = _plain(value)
-    if plain is None or (isinstance(plain, int) and not isinstance(plain, bool)):
-        return plain
-    if isinstance(plain, float):
-        return str(plain)  # with all its digits
-    text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
-    text = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
-    return text if len(text) <= CELL_CHARACTERS_MAX else f"{text[: CELL_CHARACTERS_MAX - 1]}…"
-
-
-def _values(column: Any) -> list[Any]:
-    """An Arrow column as Python's values."""
-    try:
-        return list(column.to_pylist())
-    except OverflowError:
-        return [_value(each) for each in column]
-
-
-def _value(scalar: Any) -> Any:
-    """Records may be of times that Python's calendar has not: these are told as the numbers they are."""
-    try:
-        return scalar.as_py()
-    except OverflowError:
-        number = getattr(scalar, "value", None)  # None of what only holds such a time
-        return "outside of the calendar" if number is None else f"{number} {scalar.type}"
-
-
-def _plain(value: Any) -> Any:
-    """A value of a row as JSON has it; bytes as text, with what is not UTF-8 escaped."""
-    if isinstance(value, bytes | bytearray):
-        return bytes(value).decode(errors="backslashreplace")
-    if isinstance(value, datetime):
-        shown = value if value.tzinfo is None else value.astimezone(UTC)
-        return shown.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    if isinstance(value, date | Decimal):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(_plain(name)): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no such number
-    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -12,6 +12,7 @@ from penstock.cli import client
 from penstock.cli.client import REQUEST_TIMEOUT_S, settle
 from penstock.cli.configs import changed_settings
 from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.numbers import refuse_missing
 from penstock.cli.options import BOOTSTRAP, PARTITIONS_MAX, Bootstrap, Json, Topic, Topics, Yes
 from penstock.cli.output import confirm, count_text, show_json, show_table
 from penstock.cli.settings import parse_settings
@@ -261,8 +262,8 @@ def _cuts(
     """Where to cut each partition; a later --before wins over an earlier one."""
     offsets: dict[int, int | None] = {}
     for partition, offset in wanted:
-        if partition is not None and partition not in partitions:
-            raise Failure(f"topic {topic} has no partition {partition}; it has {len(partitions)}")
+        if partition is not None:
+            refuse_missing(topic, [partition], partitions)
         offsets.update(dict.fromkeys(partitions if partition is None else [partition], offset))
     ends = client.end_offsets(admin, topic, offsets)
     return {
