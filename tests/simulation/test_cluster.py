@@ -78,6 +78,7 @@ PINNED_SECOND = (
     (64000020, 60, 3),  # a voter that forgot what it had confirmed: an fsync had failed in the process before
     (65000138, 60, 3),  # a damaged log of offsets that its coordinator could not load, and did not report
     (64000046, 60, 3),  # the only copy of a new topic wiped: the nemesis' own fault
+    (170000364, 60, 3),  # replaced disks and a partition without a record, never in sync again
     (67000373, 60, 3),  # deleted records that come back with a replica that was not in sync meanwhile
 )
 
