@@ -121,6 +121,20 @@ def test_a_follower_whose_directory_is_gone_fetches_everything_again() -> None:
     assert run.loop.run_until(run.inspector.is_whole, swarm.LIVENESS_MS), run.inspector.what_is_missing()
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_broker_may_be_given_other_directories(before: int, after: int) -> None:
+    run = swarm.Run(replace(swarm.plan_for(3, seconds=20, nodes=3), data_dirs=before, administers=False))
+    run._begin()
+    run.loop.run_for(20_000)
+    assert run.inspector.is_whole()
+    machine = run.cluster.machines[3]
+    run.cluster.stop(machine)
+    run.loop.run_for(5_000)
+    run.cluster._data_dirs = tuple(f"/disk{number + 1}" for number in range(after))
+    run.cluster.start(machine)
+    assert run.loop.run_until(run.inspector.is_whole, swarm.LIVENESS_MS), run.inspector.what_is_missing()
+
+
 def test_a_stop_before_the_logs_were_looked_at_leaves_no_word_that_they_are_in_order() -> None:
     run = swarm.Run(replace(swarm.plan_for(3, seconds=20, nodes=3), data_dirs=1, administers=False))
     run._begin()

@@ -162,7 +162,10 @@ class HostedPartition:
             raise OSError(errno.EIO, "its data directory is not here", repr(self))
         log = self._log = self._storage.open_log(self, place, may_cut=may_cut)
         self._start_replicating(log)
-        if has_lost:
+        if has_lost and self._surroundings.me not in (
+            *self._image.isr,
+            *self._image.eligible_leader_replicas,
+        ):
             # Not only with its first record: it cannot be in sync before, and too few in sync means no record.
             self._surroundings.placed(self)
         if log.recovery is not None and log.recovery.damaged_at is not None:
