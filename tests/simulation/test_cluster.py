@@ -78,6 +78,7 @@ PINNED_SECOND = (
     (64000020, 60, 3),  # a voter that forgot what it had confirmed: an fsync had failed in the process before
     (65000138, 60, 3),  # a damaged log of offsets that its coordinator could not load, and did not report
     (64000046, 60, 3),  # the only copy of a new topic wiped: the nemesis' own fault
+    (170000364, 60, 3),  # replaced disks and a partition without a record, never in sync again
     (67000373, 60, 3),  # deleted records that come back with a replica that was not in sync meanwhile
 )
 
@@ -116,6 +117,20 @@ def test_a_follower_whose_directory_is_gone_fetches_everything_again() -> None:
     disk = machine.disk.find("/disk1")
     assert isinstance(disk, Directory) and "orders-0" in disk.entries
     disk.drop("orders-0")
+    run.cluster.start(machine)
+    assert run.loop.run_until(run.inspector.is_whole, swarm.LIVENESS_MS), run.inspector.what_is_missing()
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_broker_may_be_given_other_directories(before: int, after: int) -> None:
+    run = swarm.Run(replace(plan_for(3, seconds=20, nodes=3), data_dirs=before, administers=False))
+    run._begin()
+    run.loop.run_for(20_000)
+    assert run.inspector.is_whole()
+    machine = run.cluster.machines[3]
+    run.cluster.stop(machine)
+    run.loop.run_for(5_000)
+    run.cluster._data_dirs = tuple(f"/disk{number + 1}" for number in range(after))
     run.cluster.start(machine)
     assert run.loop.run_until(run.inspector.is_whole, swarm.LIVENESS_MS), run.inspector.what_is_missing()
 

@@ -327,6 +327,32 @@ def test_a_deletion_is_done_when_all_in_sync_have_deleted(node: Node) -> None:
     assert heard == [ErrorCode.NONE] * 2
 
 
+def test_a_replica_whose_disk_was_replaced_says_at_once_where_it_will_lie(node: Node) -> None:
+    """It cannot be in sync before, and with too few in sync its first record never comes."""
+    around = Around()
+    image = partition(directories=(b"a disk of before", bytes(16)), isr=(OTHER,))
+    one = hosted(node.start(), image, around)
+    assert one.log.log_end_offset == 0
+    assert around.told.count("placed") == 1
+
+
+def test_a_replica_that_others_count_on_is_not_begun_anew_because_it_is_opened(node: Node) -> None:
+    """Its disk may come back."""
+    around = Around()
+    one = hosted(node.start(), partition(directories=(b"a disk of before", bytes(16))), around)
+    assert one.log.log_end_offset == 0
+    assert "placed" not in around.told
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_replica_without_a_record_says_nothing_of_where_it_will_lie(node: Node, is_known: bool) -> None:
+    storage, around = node.start(), Around()
+    directory = storage.directory_ids[0] if is_known else bytes(16)
+    one = hosted(storage, partition(directories=(directory, bytes(16)), isr=(OTHER,)), around)
+    assert one.log.log_end_offset == 0
+    assert "placed" not in around.told
+
+
 def test_a_follower_joins_when_it_begins_where_its_leader_does(node: Node) -> None:
     storage = node.start()
     one = hosted(storage, partition())

@@ -18,6 +18,7 @@ from penstock.protocol.messages.brokers import AssignReplicasToDirsRequest, Assi
 
 ME, OTHER, THIRD = (BrokerId(number) for number in (1, 2, 3))
 HERE = bytes(15) + b"h"
+GONE = bytes(15) + b"g"
 
 
 class Replica:
@@ -50,7 +51,11 @@ class Cluster:
         self._soon: list[Callable[[], None]] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
         environment: Any = SimpleNamespace(spawn=SimpleNamespace(soon=self._soon.append, later=self._later))
-        storage: Any = SimpleNamespace(place=lambda _: SimpleNamespace(id=HERE), directories=[HERE])
+        storage: Any = SimpleNamespace(
+            place=lambda _: SimpleNamespace(id=HERE),
+            directories=[HERE],
+            has_lost=lambda directory: directory == GONE,
+        )
         logger: Any = SimpleNamespace(warning=lambda *_, **__: None, error=lambda *_, **__: None)
         controller: Any = SimpleNamespace(
             ask=lambda request, _, done, **__: self.asked.append((request, done))
@@ -183,3 +188,14 @@ def test_nothing_is_mended_after_the_broker_has_closed() -> None:
     cluster = lost_on_a_full_disk()
     cluster.reports.close()
     assert cluster.time_passes() == 0 and cluster.reports.has_damaged
+
+
+def test_a_broker_with_one_directory_says_what_lies_in_it_when_it_had_another_before() -> None:
+    cluster = Cluster(isr=(OTHER, THIRD))
+    cluster.reports.placed(cast(HostedPartition, cluster.hosted))
+    cluster.run()
+    assert cluster.asked == []
+    cluster.image_becomes(directories=(GONE, bytes(16), bytes(16)))
+    cluster.reports.placed(cast(HostedPartition, cluster.hosted))
+    cluster.run()
+    assert [request.directories[0].id for request, _ in cluster.asked] == [HERE]

@@ -142,15 +142,18 @@ class HostedPartition:
             # What lies under its name may be another topic's.
             raise OSError(errno.ENOENT, "it was deleted", repr(self))
         place = self._image.directory(self._host.me)
-        if (
-            len(self._image.replicas) == 1
-            and not self._image.leader_recovery_state
-            and self._storage.has_lost(place)
-        ):
+        has_lost = self._storage.has_lost(place)
+        if has_lost and len(self._image.replicas) == 1 and not self._image.leader_recovery_state:
             # The only copy. It may come back with its disk, and nobody has said that it should be given up.
             raise OSError(errno.EIO, "its data directory is not here", repr(self))
         log = self._log = self._storage.open_log(self, place, may_cut=may_cut)
         self._start_replicating(log)
+        if has_lost and self._host.me not in (
+            *self._image.isr,
+            *self._image.eligible_leader_replicas,
+        ):
+            # Not only with its first record: it cannot be in sync before, and too few in sync means no record.
+            self._host.placed(self)
         if log.recovery is not None and log.recovery.damaged_at is not None:
             self._host.damaged(self, log.recovery.damaged_at)
         return log

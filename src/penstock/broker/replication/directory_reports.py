@@ -83,7 +83,9 @@ class DirectoryReports:
 
     def placed(self, hosted: HostedPartition) -> None:
         """A replica has a directory."""
-        if len(self._storage.directories) > 1:
+        storage = self._storage
+        # A broker with one directory need not say where it has put what, unless it had another before.
+        if len(storage.directories) > 1 or storage.has_lost(hosted.image.directory(self._node_id)):
             self._report(hosted)
 
     def damaged(self, hosted: HostedPartition, offset: int) -> None:
