@@ -628,10 +628,6 @@ class Log:
         items = self._segments.items
         return not items or items[0].base_offset == self.log_start_offset
 
-    @property
-    def segment_count(self) -> int:
-        return len(self._segments.items)
-
     def check(self) -> None:
         """Assert the invariants. Reads the whole log: for tests and simulation."""
         assert 0 <= self.log_start_offset <= self.log_end_offset, (self.log_start_offset, self.log_end_offset)

@@ -39,7 +39,6 @@ REBALANCE = "penstock.rebalance.enable"
 REBALANCE_DELAY_MS = "penstock.rebalance.delay.ms"
 REBALANCE_PARTITIONS_MAX = "penstock.rebalance.partitions.max"
 REBUILD_DELAY_MS = "penstock.replica.rebuild.delay.ms"
-OWN = frozenset((DURABILITY, REBALANCE, REBALANCE_DELAY_MS, REBALANCE_PARTITIONS_MAX, REBUILD_DELAY_MS))
 
 # Settings that options of ``penstock serve`` stand for; the same thing is not said in two places.
 OPTIONS = {

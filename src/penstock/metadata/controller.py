@@ -30,13 +30,10 @@ from penstock.metadata.creation import Creation
 from penstock.metadata.decided_state import UNCLEAN, DecidedState
 from penstock.metadata.image import (
     BROKER_RESOURCE,
-    BrokerImage,
     ConfigResource,
-    Endpoint,
     Image,
     TopicImage,
     config_record,
-    registration_record,
 )
 from penstock.metadata.isr import alter_partition, assign_replicas_to_dirs, without_outdated_eligible
 from penstock.metadata.reassignment import alter_reassignments, elect_leaders, list_reassignments
@@ -61,7 +58,6 @@ from penstock.protocol.messages.configs import AlterConfigsRequest, IncrementalA
 from penstock.protocol.messages.metadata_records import (
     ConfigRecord,
     FeatureLevelRecord,
-    PartitionChangeRecord,
     ProducerIdsRecord,
     RemoveTopicRecord,
 )
@@ -241,47 +237,6 @@ class Controller:
         if cluster_id and not self.image.cluster_id:
             changes.append(config_record(ConfigResource(BROKER_RESOURCE, ""), CLUSTER_ID, cluster_id))
         return self._decide(changes)
-
-    def register_broker(
-        self,
-        broker: int,
-        *,
-        incarnation_id: bytes,
-        endpoints: Sequence[Endpoint],
-        rack: str | None,
-        directories: Sequence[bytes],
-        lost_page_cache: bool = False,
-    ) -> Decision[Message]:
-        """Register a broker that has started; the response is its BrokerImage.
-
-        That no other process runs under its id is for the caller to know. When the page cache was lost,
-        records that clients have read may be missing and their offsets be given out again. The broker's
-        partitions then get a new leader epoch, which is how clients find out (KIP-320).
-        """
-        known = self.image.brokers.get(BrokerId(broker))
-        if known is not None and known.incarnation_id == incarnation_id:
-            return Decision(response=known)
-        registered = BrokerImage(
-            BrokerId(broker),
-            # The offset of the registration, as in Kafka.
-            self.image.offset + 1,
-            incarnation_id,
-            tuple(endpoints),
-            rack,
-            fenced=False,
-            in_controlled_shutdown=False,
-            directories=tuple(directories),
-        )
-        assert known is None or known.epoch < registered.epoch
-        changes: list[Message] = [registration_record(registered)]
-        if lost_page_cache:
-            changes += [
-                PartitionChangeRecord(partition_id=partition.index, topic_id=topic.id, leader=broker)
-                for topic in self.image.topics.values()
-                for partition in topic.partitions
-                if partition.leader == broker
-            ]
-        return self._decide(changes, registered)
 
     def allocate_producer_ids(self, broker: int, broker_epoch: int) -> Decision[Message]:
         """Give a broker a block of producer ids; the response is ProducerIds, or an ErrorCode."""
