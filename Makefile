@@ -10,6 +10,8 @@ BOOTSTRAP := $(if $(filter 9092,$(PORT)),, --bootstrap 127.0.0.1:$(PORT))
 # Of `make sim-long`.
 SEEDS ?= 20000
 CLUSTER_SEEDS ?= 2000
+# Of `make test`: directories, files or options of pytest; all tests if empty.
+TESTS ?=
 # Of `make upgrade`.
 FROM ?= HEAD~1
 
@@ -19,7 +21,7 @@ help:
 	@echo "make run        three brokers on 127.0.0.1:$(PORT) and the ports behind it, until Ctrl-C"
 	@echo "                (DATA=DIR for the data, now $(DATA); PORT=N)"
 	@echo "make check      lint, types and import contracts"
-	@echo "make test       the whole test suite"
+	@echo "make test       the whole test suite (TESTS=tests/raft for a part of it)"
 	@echo "make sim        simulated clusters under faults: a minute of it"
 	@echo "make bench      the benchmarks"
 	@echo
@@ -70,7 +72,7 @@ run: $(VENV)/.runs
 	@exec $(BIN)/penstock dev --brokers 3 --data-dir "$(DATA)" --port "$(PORT)"
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TESTS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

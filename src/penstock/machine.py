@@ -270,10 +270,6 @@ class MachineFiles:
             self._writeback = _Writeback()
         self._writeback.start(descriptor, position, size)
 
-    @property
-    def open_files(self) -> int:
-        return len(self._open)
-
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
 

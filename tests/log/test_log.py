@@ -192,9 +192,9 @@ def test_segments_roll_by_the_time_of_their_records(files: FakeFiles) -> None:
     append(log, NOW + 1000)
     files.clock.advance(1_000_000)  # the wall clock does not matter
     append(log, NOW + 500)
-    assert log.segment_count == 1
+    assert len(log._segments.items) == 1
     append(log, NOW + 1001)
-    assert log.segment_count == 2
+    assert len(log._segments.items) == 2
 
 
 def test_segments_without_timestamps_roll_by_the_clock(files: FakeFiles) -> None:
@@ -202,10 +202,10 @@ def test_segments_without_timestamps_roll_by_the_clock(files: FakeFiles) -> None
     append(log, -1)
     files.clock.advance(1000)
     append(log, -1)
-    assert log.segment_count == 1
+    assert len(log._segments.items) == 1
     files.clock.advance(1)
     append(log, -1)
-    assert log.segment_count == 2
+    assert len(log._segments.items) == 2
 
 
 def test_segments_roll_when_the_time_index_is_full(files: FakeFiles) -> None:
@@ -252,7 +252,7 @@ def test_settings_may_change_while_the_log_is_used(files: FakeFiles) -> None:
     log.config = SMALL_SEGMENTS
     for _ in range(4):
         append(log)
-    assert log.segment_count == 2
+    assert len(log._segments.items) == 2
 
 
 # Failing disks
@@ -496,7 +496,7 @@ def test_delete_records_raises_the_start_and_drops_whole_segments(files: FakeFil
     log.delete_before(2)
     assert log.log_start_offset == 4, "the start only grows"
     log.delete_before(10)
-    assert (log.log_start_offset, log.segment_count) == (10, 1)
+    assert (log.log_start_offset, len(log._segments.items)) == (10, 1)
     with pytest.raises(OffsetOutOfRange):
         log.delete_before(11)
     log.check()
@@ -724,7 +724,7 @@ def test_all_records_can_be_deleted_on_a_full_disk(files: FakeFiles, number: int
         append(log)
     files.fail_after(0, number)
     log.delete_before(7, frees_last=True)
-    assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (7, 7, 1)
+    assert (log.log_start_offset, log.log_end_offset, len(log._segments.items)) == (7, 7, 1)
     assert log.pending_deletes
     files.fail_after(None)
     log.check()

@@ -54,13 +54,13 @@ def test_a_log_works_with_few_descriptors(tmp_path: Path) -> None:
     log = Log.open(environment(files), str(tmp_path / "topic-0"), CONFIG, clean=True)
     for _ in range(1500):
         append(log)
-    assert log.segment_count > 4
+    assert len(log._segments.items) > 4
     assert base_offsets(log, bytes_max=3000) == list(range(1500))
     log.truncate_to(700)
     log.delete_before(300)
     log.check()
     log.close()
-    assert files.open_files <= 2
+    assert len(files._open) <= 2
 
 
 def _traced_bytes() -> int:

@@ -208,7 +208,7 @@ def test_types_and_documentation_are_told() -> None:
     told = by_name(describe(image_with(), TOPIC_RESOURCE, "a", documentation=True))
     assert told["retention.ms"].config_type == 5
     assert told["cleanup.policy"].config_type == 7
-    assert "-1 keeps them forever" in (told["retention.ms"].documentation or "")
+    assert "deleted; -1: never" in (told["retention.ms"].documentation or "")
     assert "without effect" in (told["preallocate"].documentation or "")
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.decision import Decision
 from penstock.metadata import creation
 from penstock.metadata.changes import METADATA_VERSION, decode, encode
 from penstock.metadata.controller import Controller, ProducerIds
 from penstock.metadata.image import BrokerImage, Endpoint, Image
 from penstock.metadata.topic_settings import TOPIC
 from penstock.metadata.topics import CLUSTER_METADATA, CLUSTER_METADATA_ID, CONSUMER_OFFSETS
+from penstock.metadata.values import registration_record
 from penstock.model import BrokerId, format_id
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.metadata_records import (
@@ -59,16 +59,19 @@ def controller(
     return made
 
 
-def register(
-    on: Controller, id: int, *, incarnation: bytes | None = None, rack: str | None = None
-) -> Decision[Message]:
-    return on.register_broker(
-        id,
-        incarnation_id=incarnation or id.to_bytes(16, "big"),
-        endpoints=[Endpoint("PLAINTEXT", "localhost", 9092 + id, 0)],
-        rack=rack,
-        directories=[DIRECTORY],
+def register(on: Controller, id: int, *, rack: str | None = None) -> None:
+    """A broker that is there and serves, without the way of its heartbeats."""
+    broker = BrokerImage(
+        BrokerId(id),
+        on.image.offset + 1,
+        id.to_bytes(16, "big"),
+        (Endpoint("PLAINTEXT", "localhost", 9092 + id, 0),),
+        rack,
+        fenced=False,
+        in_controlled_shutdown=False,
+        directories=(DIRECTORY,),
     )
+    on._decide([registration_record(broker)])
 
 
 def topic(
@@ -580,32 +583,6 @@ def test_metadata_log_begins_with_its_version() -> None:
     assert [type(change) for change in decision.changes] == [FeatureLevelRecord]
     assert METADATA_VERSION in on.image.features
     assert on.found_cluster().changes == []
-
-
-def test_broker_gets_an_epoch_that_grows_with_each_registration() -> None:
-    on = controller()
-    first = on.image.brokers[BrokerId(1)]
-    decision = register(on, 1, incarnation=b"2" * 16)
-    again: BrokerImage = decision.response
-    assert again.epoch > first.epoch and on.image.brokers[BrokerId(1)] == again
-    assert register(on, 1, incarnation=b"2" * 16).changes == []
-
-
-def test_loss_of_the_page_cache_raises_the_leader_epochs() -> None:
-    on = controller()
-    create(on, topic("a", 2))
-    register(on, 1, incarnation=b"2" * 16)
-    assert [part.leader_epoch for part in on.image.topics["a"].partitions] == [0, 0]
-    on.register_broker(
-        1,
-        incarnation_id=b"3" * 16,
-        endpoints=on.image.brokers[BrokerId(1)].endpoints,
-        rack=None,
-        directories=[DIRECTORY],
-        lost_page_cache=True,
-    )
-    on.image.check()
-    assert [part.leader_epoch for part in on.image.topics["a"].partitions] == [1, 1]
 
 
 def test_producer_ids_come_in_blocks_that_never_overlap() -> None:

@@ -19,6 +19,12 @@ LAG_MAX_MS = 10_000
 TOPIC = bytes(15) + b"\x01"
 
 
+def end_offset_of(partition: Partition, replica: int) -> int:
+    """What a leader knows a follower to have; -1 when it has not fetched in this epoch."""
+    follower = partition._followers.get(replica)
+    return -1 if follower is None else follower.end_offset
+
+
 class LiveBrokers:
     """What ``live`` says."""
 

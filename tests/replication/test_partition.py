@@ -7,7 +7,7 @@ import pytest
 from penstock.protocol.errors import ErrorCode
 from penstock.replication.events import NO_LEADER, Assignment
 from penstock.replication.partition import Partition, Truncation
-from tests.replication.making import LAG_MAX_MS, Leading, LiveBrokers, following
+from tests.replication.making import LAG_MAX_MS, Leading, LiveBrokers, end_offset_of, following
 
 # The high watermark
 
@@ -59,7 +59,7 @@ def test_the_high_watermark_does_not_go_back_with_a_follower() -> None:
     leading.fetch(3, 5)
     leading.fetch(3, 2)
     assert leading.high_watermark == 5
-    assert leading.partition.end_offset_of(3) == 2
+    assert end_offset_of(leading.partition, 3) == 2
 
 
 def test_the_high_watermark_moves_at_once_when_fewer_need_to_be_in_sync() -> None:
@@ -79,7 +79,7 @@ def test_a_leader_elected_again_begins_a_new_epoch_at_its_end() -> None:
     assert leading.assign(leader_epoch=2, partition_epoch=2)
     assert leading.partition.epoch_start_offset == 7
     assert leading.high_watermark == 5
-    assert leading.partition.end_offset_of(2) == -1
+    assert end_offset_of(leading.partition, 2) == -1
     assert not leading.partition.has_established
 
 
@@ -128,7 +128,7 @@ def test_a_replica_taken_away_is_forgotten() -> None:
     leading.fetch(3, 0)
     leading.assign(partition_epoch=2, replicas=(1, 2), isr=(1, 2))
     assert leading.fetch(3, 0) == ErrorCode.UNKNOWN_LEADER_EPOCH
-    assert leading.partition.end_offset_of(3) == -1
+    assert end_offset_of(leading.partition, 3) == -1
 
 
 # Who is in sync

@@ -10,7 +10,17 @@ from penstock.protocol.errors import ErrorCode
 from penstock.replication.events import Append, Assignment, Remove, Truncate
 from penstock.replication.follower import Fetcher, truncation_offset
 from penstock.replication.partition import Truncation
-from tests.replication.making import LAG_MAX_MS, TOPIC, Leading, data, following, key, named, response
+from tests.replication.making import (
+    LAG_MAX_MS,
+    TOPIC,
+    Leading,
+    data,
+    end_offset_of,
+    following,
+    key,
+    named,
+    response,
+)
 
 
 class Log:
@@ -227,7 +237,7 @@ def test_trap_8_what_an_earlier_life_of_a_broker_had_is_worth_nothing() -> None:
     leading.fetch(2, 9)
     leading.fetch(3, 2, broker_epoch=203)
     assert leading.fetch(3, 9, broker_epoch=103) == ErrorCode.STALE_BROKER_EPOCH
-    assert leading.partition.end_offset_of(3) == 2
+    assert end_offset_of(leading.partition, 3) == 2
     assert leading.high_watermark == 2
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.sim.cores.controller import ControllerWorld, run
 from penstock.sim.cores.controller_mutants import MUTANTS
-from penstock.sim.cores.replication_mutants import seeds_to_kill
+from tests.simulation.mutants import seeds_to_kill
 
 SEEDS = 250
 # The rarest needs some 170.

@@ -11,7 +11,8 @@ from statistics import median
 import pytest
 
 from penstock.sim.cores.replication import World, run
-from penstock.sim.cores.replication_mutants import MUTANTS, seeds_to_kill
+from penstock.sim.cores.replication_mutants import MUTANTS
+from tests.simulation.mutants import seeds_to_kill
 
 SEEDS = 400
 # Seeds that a mutant may survive at the most. The rarest needs some 350 in the worst case measured.

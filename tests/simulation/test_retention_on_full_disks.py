@@ -7,6 +7,7 @@ import pytest
 from penstock.sim import disk as simulated
 from penstock.sim.client import Place
 from penstock.sim.cluster import Machine
+from tests.replication.making import end_offset_of
 from tests.simulation.test_full_disks import Filled
 
 RETENTION_MS = 20_000
@@ -131,6 +132,6 @@ def test_a_full_follower_that_asks_where_its_leaders_begin_is_not_taken_to_be_in
     assert led
     for hosted in led:
         assert machine.node_id not in hosted.image.isr
-        assert hosted.replication.end_offset_of(machine.node_id) == -1
+        assert end_offset_of(hosted.replication, machine.node_id) == -1
     machine.disk.free()
     run.settle()

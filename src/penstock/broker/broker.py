@@ -66,86 +66,100 @@ class Broker:
         self.environment = environment
         self.config = config
         self.logger = logger
-        self.node_id = node_id = BrokerId(options.node_id)
+        self.node_id = BrokerId(options.node_id)
         self.rack = options.rack
         # Those that vote on the metadata, whether they have come yet or not.
         self.brokers_expected = max(1, len(options.controllers))
         self._is_alone = not options.controllers
         self._is_broker = "broker" in options.roles
+        self._fail = on_failure
         # Called when this broker has handed over what it leads and answers no more.
         self.on_left: Callable[[], None] = lambda: None
 
-        # Storage, clocks, network
+        self._make_storage_and_network(options)
+        self._make_cluster_parts(options, on_active)
+        self._make_partition_parts()
+        self._make_startup_and_publisher()
+
+    def _make_storage_and_network(self, options: ServeOptions) -> None:
+        """Disks, clocks and connections."""
+        environment = self.environment
         self.storage = Storage(
             environment,
             options.data_dirs,
-            node_id,
-            logger,
-            on_failure,
+            self.node_id,
+            self.logger,
+            self._fail,
             on_directory_failed=self._directory_failed,
             on_room_changed=self._room_changed,
             is_alone=self._is_alone,
         )
-        registration = Registration(self.storage, logger)
-        self.clocks = ClockWatch(environment, self.storage.path, node_id, logger)
+        self._registration = Registration(self.storage, self.logger)
+        self.clocks = ClockWatch(environment, self.storage.path, self.node_id, self.logger)
         self.peers = Peers(environment)
         for node, (host, port) in options.controllers.items():
             self.peers.set_address(node, host, port)
-        self.connection_limits = ConnectionLimits(config.max_connections, config.max_connections_per_ip)
+        self.connection_limits = ConnectionLimits(
+            self.config.max_connections, self.config.max_connections_per_ip
+        )
         # Answers in bytes, by what was asked; valid for the current image.
         self.encoded_api_versions: dict[tuple[str, int], tuple[int, Encoded]] = {}
         self.metadata_pages = MetadataPages(environment.spawn)
 
-        # The metadata quorum, the controller, and this broker's place in the cluster
+    def _make_cluster_parts(self, options: ServeOptions, on_active: Callable[[], None]) -> None:
+        """The metadata quorum, the controller, and this broker's place in the cluster."""
+        environment = self.environment
         self.consensus = Consensus(
             environment,
             os.path.join(self.storage.path, METADATA_DIRECTORY),
-            node_id=node_id,
+            node_id=self.node_id,
             directory_id=self.storage.directory_ids[0],
             controllers=options.controllers,
             peers=self.peers,
             lost_page_cache=self.storage.lost_page_cache,
-            logger=logger,
+            logger=self.logger,
             on_committed=self._committed,
             on_active=self._became_active,
-            on_failure=on_failure,
+            on_failure=self._fail,
             cluster_id=self.storage.cluster_id,
             reserve=self.storage.directories[0].reserve,
-            settings=ConsensusSettings(raft=config.raft),
+            settings=ConsensusSettings(raft=self.config.raft),
         )
         self.active_controller = ActiveController(
             environment,
             self.consensus,
-            config,
-            logger,
-            node_id=node_id,
+            self.config,
+            self.logger,
+            node_id=self.node_id,
             cluster_id=self.storage.cluster_id or "",
             brokers_expected=self.brokers_expected,
         )
         self.controller = ControllerClient(
-            environment, self.consensus, self.active_controller, self.peers, node_id=node_id
+            environment, self.consensus, self.active_controller, self.peers, node_id=self.node_id
         )
         self.connections_of_brokers = BrokerConnections(
-            self.consensus, self.active_controller, self.peers, node_id=node_id
+            self.consensus, self.active_controller, self.peers, node_id=self.node_id
         )
         self.membership = Membership(
             environment,
-            config,
-            logger,
+            self.config,
+            self.logger,
             self.storage,
-            registration,
+            self._registration,
             self.clocks,
             self.consensus,
             self.controller,
-            node_id=node_id,
+            node_id=self.node_id,
             rack=options.rack,
             prepare_partitions=self._prepare_partitions,
             on_active=on_active,
-            on_failure=on_failure,
+            on_failure=self._fail,
         )
-        self.freshness = Freshness(environment, self.consensus, self.peers, node_id=node_id)
+        self.freshness = Freshness(environment, self.consensus, self.peers, node_id=self.node_id)
 
-        # Partitions, and what works on all of them
+    def _make_partition_parts(self) -> None:
+        """Partitions, and what works on all of them."""
+        environment, config, node_id = self.environment, self.config, self.node_id
         self.partitions = Partitions(environment.clock)
         self.fetch_sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, environment.clock, environment.random
@@ -153,7 +167,7 @@ class Broker:
         self.replication = Replication(
             environment,
             config,
-            logger,
+            self.logger,
             self.storage,
             self.partitions,
             self.peers,
@@ -170,7 +184,7 @@ class Broker:
             CoordinatorHost(
                 environment,
                 self.clocks,
-                logger,
+                self.logger,
                 self.partitions,
                 image=lambda: self.consensus.image,
                 are_logs_ready=lambda: self.membership.are_logs_ready,
@@ -185,13 +199,13 @@ class Broker:
             self.storage,
             self.partitions,
             self.clocks,
-            logger,
+            self.logger,
             may_delete=self.membership.is_serving,
             when_full=self.replication.full_followers.look,
         )
         self.partition_host = NodePartitionHost(
             environment,
-            logger,
+            self.logger,
             self.clocks,
             self.consensus,
             self.membership,
@@ -208,10 +222,11 @@ class Broker:
             lambda image, topic: config.topic_config(image, node_id, topic),
         )
 
-        # What moves all of it: the start, and the image
+    def _make_startup_and_publisher(self) -> None:
+        """What moves all of it: the start, and the image."""
         self.startup = Startup(
-            environment,
-            logger,
+            self.environment,
+            self.logger,
             self.storage,
             self.consensus,
             self.partitions,
@@ -225,14 +240,14 @@ class Broker:
             self.metadata_pages,
             self.partition_lifecycle,
             DynamicSettings(
-                config, self.connection_limits, self.partitions, self.replication, node_id=node_id
+                self.config, self.connection_limits, self.partitions, self.replication, node_id=self.node_id
             ),
             self.coordinators,
             self.membership,
             self.freshness,
             self.controller,
-            node_id=node_id,
-            on_failure=on_failure,
+            node_id=self.node_id,
+            on_failure=self._fail,
         )
 
     # Life

@@ -1,5 +1,5 @@
-"""Groups and their committed offsets, as a sans-IO core.
+"""Consumer groups and their committed offsets, as a sans-IO core.
 
-Here is what groups of every protocol share, and the front door. ``classic`` is the protocol of JoinGroup and
-SyncGroup.
+This package has the coordinator and what groups of every protocol share. ``classic`` is the protocol of JoinGroup
+and SyncGroup.
 """

@@ -1,12 +1,12 @@
-"""What a group coordinator remembers, as values and as the records of ``__consumer_offsets``.
+"""The state changes of a group coordinator, as values and as the records of ``__consumer_offsets``.
 
-The bytes are Kafka's own (OffsetCommitKey 1, OffsetCommitValue 4, GroupMetadataKey 2, GroupMetadataValue 3,
-each behind a two-byte version), so that Kafka's console consumer and dump tool read the topic. Every version
-that Kafka ever wrote is read. An offset says to which topic it belongs, by the topic's id; what Kafka before
-4.1 wrote, and we did once, does not (``NO_TOPIC_ID``).
+The bytes are Kafka's own (OffsetCommitKey 1, OffsetCommitValue 4, GroupMetadataKey 2, GroupMetadataValue 3, each
+behind a two-byte version), so that Kafka's console consumer and dump tool read the topic. Every version that
+Kafka ever wrote is read. An offset contains the id of its topic; records of Kafka before 4.1 and of our first
+releases do not (``NO_TOPIC_ID``).
 
-What a newcomer gets wrong: the version in a *key* says what kind of record it is. Kinds we do not know (the
-groups of KIP-848, share groups) are skipped, so that a data directory may come from Kafka and go back.
+The version in a *key* is the type of the record. Types we do not know (the groups of KIP-848, share groups) are
+skipped, so that a data directory may come from Kafka and go back.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from penstock.protocol.messages.group_records import (
 
 OFFSET_KEY_VERSIONS = (0, 1)
 GROUP_KEY_VERSION = 2
-# The newest that is not flexible: older tools read it too (KIP-915).
+# The newest version that is not flexible: older tools read it too (KIP-915).
 GROUP_VALUE_VERSION = 3
-# The first with a topic id. It is flexible, and a reader passes over the fields that it does not know.
+# The first version with a topic id. It is flexible: readers skip fields that they do not know.
 OFFSET_VALUE_VERSION = 4
-# What is read back without a topic id, and written again before it was given one.
+# For offsets that were read without a topic id and are written again before they get one.
 OFFSET_VALUE_VERSION_WITHOUT_ID = 3
 OFFSET_VALUE_VERSION_WITH_EXPIRY = 1
 VALUE_VERSIONS = range(5)
 
 NO_TIMESTAMP = -1
-# Of an offset whose record does not say to which topic it belongs.
+# The topic id of an offset whose record has none.
 NO_TOPIC_ID = bytes(16)
-# Of an offset whose topic is gone for certain, under whatever id it was: no topic has this one.
+# The topic id of an offset whose topic is certainly gone, whatever its id was. No topic has this id.
 GONE_TOPIC_ID = b"\xff" * 16
 
 
@@ -71,22 +71,22 @@ class StoredMember:
     client_host: str
     rebalance_timeout_ms: int
     session_timeout_ms: int
-    # Of the protocol that was chosen; what else the member supports is not remembered.
+    # Metadata of the chosen protocol. Other protocols of the member are not stored.
     subscription: bytes
     assignment: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStored:
-    """A whole generation: written when its assignment is known, and when the group becomes empty."""
+    """A whole generation. Written when its assignment is known, and when the group becomes empty."""
 
     group_id: str
-    # Empty when the group only ever stored offsets.
+    # Empty for a group that only stores offsets.
     protocol_type: str
     generation: int
     protocol: str | None
     leader: str | None
-    # Wall time since when the group is in its state: the clock of an empty group's offsets (KIP-211).
+    # Wall time of the last change of state: expiry of an empty group's offsets starts here (KIP-211).
     state_timestamp: int
     members: tuple[StoredMember, ...]
 
@@ -100,7 +100,7 @@ Change: TypeAlias = OffsetCommitted | OffsetRemoved | GroupStored | GroupRemoved
 
 
 def encode(change: Change) -> tuple[bytes, bytes | None]:
-    """The key and value of the record that stands for a change; a value of None is a tombstone."""
+    """The key and value of a change's record; a value of None is a tombstone."""
     match change:
         case OffsetCommitted():
             return _offset_key(change), _offset_value(change)
@@ -113,10 +113,10 @@ def encode(change: Change) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: Buffer, value: Buffer | None) -> Change | None:
-    """The change that a record stands for; None when it is of a kind we do not know.
+    """The change in a record; None if the type is unknown.
 
     Raises:
-        DecodeError: the record is of a known kind and broken, or of a version newer than ours.
+        DecodeError: the record is of a known type and broken, or of a version newer than ours.
     """
     kind = _version(key)
     if kind in OFFSET_KEY_VERSIONS:
@@ -204,7 +204,7 @@ def _decode_group(group_id: str, value: Buffer) -> Change:
             member.group_instance_id,
             member.client_id,
             member.client_host,
-            # Version 0 knew only the session timeout.
+            # Version 0 has only the session timeout.
             member.session_timeout if member.rebalance_timeout == -1 else member.rebalance_timeout,
             member.session_timeout,
             member.subscription,

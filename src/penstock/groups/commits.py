@@ -1,18 +1,18 @@
-"""OffsetCommit, OffsetFetch and OffsetDelete, and the end of offsets that nobody needs.
+"""OffsetCommit, OffsetFetch and OffsetDelete, and expiry of unused offsets.
 
 Versions: OffsetCommit 2-10, OffsetFetch 1-10 (one group at a time here; the shell splits a request by
-coordinator), OffsetDelete 0. Topics go by name: the shell translates the ids of versions 10, and answers for
-topics that do not exist or may not be seen.
+coordinator), OffsetDelete 0. Topics are identified by name: the shell translates the ids of version 10, and
+handles topics that do not exist or may not be seen.
 
-A topic is its id, not its name: an offset belongs to the topic that had the name when it was committed. Once
-that topic is gone nobody sees the offset, and ``reconcile`` removes it, whether another topic has got the name
-or not. An offset whose record has no id belongs to the topic that has the name when the record is read back.
+An offset belongs to a topic id: that of the topic that had the name at the commit. When that topic is deleted,
+the offset becomes invisible and ``reconcile`` removes it, even if a new topic has the name. An offset whose
+record has no id belongs to the topic that has the name when the record is read.
 
-Expiry (KIP-211): the clock of a group's offsets starts when the group becomes empty, not at the commit. While
-consumers are there, only offsets of topics that none of them reads any more can expire. Offsets of a group
-that never had members expire by the time of their commit. One departure from Kafka: an offset committed to a
-group that was empty already (by an administrator, or a consumer that assigns its partitions itself) counts
-from that commit; in Kafka it would be lost together with the older ones.
+Expiry (KIP-211): the retention of a group's offsets starts when the group becomes empty, not at the commit. While
+there are consumers, only offsets of topics that none of them subscribes to can expire. Offsets of a group that
+never had members expire by the time of their commit. One departure from Kafka: an offset committed to a group
+that was already empty (by an administrator, or a consumer that assigns its partitions itself) is kept for the
+retention time after that commit; in Kafka it would be lost together with the older ones.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from penstock.protocol.messages.groups import (
 
 DEFAULT_RETENTION = -1
 TIMESTAMP_MAX = 2**63 - 1
-# From this version on, a commit to a group that does not exist is told so. Before, it was an old generation.
+# From this version on, a commit to a missing group gets GROUP_ID_NOT_FOUND; before, ILLEGAL_GENERATION.
 COMMIT_KNOWS_MISSING_GROUP = 9
 
-# The id of the topic that has a name now; None when there is none.
+# Topic name -> id of the present topic with this name; None if there is none.
 TopicIds: TypeAlias = Callable[[str], bytes | None]
 
 
@@ -63,7 +63,7 @@ class Commits:
         self._topic_id = topic_id
 
     def commit(self, group: Group, request: OffsetCommitRequest, turn: Turn) -> OffsetCommitResponse:
-        """The sender may do so: see ``Group.commit_error``."""
+        """Commit offsets; the caller has checked ``Group.commit_error``."""
         expire_timestamp = NO_TIMESTAMP
         if request.retention_time_ms != DEFAULT_RETENTION:
             expire_timestamp = max(0, min(turn.wall_ms + request.retention_time_ms, TIMESTAMP_MAX))
@@ -100,7 +100,7 @@ class Commits:
     def _partition_error(self, partition: OffsetCommitRequestPartition) -> ErrorCode:
         metadata = partition.committed_metadata or ""
         too_large = len(metadata) > self._settings.offset_metadata_max
-        # A character takes at most four bytes, so nearly all are let through without being encoded here.
+        # A character takes at most four bytes, so most metadata need not be encoded to check this.
         if not too_large and 4 * len(metadata) > STRING_BYTES_MAX:
             too_large = len(metadata.encode()) > STRING_BYTES_MAX
         return ErrorCode.OFFSET_METADATA_TOO_LARGE if too_large else ErrorCode.NONE
@@ -108,7 +108,7 @@ class Commits:
     def fetch(
         self, group: Group | None, request: OffsetFetchRequestGroup, require_stable: bool
     ) -> OffsetFetchResponseGroup:
-        """What is committed. A group that does not exist has nothing committed, which is no error."""
+        """The committed offsets. A group that does not exist has none, which is not an error."""
         if request.topics is None:
             return OffsetFetchResponseGroup(
                 group_id=request.group_id,
@@ -164,7 +164,7 @@ class Commits:
                 turn.decision.changes.append(change)
 
     def reconcile(self, group: Group, changes_max: int, turn: Turn) -> bool:
-        """Remove the offsets whose topic is gone, and write those with an id that were stored without one.
+        """Remove offsets whose topic is gone, and write offsets again that were stored without a topic id.
 
         False when there is more to do.
         """
@@ -185,7 +185,7 @@ class Commits:
         return True
 
     def restored(self, group: Group, change: OffsetCommitted) -> None:
-        """Take an offset from the log."""
+        """Apply an offset read from the log."""
         if change.topic_id != NO_TOPIC_ID:
             group.offsets.apply(change)
         else:
@@ -195,7 +195,7 @@ class Commits:
         return offset.topic_id == self._topic_id(offset.topic)
 
     def expired(self, group: Group, wall_ms: int) -> list[tuple[str, int]]:
-        """The partitions whose offsets nobody has needed for the time they are kept."""
+        """The partitions whose offsets have been unused for the retention time."""
         return [
             (offset.topic, offset.partition)
             for offset in group.offsets.committed()
@@ -213,11 +213,11 @@ class Commits:
 
 
 def missing_group_error(request: OffsetCommitRequest, version: int, group_count: int) -> ErrorCode:
-    """Of a commit to a group that does not exist: whether it creates one, which only stores offsets."""
+    """The error for a commit to a missing group; without an error, it creates a group that only stores offsets."""
     if request.generation_id_or_member_epoch >= 0:
         known = version >= COMMIT_KNOWS_MISSING_GROUP
         return ErrorCode.GROUP_ID_NOT_FOUND if known else ErrorCode.ILLEGAL_GENERATION
-    # The empty name is allowed here, unlike in JoinGroup: clients without groups have always used it.
+    # The empty name is allowed here, unlike in JoinGroup: clients without groups use it.
     if len(request.group_id.encode()) > NAME_BYTES_MAX:
         return ErrorCode.INVALID_GROUP_ID
     return ErrorCode.COORDINATOR_NOT_AVAILABLE if group_count >= GROUPS_MAX else ErrorCode.NONE

@@ -1,26 +1,26 @@
-"""The front door of one group coordinator: the core behind one partition of ``__consumer_offsets``.
+"""A group coordinator: the core behind one partition of ``__consumer_offsets``.
 
-The shell owns one Coordinator per partition that it leads. It feeds it the partition's records
-(``changes.decode``, then ``apply``) and calls ``loaded`` once; from then on requests come in and decisions go
+The shell has one Coordinator per partition that it leads. It feeds it the partition's records
+(``changes.decode``, then ``apply``) and calls ``loaded`` once. From then on requests come in and decisions go
 out:
 
 1. ``decision = coordinator.join(...)`` (or any other request, or ``tick``);
 2. append ``decision.changes`` as one atomic batch;
 3. when that batch and *every earlier one* is committed: ``coordinator.committed(decision)``, then send
    ``decision.response`` and ``decision.replies``. If it cannot be written: ``coordinator.failed(...)``, and
-   answer with an error instead.
+   respond with an error instead.
 
-What a newcomer gets wrong is step 3 for decisions without changes: they may tell of state that an earlier
-decision changed and that is not committed yet (a follower's SyncGroup right after the leader's), so they wait
-in the same queue. ``fetch_offsets``, ``list_groups`` and ``describe_group`` are different: they return plain
-answers, made from committed state only, that may be sent at once.
+Careful: step 3 is also needed for decisions without changes. They may reveal state that an earlier decision
+changed and that is not committed yet (a follower's SyncGroup right after the leader's), so they wait in the same
+queue. ``fetch_offsets``, ``list_groups`` and ``describe_group`` are different: they return plain responses from
+committed state only, which may be sent at once.
 
-After ``loaded``, and whenever topics were deleted, the shell calls ``reconcile`` until everything is reconciled;
-what it has to remove is invisible already. ``topic_id`` tells which topic has a name in the committed metadata.
-While the log is replayed that must be the metadata as of the beginning of the replay.
+After ``loaded``, and whenever topics were deleted, the shell calls ``reconcile`` until it is done; the offsets it
+removes are already invisible. ``topic_id`` returns the id of the topic with a name in the committed metadata.
+During the replay of the log, that must be the metadata as of the beginning of the replay.
 
 ``now_ms`` is monotonic and drives sessions and rebalances; ``wall_ms`` is wall time and drives the expiry of
-offsets. Both have to be given where both can matter.
+offsets.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from penstock.protocol.messages.groups import (
 )
 
 GROUP_TYPE = "classic"
-# Before this version of DescribeGroups, a group that does not exist is Dead.
+# Before this version of DescribeGroups, a group that does not exist is reported as Dead.
 DESCRIBE_KNOWS_MISSING_GROUP = 6
 
 
@@ -128,7 +128,7 @@ class Coordinator:
             turn.decision.response = OffsetCommitResponse.for_error(request, version, error)
             return turn.decision
         if group is None:
-            # Somebody only stores offsets under this name: a consumer that assigns its partitions itself.
+            # A consumer that assigns its partitions itself: the group only stores offsets.
             group = ClassicGroup(request.group_id)
         else:
             self._membership.commit_received(group, request.member_id, now_ms)
@@ -140,7 +140,7 @@ class Coordinator:
     def fetch_offsets(
         self, request: OffsetFetchRequestGroup, *, require_stable: bool = False
     ) -> OffsetFetchResponseGroup:
-        """The committed offsets of one group; ``offset_answers`` has what turns this into whole messages."""
+        """The committed offsets of one group; ``offset_answers`` turns them into responses."""
         return self._commits.fetch(self._groups.get(request.group_id), request, require_stable)
 
     def delete_offsets(self, request: OffsetDeleteRequest, *, now_ms: int, wall_ms: int) -> Decision[Change]:
@@ -151,9 +151,9 @@ class Coordinator:
     def reconcile(
         self, group_ids: list[str], changes_max: int, *, now_ms: int, wall_ms: int
     ) -> Decision[Change]:
-        """Bring the offsets of some groups into line with the topics that exist, after a load or a deletion.
+        """Update the offsets of some groups to the topics that exist, after a load or a deletion.
 
-        Groups that are done are taken off the list, from its end. At most so many offsets are changed, and
+        Finished groups are removed from the end of the list. At most ``changes_max`` offsets are changed, and
         about as many looked at.
         """
         turn = Turn(now_ms, wall_ms)
@@ -170,7 +170,7 @@ class Coordinator:
     # Administration
 
     def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
-        """Every group that passes the filters; an empty filter passes everything, case does not matter."""
+        """Every group that passes the filters. An empty filter passes everything; case is ignored."""
         wanted_states = {state.strip().lower() for state in states}
         wanted_types = {group_type.strip().lower() for group_type in types}
         if wanted_types and GROUP_TYPE not in wanted_types:
@@ -225,11 +225,11 @@ class Coordinator:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When to call ``tick`` next; look again after every call."""
+        """When to call ``tick`` next; changes with every call."""
         return self._timers.next_deadline_ms
 
     def tick(self, now_ms: int, wall_ms: int, *, may_expire: bool = True) -> Decision[Change]:
-        """``may_expire`` says whether the wall time is good enough to remove an offset by it."""
+        """``may_expire``: whether the wall time is reliable enough to expire offsets."""
         turn = Turn(now_ms, wall_ms)
         for timer in self._timers.due(now_ms):
             match timer.kind:
@@ -271,19 +271,19 @@ class Coordinator:
         self._membership.discard_if_blank(group)
 
     def loaded(self, now_ms: int, wall_ms: int) -> None:
-        """The log has been replayed: every member has a whole session to show itself in."""
+        """The log has been replayed. Every member gets a whole session."""
         turn = Turn(now_ms, wall_ms)
         for group in self._groups.values():
             for member in group.members.values():
                 self._rebalance.touch(member, now_ms)
             if len(group.members) > self._membership.members_max:
-                # The limit was lowered. Whoever rejoins last is turned away.
+                # The limit was lowered. The last members to rejoin are refused.
                 self._rebalance.prepare(group, turn)
         assert not turn.decision.changes and not turn.decision.replies
         self._timers.start(self._expiry, now_ms + self._settings.offsets_retention_check_interval_ms)
 
     def committed(self, decision: Decision[Change]) -> None:
-        """The changes of a decision are in the log for good. Called in the order of the decisions."""
+        """The changes of a decision are committed. Called in the order of the decisions."""
         for change in decision.changes:
             group = self._groups[change.group_id]
             match change:
@@ -298,10 +298,10 @@ class Coordinator:
                 self._membership.discard_if_blank(group)
 
     def failed(self, decision: Decision[Change], now_ms: int, wall_ms: int) -> None:
-        """The changes of a decision are not in the log and never will be. Called in order, too.
+        """The changes of a decision are not in the log and never will be. Called in the order of the decisions.
 
-        A generation that could not be stored is given up: its members rebalance, and the next one says it
-        all.
+        A generation that could not be stored is given up: its members rebalance, and the next generation is
+        stored as a whole.
         """
         turn = Turn(now_ms, wall_ms)
         for change in decision.changes:
@@ -322,7 +322,7 @@ class Coordinator:
 
     @property
     def change_count(self) -> int:
-        """How many records the present state takes."""
+        """The number of records that the present state takes."""
         groups = self._groups.values()
         return sum((group.stored is not None) + group.offsets.count for group in groups)
 
@@ -331,10 +331,11 @@ class Coordinator:
         return list(self._groups)
 
     def snapshot_of(self, group_id: str) -> list[Change]:
-        """Changes that say about a group what the log says up to its end, so that they can be appended there.
+        """The changes that restate a group's state at the end of the log, so that they can be appended there.
 
-        That is what was decided, committed or not: every decision is in the log, and if these changes are
-        committed, so is all that lies before them. A rebalance under way is in no log: a restart forgets it.
+        This is the decided state, committed or not: every decision is in the log, and if these changes are
+        committed, so is everything before them. A rebalance in progress is never in the log: a restart forgets
+        it.
         """
         group = self._groups.get(group_id)
         if group is None:
@@ -343,7 +344,7 @@ class Coordinator:
         return [*([] if stored is None else [stored]), *group.offsets.logged()]
 
     def resign(self) -> Decision[Change]:
-        """We no longer lead the partition: send whoever waits to the next coordinator. Then drop this one."""
+        """Stop leading the partition: send waiting members to the next coordinator. Then drop this one."""
         decision: Decision[Change] = Decision()
         for group in self._groups.values():
             for member in group.members.values():
@@ -376,7 +377,7 @@ class Coordinator:
                 self._commits.remove(group, expired, turn)
 
     def _bury(self, group: ClassicGroup, turn: Turn) -> None:
-        """Remove an empty group. It stays, Dead, until that is committed, and cannot be joined meanwhile."""
+        """Remove an empty group. It stays as Dead until that is committed, and cannot be joined meanwhile."""
         for timer in group.pending.values():
             self._timers.cancel(timer)
         group.pending.clear()
@@ -392,7 +393,7 @@ class Coordinator:
 
 
 def _settle(turn: Turn, token: Any) -> Decision[Change]:
-    """An answer that the request itself brought about is its response, not a later reply."""
+    """A reply to the request that is being handled becomes the decision's response."""
     decision = turn.decision
     for position, (waiting_token, response) in enumerate(decision.replies):
         if waiting_token is token:
@@ -403,7 +404,7 @@ def _settle(turn: Turn, token: Any) -> Decision[Change]:
 
 
 def _committed_state(group: ClassicGroup) -> State:
-    """A generation is stable for readers once its assignment is committed."""
+    """Readers see a generation as stable once its assignment is committed."""
     return State.COMPLETING if group.state is State.STABLE and group.unconfirmed else group.state
 
 

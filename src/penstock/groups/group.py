@@ -1,4 +1,4 @@
-"""What groups of every protocol have in common: a name, committed offsets, and a say in what happens to those."""
+"""What groups of every protocol have in common: a name, committed offsets, and rules for changing those."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ class Group(ABC):
 
     @abstractmethod
     def commit_error(self, request: OffsetCommitRequest) -> ErrorCode:
-        """Whether the sender may commit offsets now."""
+        """The error if the sender may not commit offsets now."""
 
     @abstractmethod
     def offset_delete_error(self) -> ErrorCode:
-        """Whether offsets may be deleted now, except those of topics that a member subscribes to."""
+        """The error if offsets may not be deleted now.
+
+        Topics that a member subscribes to are checked separately.
+        """
 
     @abstractmethod
     def subscribes_to(self, topic: str) -> bool:
-        """Whether a member reads a topic. If that cannot be known, yes."""
+        """Whether a member subscribes to a topic. True if that is unknown."""
 
     @abstractmethod
     def unused_since(self, offset: OffsetCommitted) -> int | None:
-        """The wall time since when an offset has not been needed; None while it may be (KIP-211)."""
+        """The wall time since when an offset is unused; None while it may be in use (KIP-211)."""

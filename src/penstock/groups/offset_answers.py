@@ -1,4 +1,4 @@
-"""The answers to OffsetFetch, whose shape differs between versions."""
+"""OffsetFetch responses, whose format depends on the version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_OFFSET = -1
 
 
 def offset_fetch_groups(request: OffsetFetchRequest, version: int) -> list[OffsetFetchRequestGroup]:
-    """The groups an OffsetFetch asks for, in the newer shape whatever its version."""
+    """The groups of an OffsetFetch request, in the newer format for every version."""
     if version >= OFFSET_FETCH_BATCHED:
         return request.groups
     topics = None
@@ -38,12 +38,12 @@ def offset_fetch_groups(request: OffsetFetchRequest, version: int) -> list[Offse
 def offset_fetch_response(
     request: OffsetFetchRequest, version: int, groups: Sequence[OffsetFetchResponseGroup]
 ) -> OffsetFetchResponse:
-    """The groups' answers, in the shape of the request's version."""
+    """The response for these groups, in the format of the request's version."""
     if version >= OFFSET_FETCH_BATCHED:
         return OffsetFetchResponse(groups=list(groups))
     (group,) = groups
     if version < OFFSET_FETCH_TOP_LEVEL_ERROR and group.error_code:
-        # There is no place for the group's error but beside every partition.
+        # These versions have no field for the group's error, so every partition gets it.
         return OffsetFetchResponse.for_error(request, version, group.error_code)
     topics = [
         OffsetFetchResponseTopic(
@@ -73,7 +73,7 @@ def offset_fetched(
 
 
 def no_offset(partition: int, error: ErrorCode = ErrorCode.NONE) -> OffsetFetchResponsePartitions:
-    """No commit is not an error; and the metadata is empty, not null, which some clients cannot read."""
+    """A partition without a commit. The metadata is empty, not null, which some clients cannot read."""
     return OffsetFetchResponsePartitions(
         partition_index=partition, committed_offset=NO_OFFSET, metadata="", error_code=error
     )

@@ -1,8 +1,8 @@
 """The committed offsets of one group.
 
-Readers see committed state only, while the coordinator decides ahead: a commit is *begun* when it is decided
-and *confirmed* (or *reverted*) when its change is known to be in the log (or not). What is in between is kept
-per partition, in order: the last of it is what the log will say (``latest``).
+Readers see committed state only, while the coordinator decides ahead: a commit *begins* when it is decided and is
+*confirmed* (or *reverted*) when its change is known to be in the log (or not). Decisions in between are kept per
+partition, in order. The last one is what the log will contain (``latest``).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class GroupOffsets:
 
     def __init__(self) -> None:
         self._committed: dict[str, dict[int, OffsetCommitted]] = {}
-        # The decided changes of a partition that are not confirmed yet, in order; never empty.
+        # Decided changes that are not confirmed yet, in order, by partition. The lists are never empty.
         self._pending: dict[tuple[str, int], list[OffsetCommitted | OffsetRemoved]] = {}
-        # Committed offsets that the log has without a topic id, and we with one.
+        # Committed offsets whose records have no topic id; the id was added when they were read.
         self._adopted: set[tuple[str, int]] = set()
 
     @property
@@ -31,7 +31,7 @@ class GroupOffsets:
         return bool(self._pending)
 
     def latest(self, topic: str, partition: int) -> OffsetCommitted | None:
-        """What will be committed when every decision is; that is what the end of the log says."""
+        """The offset once every decision is committed: the state at the end of the log."""
         pending = self._pending.get((topic, partition))
         if pending is None:
             return self.get(topic, partition)
@@ -39,14 +39,14 @@ class GroupOffsets:
         return change if isinstance(change, OffsetCommitted) else None
 
     def logged(self) -> Iterator[OffsetCommitted]:
-        """What the end of the log says, all of it."""
+        """All offsets at the end of the log."""
         for topic, partition in self.partitions():
             offset = self.latest(topic, partition)
             if offset is not None:
                 yield offset
 
     def is_adopted(self, topic: str, partition: int) -> bool:
-        """Whether the log has yet to be told to which topic this offset belongs."""
+        """Whether the record in the log still lacks the topic id."""
         return (topic, partition) in self._adopted and not self.is_pending(topic, partition)
 
     @property
@@ -76,7 +76,7 @@ class GroupOffsets:
         return (topic, partition) in self._pending
 
     def holds(self, topic: str, partition: int) -> bool:
-        """Whether a tombstone would remove something, now or once pending commits are in."""
+        """Whether a tombstone would remove something, now or when pending commits are confirmed."""
         return self.get(topic, partition) is not None or self.is_pending(topic, partition)
 
     def begin(self, change: OffsetCommitted | OffsetRemoved) -> None:
@@ -94,7 +94,7 @@ class GroupOffsets:
             del self._pending[key]
 
     def apply(self, change: OffsetCommitted | OffsetRemoved) -> None:
-        """Take a change that is in the log. The last one wins, even with a lower offset."""
+        """Apply a change that is in the log. The last one wins, even with a lower offset."""
         self._adopted.discard((change.topic, change.partition))
         if isinstance(change, OffsetCommitted):
             self._committed.setdefault(change.topic, {})[change.partition] = change
@@ -104,7 +104,7 @@ class GroupOffsets:
                 del self._committed[change.topic]
 
     def adopt(self, change: OffsetCommitted) -> None:
-        """Take a change that is in the log without the topic id that it has here."""
+        """Apply a change whose record has no topic id; the change has one."""
         self.apply(change)
         self._adopted.add((change.topic, change.partition))
 

@@ -1,8 +1,7 @@
-"""What an operator may set about groups, and the fixed bounds beside it.
+"""Settings and fixed limits of groups.
 
-The fields are Kafka's broker settings under our names; the broker's own table of settings is where both
-spellings meet. The constants below are not settings: nobody needs another value, they only keep one client
-from taking the whole broker.
+The fields are Kafka's broker settings under our names; the broker's table of settings maps one to the other. The
+constants below are not settings: they only keep one client from using up the whole broker.
 """
 
 from __future__ import annotations
@@ -11,31 +10,31 @@ from dataclasses import dataclass
 
 DAY_MS = 24 * 60 * 60 * 1000
 
-# A new member has no id to send heartbeats with while its first JoinGroup waits, so its session cannot tell
-# whether it is still there. It is dropped after this time; a living client asks again.
+# A new member has no id to send heartbeats with while its first JoinGroup waits, so its session cannot show
+# whether it is alive. It is dropped after this time; a live client retries.
 NEW_MEMBER_TIMEOUT_MS = 5 * 60 * 1000
 
-# When a rebalance ends with nobody in it but silent static members, it is tried again, at least this much
-# later: a rebalance timeout of 0 must not turn the retry into a busy loop.
+# When only silent static members are left at the end of a rebalance, it is retried after at least this time: a
+# rebalance timeout of 0 must not make the retry a busy loop.
 RETRY_MS_MIN = 1000
 
-# Group, instance and protocol names end up as strings in Kafka's own record formats, which hold 32,767 bytes;
-# ours stop well before, because they are also kept in memory and written again with every generation.
+# Group, instance and protocol names are strings in Kafka's record formats, which hold 32,767 bytes. Our limit is
+# lower, because names are also kept in memory and written again with every generation.
 NAME_BYTES_MAX = 1024
 STRING_BYTES_MAX = 32_767
 
 # The part of the client id that goes into a member id (which has a random id after it).
 CLIENT_ID_LENGTH_MAX = 255
 
-# Ids handed out by MEMBER_ID_REQUIRED and not used yet, per group. A client comes back with its id within a
-# round trip, so when the table is full the oldest id is the least likely to be missed.
+# Member ids sent with MEMBER_ID_REQUIRED and not used yet, per group. A client uses its id within a round trip,
+# so when the table is full the oldest id is the one to drop.
 PENDING_MEMBERS_MAX = 1000
 
-# Kafka has no bound of its own here (group.max.size is 2^31-1 by default). A larger group cannot work anyway:
-# the leader's JoinGroup answer alone would carry every member's metadata.
+# Kafka has no fixed limit here (group.max.size is 2^31-1 by default). A larger group cannot work anyway: the
+# leader's JoinGroup response contains every member's metadata.
 MEMBERS_MAX = 10_000
 
-# Groups of one coordinator, that is of one partition of __consumer_offsets, that clients may create.
+# Groups per coordinator (one partition of __consumer_offsets) that clients may create.
 GROUPS_MAX = 20_000
 
 

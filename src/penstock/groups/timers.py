@@ -1,9 +1,9 @@
-"""Many deadlines, most of which are moved long before they come due.
+"""Timers for many deadlines, most of which move long before they are due.
 
-Every heartbeat moves its member's session forward, so moving a timer must cost next to nothing. A timer
-stands in the heap at most once for the moment it will next be looked at; moving it later only changes the
-number in the timer itself, and the heap finds out when it gets there. Newcomers look for the deadline in the
-heap: the truth is ``Timer.deadline_ms``, the heap only promises to look early enough.
+Every heartbeat moves its member's session forward, so moving a timer must cost almost nothing. A timer has at
+most one valid entry in the heap. Moving it later only changes the deadline in the timer, and the heap notices
+when it gets to the entry. The real deadline is always ``Timer.deadline_ms``; the heap only guarantees to look at
+it early enough.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import heapq
 from collections.abc import Iterator
 from enum import Enum, auto
 
-# A heap may hold this many entries of cancelled timers beside as many as there are armed ones.
+# The heap may hold as many stale entries as armed timers, plus this many.
 STALE_MAX = 64
 
 
 class TimerKind(Enum):
-    SESSION = auto()  # a member was silent for its session timeout
-    PENDING = auto()  # an id handed out by MEMBER_ID_REQUIRED was not used
+    SESSION = auto()  # a member sent nothing for its session timeout
+    PENDING = auto()  # a member id sent with MEMBER_ID_REQUIRED was not used
     JOIN = auto()  # the join phase of a rebalance is over
-    SYNC = auto()  # members have not asked for their assignment
+    SYNC = auto()  # members have not sent SyncGroup
     OFFSETS = auto()  # it is time to look for expired offsets
 
 
@@ -31,9 +31,9 @@ class Timer:
         self.kind = kind
         self.group_id = group_id
         self.member_id = member_id
-        # None while it is not armed.
+        # None while not armed.
         self.deadline_ms: int | None = None
-        # When the heap will look at this timer; never after deadline_ms. None when it is not in the heap.
+        # The time of its entry in the heap. Never after deadline_ms. None without an entry.
         self.queued_ms: int | None = None
 
     @property
@@ -49,7 +49,7 @@ class Timers:
         self._armed = 0
 
     def start(self, timer: Timer, deadline_ms: int) -> None:
-        """Arm a timer, or move it when it is armed already."""
+        """Arm a timer, or move an armed one."""
         if timer.deadline_ms is None:
             self._armed += 1
         timer.deadline_ms = deadline_ms
@@ -66,7 +66,7 @@ class Timers:
         return self._heap[0][0] if self._settle_top() else None
 
     def due(self, now_ms: int) -> Iterator[Timer]:
-        """Disarm and yield what is due, in order, including what is armed for now or earlier on the way."""
+        """Disarm and yield the timers that are due, in order, including those armed during the iteration."""
         while self._settle_top() and self._heap[0][0] <= now_ms:
             _, _, timer = heapq.heappop(self._heap)
             timer.queued_ms = None
@@ -84,7 +84,7 @@ class Timers:
         assert armed == self._armed, f"{self._armed} timers armed but {armed} in the heap"
 
     def _settle_top(self) -> bool:
-        """Make the top of the heap a timer that is really due then; False when the heap is empty."""
+        """Make the top of the heap a timer that is due at that time; False when the heap is empty."""
         heap = self._heap
         while heap:
             moment, _, timer = heap[0]
@@ -95,7 +95,7 @@ class Timers:
                 timer.queued_ms = None
                 if timer.deadline_ms is not None:
                     self._queue(timer, timer.deadline_ms)
-            # Otherwise the timer was queued again for an earlier moment, and this entry means nothing.
+            # Otherwise the timer was queued again for an earlier time, and this entry is stale.
         return False
 
     def _queue(self, timer: Timer, moment_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""One call of a group coordinator while it is being decided."""
+"""The state of one call to a group coordinator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.protocol.schema import Message
 
 
 class Waiting(NamedTuple):
-    """A request that is answered later, and the version in which it will be."""
+    """A request whose response comes later, and its version."""
 
     token: Any
     version: int
@@ -19,7 +19,7 @@ class Waiting(NamedTuple):
 
 @dataclass(slots=True)
 class Turn:
-    """The two clocks of the call, and the decision that grows during it."""
+    """The two clocks of the call, and the decision it builds."""
 
     now_ms: int
     wall_ms: int

@@ -1,13 +1,13 @@
-"""Where each leader epoch began in this log: what replicas and consumers ask to find out where they diverge.
+"""Where each leader epoch begins in this log. Replicas and consumers use it to find where they diverge.
 
 The entries are (epoch, start offset), both strictly ascending. They are kept in ``leader-epoch-checkpoint``,
-in Kafka's text form, and read from there only when first asked; where that cannot be read, the batches tell.
-The file is not made durable here but by the log's next flush: what a crash may lose is in the batches above
-the recovery point, and is found there again. A full disk keeps an epoch from beginning, but never one from
-being forgotten: that is what makes room.
+in Kafka's text format, and loaded on first use; if the file is unreadable, they are rebuilt from the batches.
+The log's next flush makes the file durable: entries lost in a crash are in the batches above the recovery
+point, and recovery finds them there. On a full disk an epoch cannot begin, but entries can always be dropped:
+dropping them is part of freeing space.
 
-What a newcomer gets wrong: the last entry may begin at the log's end. It is of a leader that was elected and
-has written nothing yet (``begin``), and a truncation to that very place forgets it.
+Careful: the last entry may begin at the log's end. Then its leader was elected and has written nothing yet
+(``begin``), and a truncation to that same offset drops it.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class LeaderEpochs:
     def __init__(
         self, files: Files, directory: str, from_batches: Callable[[], list[tuple[int, int]]] = list
     ) -> None:
-        """``from_batches`` reads the whole log for what the file should have said."""
+        """``from_batches`` rebuilds the entries by reading the whole log."""
         self._files = files
         self._from_batches = from_batches
         self.path = f"{directory}/{EPOCHS}"
-        # None until first asked for.
+        # None until first used.
         self._entries: list[tuple[int, int]] | None = None
-        # How often the file was written, so that the log knows whether it must be made durable.
+        # How often the file was written: tells ``Durability`` whether it needs a sync.
         self.writes = 0
-        # The file does not say what ``entries`` does: it could not be written, or need not be yet.
+        # The file differs from ``entries``: writing it failed, or is deferred.
         self.is_stale = False
-        # Without it nothing is read or written: the log is an empty one.
+        # False for an empty log: then nothing is read or written.
         self.has_directory = True
-        # The epoch of the last record before the log's start, where somebody who has it all in a snapshot said so.
+        # The epoch of the last record before the log's start, if known from a snapshot.
         self.before_start = NO_EPOCH
 
     @property
@@ -61,7 +61,7 @@ class LeaderEpochs:
         if self._entries is None:
             entries = self.stored()
             if entries is None:
-                # None at all would mean to a leader that we have nothing which could differ from its own.
+                # Do not fall back to an empty list: the leader would conclude that no record here can diverge.
                 entries = self._from_batches() if self.has_directory else []
                 self.is_stale = True
             self._entries = entries
@@ -73,11 +73,11 @@ class LeaderEpochs:
         return entries[-1][0] if entries else self.before_start
 
     def begin(self, epoch: int, log_end_offset: int) -> None:
-        """A leader was elected: its epoch begins at the end of the log (KIP-279). The file is not touched.
+        """A leader was elected: its epoch begins at the end of the log (KIP-279). The file is not written yet.
 
-        It is written with the epoch's first batch. Until then a crash may take the entry, and takes nothing
-        with it: no record of the epoch exists that anybody could ask about, and whoever leads next, be it this
-        node, does so in a later epoch. So an election costs no write, however many partitions it is about.
+        It is written with the epoch's first batch. A crash before that may lose the entry, which does no harm:
+        no record of the epoch exists, and the next leader, even if it is this node, has a later epoch. So an
+        election costs no writes, however many partitions it covers.
         """
         entries = self.entries
         if epoch > self.latest:
@@ -88,7 +88,7 @@ class LeaderEpochs:
         """The first batch of an epoch is about to be appended here.
 
         Raises:
-            OSError: it could not be written down, and has not begun.
+            OSError: the file could not be written, and the epoch has not begun.
         """
         entries = self.entries
         if not entries or entries[-1][0] != epoch:
@@ -102,16 +102,16 @@ class LeaderEpochs:
             raise
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """(the largest epoch at most ``epoch``, the offset where it ends); (-1, -1) when not known.
+        """Return (the largest epoch at most ``epoch``, the offset where it ends), or (-1, -1) when unknown.
 
-        The rules are those of OffsetForLeaderEpoch (KIP-101, KIP-279): an epoch beyond ours is not known; one
+        The rules are those of OffsetForLeaderEpoch (KIP-101, KIP-279): an epoch above our latest is unknown; one
         before our first ends where our first begins.
         """
         entries = self.entries
         if epoch == NO_EPOCH:
             return NO_EPOCH, NO_OFFSET
         if not entries:
-            # All that is known is what the log goes on from.
+            # The only epoch known is that of the snapshot the log continues from.
             return (epoch, log_end_offset) if epoch == self.before_start else (NO_EPOCH, NO_OFFSET)
         latest = entries[-1][0]
         if epoch >= latest:
@@ -128,17 +128,17 @@ class LeaderEpochs:
         return self.entries[place - 1][0] if place else self.before_start
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """The log is cut here: forget the epochs that began at or behind it.
+        """The log was truncated to ``end_offset``: drop the epochs that began at or after it.
 
-        Also one that began exactly here: if the leader does not know it, to keep it is to be told for ever
-        that we diverge.
+        An epoch that began exactly there goes too: if the leader does not know it and we kept it, the leader
+        would report a divergence on every fetch.
         """
         kept = [entry for entry in self.entries if entry[1] < end_offset]
         if len(kept) != len(self.entries):
             self._shorten(kept)
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """The log now begins here: forget the epochs that ended before it; the one it lies in begins here."""
+        """The log now begins here: drop the epochs that ended before it. The one it lies in now begins here."""
         entries = self.entries
         place = bisect_right(entries, start_offset, key=lambda entry: entry[1])
         if place and entries[place - 1][1] < start_offset:
@@ -147,28 +147,28 @@ class LeaderEpochs:
             self._shorten(entries[place - 1 :])
 
     def start_over(self, offset: int, before_start: int) -> None:
-        """The log is empty and begins here, behind a record of epoch ``before_start`` if that is known."""
+        """The log is empty and begins here, after a record of epoch ``before_start`` if that is known."""
         self.before_start = before_start
         self._shorten([] if before_start == NO_EPOCH else [(before_start, offset)])
 
     def found_directory(self) -> None:
-        """The log is about to have files. What waited for it is written with the next batch."""
+        """The log is about to get files. Entries not written so far are written with the next batch."""
         _ = self.entries
         self.has_directory = True
 
     def remove(self) -> None:
-        """Take the file away, as if it had never been written."""
+        """Remove the file and all entries."""
         self._files.remove(self.path)
         self._entries = []
 
     def replace(self, entries: list[tuple[int, int]]) -> None:
-        """What recovery found in the batches themselves."""
+        """Replace the entries by those read from the batches."""
         if entries != self.stored():
             self._shorten(entries)
         self._entries = entries
 
     def stored(self) -> list[tuple[int, int]] | None:
-        """What the file says; None when it is missing or unreadable."""
+        """The entries in the file; None when it is missing or unreadable."""
         if not (self.has_directory and self._files.exists(self.path)):
             return None
         try:
@@ -206,5 +206,5 @@ class LeaderEpochs:
 
 
 def _compatible(entries: list[tuple[int, int]], epoch: int, start_offset: int) -> list[tuple[int, int]]:
-    """Without what contradicts a newcomer: that was never committed, or is an epoch that wrote nothing."""
+    """Drop entries that contradict a new one: they were never committed, or their epoch wrote nothing."""
     return [entry for entry in entries if entry[0] < epoch and entry[1] < start_offset]

@@ -1,9 +1,9 @@
-"""What a follower got from its leader, looked at before a byte of it is written.
+"""Checks the batches a follower fetched from its leader, before any of them is written.
 
-A fetch answer holds whole batches, the last of which may be cut off (KIP-74). The network has its own
-checksums and the leader checks what it sends, but memory errs too: a batch that was damaged on the way must
-not become this replica's truth. So the CRC of each is computed here, and what the CRC does not cover, offset
-and leader epoch, must follow from the batch before.
+A fetch response holds whole batches, the last of which may be cut short (KIP-74). The network has its own
+checksums and the leader checks what it sends, but memory can fail too: a batch damaged on the way must not be
+stored on this replica. So the CRC of each batch is verified here. Offset and leader epoch, which the CRC does
+not cover, must follow from the batch before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.protocol.records import CRC_START, BatchHeader, CorruptBatch, batc
 
 
 def good_from(data: Buffer, next_offset: int) -> tuple[list[BatchHeader], CorruptBatch | None]:
-    """The batches at the beginning of the data that continue a log, and what is wrong with the one behind them."""
+    """Return the leading batches that continue a log, and what is wrong with the batch after them, if anything."""
     headers: list[BatchHeader] = []
     epoch = -1
     with memoryview(data) as view:
@@ -37,7 +37,7 @@ def good_from(data: Buffer, next_offset: int) -> tuple[list[BatchHeader], Corrup
 
 
 def first_holding(data: Buffer, offset: int) -> int | None:
-    """Where the first batch begins, if the offset lies inside it."""
+    """Return the base offset of the first batch if ``offset`` lies inside it, after its first record."""
     try:
         header = next((header for _, header in batches(memoryview(data))), None)
     except CorruptBatch:

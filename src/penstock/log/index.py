@@ -2,13 +2,13 @@
 
 An entry is written about every ``index.interval.bytes`` of log. An offset entry is (last offset of a batch,
 position where that batch begins); a time entry is (largest timestamp so far, last offset of the batch that
-brought it), written at the same moments, but only when that timestamp grew. Offsets are relative to the
-segment's base. Both say "begin here and scan forward"; neither is needed for correctness of the log itself,
-so both can be lost and made again.
+holds it), written at the same moments, but only when that timestamp grew. Offsets are relative to the
+segment's base offset. Both mean "start here and scan forward". The log is correct without them, so both can be
+lost and rebuilt.
 
-What a newcomer gets wrong: nothing of an index is held in memory but its last few entries, which wait here
-until a handful can be written at once. A broker has tens of thousands of segments, and a search reads only
-some ten small blocks; a consumer that reads on does not search at all (``Log`` remembers where it stopped).
+Only the last few entries are held in memory, until enough have gathered to be written at once. A broker has tens
+of thousands of segments, and a search reads only about ten small blocks. A consumer that reads sequentially does
+not search at all (``Reader`` remembers where it stopped).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from struct import Struct
 from penstock.environment import File, Files
 
 _BLOCK_BYTES = 4096
-# Entries are written this many at a time: by then the log has grown by a quarter of a megabyte.
+# Entries are written in groups of this size: one group covers a quarter of a megabyte of log.
 _PENDING_ENTRIES = 64
 
 
@@ -36,11 +36,11 @@ class SparseIndex:
         self._file: File | None = None
         self._written = 0  # bytes in the file
         self._pending = bytearray()  # entries not in the file yet
-        # Nothing was written since the file was opened. (If it was then not, nobody can tell.)
+        # Nothing was written since the file was opened. (Whether it was durable at that time is not known.)
         self.is_durable = True
 
     def open(self) -> bool:
-        """Look at the file; false when it is missing or cannot be an index."""
+        """Open the file; false when it is missing or its size is not that of an index."""
         if not self._files.exists(self.path):
             return False
         size = self._files.size(self.path)
@@ -74,16 +74,16 @@ class SparseIndex:
             try:
                 self.write()
             except OSError:
-                # The batch itself is safely in the log. The entries stay here until there is room.
+                # The batch itself is in the log. The entries stay in memory until there is room.
                 return
 
     def write(self) -> None:
-        """Bring the file up to date, creating it when there is none."""
+        """Write the pending entries, creating the file when there is none."""
         if self._file is None:
             self.is_durable = False
             self._file = self._files.open(self.path)
             if self._file.size:
-                # Left over from a segment of the same name that a crash took.
+                # Left over from a segment of the same name that was lost in a crash.
                 self._file.truncate(0)
         if self._pending:
             self.is_durable = False
@@ -92,16 +92,16 @@ class SparseIndex:
             self._pending = bytearray()
 
     def restore(self, key: int, value: int) -> None:
-        """Add an entry to an index that was not opened, to be put in place as a whole by ``rewrite``."""
+        """Add an entry to an index that is being rebuilt. ``rewrite`` then writes it as a whole."""
         self._pending += self._entry.pack(key, value)
 
     def rewrite(self, *, durable: bool) -> None:
-        """Put an index made by ``restore`` in place of what the file held."""
+        """Replace the file by the entries added with ``restore``."""
         self.is_durable = False
         try:
             self._files.replace(self.path, self._pending, durable=durable)
         except OSError:
-            # A full disk is no reason not to read: the index serves from memory.
+            # Reads must work on a full disk too: the index is then served from memory.
             return
         self.is_durable = durable
         self._file = self._files.open(self.path)
@@ -187,7 +187,7 @@ class OffsetIndex(SparseIndex):
 
 
 class TimeIndex(SparseIndex):
-    """(largest timestamp so far, relative last offset of the batch that brought it)."""
+    """(largest timestamp so far, relative last offset of the batch that holds it)."""
 
     __slots__ = ()
 
@@ -199,5 +199,5 @@ class TimeIndex(SparseIndex):
         return last is None or (last[0] >= 0 and last[1] >= 0)
 
     def is_full(self, index_bytes: int) -> bool:
-        # One place is left for the entry that closes the segment.
+        # Leave room for the entry that ``Segment.seal`` adds.
         return self._written + len(self._pending) > index_bytes - 2 * _TIME_ENTRY.size

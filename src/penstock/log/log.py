@@ -1,12 +1,12 @@
 """One partition's log: segments on disk, and the offsets where it begins and ends.
 
 Everything here is synchronous and runs on the broker's loop, except the work returned by ``prepare_flush``.
-The files are Kafka's own (``names.py``). A log that was closed cleanly opens by looking at names and at the
-end of its last segment, which must agree with the snapshot written at closing: that is named after the log's
-end. The rest is read when first needed, so that ten thousand idle partitions cost little.
+The files are Kafka's (``names.py``). To open a log that was closed cleanly, only the file names and the end of
+the last segment are read. They must agree with the snapshot written by ``close``, which is named after the log
+end offset. The rest is read on first use, so that ten thousand idle partitions cost little.
 
-What a newcomer gets wrong: ``append`` returning means "in the page cache", not "durable". Durable is what is
-below ``recovery_point``, and that moves only through ``prepare_flush`` and ``flushed``.
+Careful: when ``append`` returns, the batch is in the page cache but not durable. Only bytes below
+``recovery_point`` are durable, and only ``prepare_flush`` and ``flushed`` move it.
 """
 
 from __future__ import annotations
@@ -65,35 +65,35 @@ class Log:
         self._clock = clock
         self._config = config
         self.directory = directory
-        # From the monotonic clock to ``steady_ms``.
+        # Added to the monotonic clock, gives ``steady_ms``.
         self._wall_offset_ms = clock.wall_ms() - clock.now_ms()
 
         # Exclusive: where the next record goes.
         self.log_end_offset = 0
         # Never above log_end_offset. May lie inside the first segment.
         self.log_start_offset = 0
-        # None until the first append.
+        # Empty until the first append.
         self._segments = Segments(files, clock, directory, config)
         self._reader = Reader(self._segments)
 
         self.epochs = LeaderEpochs(files, directory, self._epochs_from_batches)
-        # Of the last batch, when known: what ``epochs`` would say, without asking.
+        # Leader epoch of the last batch, or NO_EPOCH when not known. Saves a lookup in ``epochs``.
         self._epoch = NO_EPOCH
         self._snapshots = Snapshots(files, directory)
-        # None until first asked for.
+        # None until first used.
         self._producers: ProducerStates | None = None
 
         self._durability = Durability(files, directory, self._segments, self.epochs)
-        # A segment was completed since the last flush. The shell flushes it soon, as Kafka does on roll.
+        # A segment was rolled since the last flush. The shell flushes it soon, as Kafka does on roll.
         self.has_rolled = False
-        # Paths that are no longer part of the log, for the shell to take, and to remove after a delay.
+        # Paths that are no longer part of the log. The shell takes them and removes them after a delay.
         self.pending_deletes: list[str] = []
-        # Called with the offset before the log is cut there: whoever remembers, elsewhere, that it was longer must
-        # first remember less.
+        # Called with the offset before the log is cut there: the recovery point stored elsewhere must be lowered
+        # first.
         self.before_cut: Callable[[int], None] | None = None
-        # On a full disk, makes some room for what frees more; false when there is none to be made.
+        # On a full disk, frees the little space that is needed to free more; false when it cannot.
         self.give_room: Callable[[], bool] = lambda: False
-        # What the last open found, when it had to look.
+        # The result of recovery, if ``open`` had to run it.
         self.recovery: Recovery | None = None
 
     @property
@@ -121,13 +121,13 @@ class Log:
     ) -> Log:
         """Open the log in a directory, which need not exist yet.
 
-        ``clean`` means that ``close`` was the last thing that happened to it. Otherwise everything from the
-        segment of ``recovery_point`` on is read and checked, and ``recovery`` says what was found.
-        ``log_start_offset`` is what the broker's checkpoint remembers of DeleteRecords and retention.
+        ``clean`` means that ``close`` was the last operation on it. Otherwise everything from the segment of
+        ``recovery_point`` on is read and checked, and ``recovery`` holds the result.
+        ``log_start_offset`` comes from the broker's checkpoint and reflects DeleteRecords and retention.
         ``may_cut`` says whether damage may be cut off; a torn tail always is.
 
         Raises:
-            CorruptLog: there is damage that may not be cut off. The files are as they were.
+            CorruptLog: there is damage, and it may not be cut off. The files are unchanged.
             OSError: the files cannot be used.
         """
         log = cls(environment.files, environment.clock, directory, config)
@@ -145,7 +145,7 @@ class Log:
         if log_start_offset is not None and log_start_offset > log.log_start_offset:
             log._start_at(log_start_offset)
         if log.recovery is not None:
-            # The checkpoint may be older than the removal of what lay before.
+            # The epoch checkpoint may be older than the removal of the segments before the start.
             log.epochs.truncate_from_start(log.log_start_offset)
         return log
 
@@ -162,19 +162,19 @@ class Log:
             elif name.endswith(DELETED):
                 self.pending_deletes.append(f"{self.directory}/{name}")
         if not self._segments.items:
-            # What a crash may have left beside no segment says nothing about an empty log.
+            # Without segments the log is empty: ignore the other files that a crash may have left.
             self.epochs.has_directory = False
             self._snapshots.drop_above(-1)
 
     def _open_clean(self) -> bool:
-        """Load the last segment; false when the files contradict what was said about them."""
+        """Load the last segment; false when the files show that the log was not closed cleanly."""
         active = self._segments.items[-1]
         try:
             self.log_end_offset = active.load(self._config, self._clock.wall_ms())
         except CorruptBatch:
             return False
         self._durability.recovery_point = self.log_end_offset
-        # Closing left a snapshot at the end of the log, unless one is there from the roll.
+        # ``close`` wrote a snapshot at the log end, unless one was there from the roll.
         return self._snapshots.newest <= active.base_offset or self._snapshots.newest == self.log_end_offset
 
     def _recover(self, recovery_point: int, *, may_cut: bool) -> None:
@@ -189,28 +189,28 @@ class Log:
         self.log_end_offset = self.recovery.log_end_offset
         self._producers.log_was_empty = self.log_end_offset == 0
         self._epoch = self.epochs.latest
-        # The names may be as new as the bytes above the recovery point.
+        # The directory entries may not be durable either.
         self._durability.made_directory()
         self._durability.recovery_point = recovery_point
         self._durability.truncated(self.log_end_offset)
 
     def _start_at(self, offset: int) -> None:
-        """Begin where the checkpoint says."""
+        """Raise the log start offset to the one in the checkpoint."""
         if offset > self.log_end_offset:
-            # What was lost lies before the start anyway. Its offsets were used: they are not used again.
+            # The lost records lie before the start anyway. Their offsets were used and must not be used again.
             self.start_over_at(offset)
         self.log_start_offset = offset
-        # A crash may have undone their removal.
+        # A crash may have undone the removal of older segments.
         stale = self._segments.place_of(offset)
         if stale > 0:
             self.pending_deletes += self._segments.drop_oldest(stale)
             self._durability.changed()
 
     def seal(self) -> None:
-        """Write what a clean open needs; ``close`` does it too.
+        """Write the files that a clean open needs; ``close`` does it too.
 
-        A broker that stops seals all its logs, lets the kernel write everything back at once, and closes
-        them then: thousands of logs are not made durable one by one.
+        On shutdown the broker seals all its logs, lets the kernel write everything back at once, and then closes
+        them: syncing thousands of logs one by one would take too long.
         """
         if not self._segments.items:
             return
@@ -220,11 +220,11 @@ class Log:
         if self._snapshots.newest != self.log_end_offset:
             self._write_snapshot()
             self._snapshots.drop_old()
-            # A clean open goes by its name.
+            # A clean open relies on the snapshot's name.
             self._durability.changed()
 
     def close(self) -> None:
-        """Make everything durable, as a clean open trusts it all. The log must not be used afterwards."""
+        """Make everything durable: a clean open does not check it. The log must not be used afterwards."""
         self.seal()
         offset, work = self.prepare_flush()
         work()
@@ -236,21 +236,21 @@ class Log:
         self._segments.close()
 
     def moved(self, directory: str) -> None:
-        """The directory was renamed because the log is deleted; only reads that are under way go on."""
+        """The directory was renamed because the log is being deleted. Only reads in progress continue."""
         for segment in self._segments.items:
             segment.moved(directory)
 
     def abandon(self) -> None:
-        """Let go of the files and write nothing: the log was deleted, or its disk cannot be trusted."""
+        """Close the files without writing: the log was deleted, or its disk failed."""
         self._segments.close()
 
     # Writing
 
     def append(self, batch: bytearray | memoryview, header: BatchHeader, leader_epoch: int) -> int:
-        """Append one checked batch, giving it its offsets; the offset of its first record.
+        """Append one checked batch and assign its offsets. Returns the offset of its first record.
 
         Raises:
-            OSError: the disk is full or failing; the log is as it was.
+            OSError: the disk is full or failing; the log is unchanged.
         """
         base_offset = self.log_end_offset
         last_offset = base_offset + header.last_offset_delta
@@ -266,13 +266,13 @@ class Log:
         return base_offset
 
     def append_replicated(self, data: Buffer) -> int:
-        """Append batches fetched from the leader, whose offsets and epochs are set; how many bytes.
+        """Append batches fetched from the leader, which have their offsets and epochs. Returns the bytes appended.
 
-        A batch at the end that is cut short is left out.
+        A batch at the end that is cut short is skipped.
 
         Raises:
-            CorruptBatch: a batch is damaged, or does not continue the log. Those before it were appended.
-            OSError: as ``append``; again, some batches may have been appended.
+            CorruptBatch: a batch is damaged, or does not continue the log. The batches before it were appended.
+            OSError: as ``append``; some batches may have been appended.
         """
         start = self.log_end_offset
         if start and self.log_start_offset == start:
@@ -298,7 +298,7 @@ class Log:
                 segment = self._make_ready(
                     first, first.base_offset, first.last_offset, first.leader_epoch, wall_ms
                 )
-                # As many as go into this segment are written together.
+                # Write all batches that fit into this segment with one call.
                 count, size = 1, first.size
                 for header in headers[1:]:
                     if header.leader_epoch != first.leader_epoch or segment.must_roll(
@@ -335,10 +335,10 @@ class Log:
     def _make_ready(
         self, header: BatchHeader, base_offset: int, last_offset: int, leader_epoch: int, wall_ms: int
     ) -> Segment:
-        """The segment that a batch goes into, with its epoch begun."""
+        """Return the segment that a batch goes into, rolling and beginning the epoch if needed."""
         items = self._segments.items
         if self._producers is None:
-            # Cheap now. At the first roll it would mean reading the whole segment.
+            # Cheap now. At the first roll it would require reading the whole segment.
             _ = self.producers
         if not items:
             self._add_segment()
@@ -353,9 +353,9 @@ class Log:
         return segment
 
     def _may_append(self, leader_epoch: int) -> bool:
-        """Whether no batch in the log is of a later epoch."""
+        """Whether no batch in the log has a later epoch."""
         if leader_epoch != self._epoch and leader_epoch < self.epochs.latest:
-            # The checkpoint has no checksum, the batches have: they tell which of us is wrong.
+            # The epoch checkpoint has no checksum, so it may be wrong. The batches have one: ask them.
             self.epochs.replace(epochs_of(self._segments, self._segments.items))
             return leader_epoch >= self.epochs.latest
         return True
@@ -364,7 +364,7 @@ class Log:
         try:
             return epochs_of(self._segments, self._segments.items)
         except CorruptLog:
-            # Whoever reads there will say so, and the replica is made good again. Here somebody merely asks.
+            # A read of the damaged batch will report it and have the replica repaired. This is only a lookup.
             return []
 
     def _add_segment(self) -> None:
@@ -387,16 +387,16 @@ class Log:
         self._snapshots.drop_old()
 
     def _write_snapshot(self) -> None:
-        # Producers in it are remembered for a while after the next start.
+        # Loading a snapshot keeps its producers for a while, so leave out the expired ones.
         self.producers.expire(self.steady_ms())
         self._snapshots.write(self.log_end_offset, self.producers)
 
     @property
     def producers(self) -> ProducerStates:
-        """What idempotent producers have written.
+        """The state of idempotent producers.
 
         Raises:
-            CorruptLog: some batches cannot be read; said once. After that, it is what the others tell.
+            CorruptLog: some batches cannot be read. Raised once; after that the state is that of the other batches.
         """
         if self._producers is None:
             self._producers, damage = producers_at(
@@ -408,7 +408,7 @@ class Log:
         return self._producers
 
     def steady_ms(self) -> int:
-        """The wall time as it was when the log was opened and the monotonic time since: it never jumps."""
+        """The wall time when the log was opened plus the monotonic time since. It never jumps."""
         return self._wall_offset_ms + self._clock.now_ms()
 
     # Making durable
@@ -419,10 +419,10 @@ class Log:
         return self._durability.recovery_point
 
     def prepare_flush(self) -> tuple[int, Callable[[], None]]:
-        """(the offset below which all is durable once the work has run, the work, for a worker thread).
+        """Return (offset, work for a worker thread). Once it has run, everything below the offset is durable.
 
-        Call ``flushed`` with the offset when the work is done. When it raises, the directory must not be used
-        any more: what the kernel failed to write is no longer known (fsync tells only once).
+        Call ``flushed`` with the offset when the work is done. When the work raises, the directory must not be
+        used any more: fsync reports an error only once, so it is unknown what the kernel failed to write.
         """
         offset = self.log_end_offset
         work = self._durability.prepare(offset)
@@ -436,14 +436,14 @@ class Log:
     # Reading
 
     def read(self, offset: int, bytes_max: int, ceiling: int, *, at_least_one: bool) -> FileRange | None:
-        """Whole batches, the first one holding ``offset``: up to ``bytes_max`` bytes, all below ``ceiling``.
+        """Read whole batches from the one that holds ``offset``: up to ``bytes_max`` bytes, below ``ceiling``.
 
-        None when there is nothing to read; also when the first batch is larger than ``bytes_max``, unless
-        ``at_least_one``. Never more than one segment's worth.
+        None when there is nothing to read, and when the first batch is larger than ``bytes_max``, unless
+        ``at_least_one``. A read never crosses a segment's end.
 
         Raises:
-            OffsetOutOfRange: the offset is before the log's start or behind its end.
-            CorruptLog: the bytes on disk are not the batches that were written; its ``offset`` says from where on.
+            OffsetOutOfRange: the offset is before the log's start or after its end.
+            CorruptLog: the bytes on disk are not the batches that were written, from the error's ``offset`` on.
         """
         if offset >= self.log_end_offset or offset < self.log_start_offset:
             if offset == self.log_end_offset:
@@ -470,16 +470,16 @@ class Log:
     # Shortening
 
     def truncate_to(self, offset: int) -> None:
-        """Remove everything from the batch that holds ``offset`` on, or from a damaged one before it.
+        """Remove everything from the batch that holds ``offset`` on, or from a damaged batch before it.
 
-        A power failure may undo it as long as no flush has followed, and then brings back what was removed,
-        never parts of it behind what was appended since: that is of a later epoch, and recovery will not have
-        an earlier one behind it. (Or it is what was removed: a damaged log that was fetched again.)
+        Until the next flush a power failure may undo the truncation. That brings back the removed batches, but
+        never after batches that were appended since: those have a later epoch, and recovery rejects an earlier
+        epoch after a later one. (Or they are the same batches: a damaged log that was fetched again.)
         """
         self._reader.forget()
         if offset >= self.log_end_offset:
-            # Nothing to remove, but an epoch may have begun here that the leader does not know; and what recovery
-            # has cut was remembered until now, because it tells of the damage.
+            # Nothing to remove, but an epoch may have begun here that the leader does not know. Also, the
+            # recovery point of a log that recovery cut is lowered only now, because it is the trace of the damage.
             self._warn_of_cut(self.log_end_offset)
             self.epochs.truncate_from_end(self.log_end_offset)
             self._epoch = NO_EPOCH
@@ -489,7 +489,7 @@ class Log:
         place = segments.place_of(offset)
         if place >= 0:
             segments.load(segments.items[place])
-            # The batch goes as a whole.
+            # The batch is removed as a whole.
             position, offset = segments.items[place].locate_cut(offset)
         self._warn_of_cut(offset)
         self.pending_deletes += segments.drop_behind(offset)
@@ -498,7 +498,7 @@ class Log:
             try:
                 active.truncate(position, self._config, wall_ms)
             except CorruptBatch:
-                # There is damage before the cut that the index had led past.
+                # There is damage before the cut. The index search skipped over it.
                 position, offset = active.locate_damage()
                 self._warn_of_cut(offset)
                 active.truncate(position, self._config, wall_ms)
@@ -516,12 +516,12 @@ class Log:
     def start_over_at(self, offset: int, epoch: int | None = None) -> None:
         """Drop everything; the log begins and ends here.
 
-        For a follower whose end lies before its leader's start, and for a metadata log whose beginning is now a
-        snapshot; ``epoch`` is that of the last record in the snapshot.
+        For a follower whose end lies before its leader's start, and for a metadata log whose beginning was
+        replaced by a snapshot; ``epoch`` is that of the last record in the snapshot.
 
-        A crash on the way leaves the beginning of the old log, or an empty one, or the new one: the epochs go
-        first, because nothing in the new log could contradict them, and nothing new is made before the removal
-        of the old is durable.
+        A crash in between leaves the beginning of the old log, an empty log, or the new one. The epochs are
+        removed first, because no batch in the new log could contradict them, and no file is created before the
+        removal of the old ones is durable.
         """
         self._reader.forget()
         if not self._segments.items and offset == self.log_end_offset == 0:
@@ -541,7 +541,7 @@ class Log:
         try:
             self._add_segment()
         except OSError as error:
-            # On a full disk the next append makes it. Until then a crash leaves an empty log.
+            # On a full disk the next append creates the segment. Until then a crash leaves an empty log.
             if error.errno not in NO_ROOM:
                 raise
         self.epochs.start_over(offset, NO_EPOCH if epoch is None else epoch)
@@ -551,25 +551,27 @@ class Log:
             self.before_cut(offset)
 
     def delete_before(self, offset: int, *, frees_last: bool = False) -> None:
-        """Raise the start of the log (DeleteRecords); segments wholly before it go, the last one if asked for.
+        """Raise the start of the log (DeleteRecords) and drop the segments wholly before it.
+
+        The last segment is dropped only if ``frees_last`` is set.
 
         Raises:
-            OffsetOutOfRange: the offset is behind the end of the log.
+            OffsetOutOfRange: the offset is after the end of the log.
         """
         if offset > self.log_end_offset:
             raise OffsetOutOfRange(offset)
         if offset > self.log_start_offset:
             items = self._segments.items
             if frees_last and offset == self.log_end_offset and items and items[-1].measure():
-                # Or its last segment would keep its space until there is another.
+                # Otherwise the last segment would keep its space until the next roll.
                 self._roll_to_empty()
             self.log_start_offset = offset
             self._drop_oldest(max(0, self._segments.place_of(offset)))
 
     def expire(self, wall_ms: int | None, ceiling: int) -> int:
-        """Remove segments past ``retention.ms`` or ``retention.bytes``, none reaching beyond ``ceiling``.
+        """Remove segments past ``retention.ms`` or ``retention.bytes``, but none reaching beyond ``ceiling``.
 
-        Without a time, by size only. Returns how many. Producers that have not written for long are forgotten too.
+        Without ``wall_ms``, by size only. Returns the number removed. Idle producers are expired too.
         """
         if self._producers is not None:
             self._producers.expire(self.steady_ms())
@@ -591,9 +593,9 @@ class Log:
         return count
 
     def _roll_to_empty(self) -> bool:
-        """Begin a segment whose name alone remembers where the log ends; false when the disk is full.
+        """Roll to an empty segment, whose name preserves the log end offset; false when the disk is full.
 
-        It needs some room, for what producers have written, and makes much more.
+        The producer snapshot needs a little space; dropping the old segments then frees much more.
         """
         while True:
             try:
@@ -604,7 +606,7 @@ class Log:
                     raise
                 if not self.give_room():
                     return False
-        # It must not be lost while the removal of the others is not.
+        # The new segment must be durable before the removal of the old ones is.
         self._files.sync_directory(self.directory)
         return True
 
@@ -614,7 +616,7 @@ class Log:
             self._durability.changed()
         self.epochs.truncate_from_start(self.log_start_offset)
 
-    # Looking
+    # State
 
     @property
     def size_bytes(self) -> int:
@@ -622,16 +624,12 @@ class Log:
 
     @property
     def begins_with_segment(self) -> bool:
-        """Whether the names of the files tell where the log begins."""
+        """Whether the log start offset follows from the file names alone."""
         items = self._segments.items
         return not items or items[0].base_offset == self.log_start_offset
 
-    @property
-    def segment_count(self) -> int:
-        return len(self._segments.items)
-
     def check(self) -> None:
-        """Assert what must hold between any two calls. Reads the whole log: for tests and simulation."""
+        """Assert the invariants. Reads the whole log: for tests and simulation."""
         assert 0 <= self.log_start_offset <= self.log_end_offset, (self.log_start_offset, self.log_end_offset)
         assert 0 <= self.recovery_point <= self.log_end_offset, (self.recovery_point, self.log_end_offset)
         segments = self._segments

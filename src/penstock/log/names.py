@@ -1,14 +1,14 @@
-"""The names of a partition's files, which are Kafka's own, and the one file that says whose they are.
+"""The names of a partition's files, which are Kafka's, and the file that says which topic they belong to.
 
     00000000000000000000.log            record batches from offset 0 on
     00000000000000000000.index          offset -> position, sparse
     00000000000000000000.timeindex      timestamp -> offset, sparse
-    00000000000000001234.snapshot       what every producer had written below offset 1234
+    00000000000000001234.snapshot       producer state below offset 1234
     leader-epoch-checkpoint             where each leader epoch began
-    partition.metadata                  the topic id: it, not the directory's name, says what this is
+    partition.metadata                  the topic id: it, not the directory's name, identifies the topic
 
-``.deleted`` behind a name: no longer part of the log, to be removed after a delay. ``.corrupt``: found behind
-a damaged batch by recovery; no longer part of the log either, but left for a person to look at.
+The suffix ``.deleted`` marks a file that is no longer part of the log and is removed after a delay. ``.corrupt``
+marks data that recovery found after a damaged batch: not part of the log either, but kept for inspection.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def write_partition_metadata(files: Files, directory: str, topic_id: TopicId) ->
 
 
 def read_partition_metadata(files: Files, directory: str) -> TopicId | None:
-    """The topic id of a partition's directory; None when the file is missing or says something else."""
+    """The topic id of a partition's directory; None when the file is missing or malformed."""
     path = f"{directory}/{PARTITION_METADATA}"
     if not files.exists(path):
         return None

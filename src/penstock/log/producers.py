@@ -1,25 +1,25 @@
-"""What each idempotent producer last wrote to this partition: so that a retried batch is stored once.
+"""What each idempotent producer last wrote to this partition, so that a retried batch is stored only once.
 
 A client numbers the records it sends to a partition. The last five batches of each producer id are
-remembered, as many as a client may have in flight. A batch is then
+remembered, because a client may have five in flight. A batch is then
 
     the next one                  sequence = last + 1 (0 after 2^31 - 1)   append
-    one of the last five again    same epoch, same first and last          answer as the first time
+    one of the last five again    same epoch, same first and last          respond as the first time
     of an older epoch             its producer was replaced                INVALID_PRODUCER_EPOCH
     the first of a newer epoch    sequence 0                               append
-    of an unknown producer        see ``check``                            append, perhaps the second time
-    anything else                 something before it is missing           OUT_OF_ORDER_SEQUENCE_NUMBER
+    of an unknown producer        see ``check``                            append, perhaps when it is retried
+    anything else                 a batch before it is missing             OUT_OF_ORDER_SEQUENCE_NUMBER
 
-The state is written next to the segments when a segment is rolled and when the log is closed, in Kafka's own
-format, and is made again from the batches behind the last such snapshot. In that format an entry is one batch.
-A producer has as many entries as batches, the last one last, which is the one that Kafka takes. (We wrote only
-that one once; so the log shows a loaded state its last stretch of batches once more: ``remember``.)
+The state is written beside the segments, in Kafka's format, when a segment is rolled and when the log is closed.
+It is rebuilt from the newest such snapshot and the batches after it. An entry in that format is one batch. A
+producer has one entry per batch, the newest last, which is the one that Kafka uses. (Older versions wrote only
+the newest. So after loading, the last megabyte of batches is read again to fill in the rest: ``remember``.)
 
-A producer that has been silent for long is forgotten, but not its epoch, if it is above 0: what was sent in an
-epoch before must not be stored however late it arrives. In a snapshot that is an entry without a batch.
+The state of an idle producer expires, but an epoch above 0 is kept: a batch of an earlier epoch must not be
+stored, however late it arrives. In a snapshot that is an entry without a batch.
 
-What a newcomer gets wrong: ``wall_ms`` here is ``Log.steady_ms``, which no step of the clock moves. A producer
-that is forgotten because the clock was set has its next retry stored twice.
+Careful: ``wall_ms`` here is ``Log.steady_ms``, which does not jump when the clock is set. If a producer expired
+because of such a jump, its next retry would be stored twice.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from penstock.protocol.records import SEQUENCE_MAX, BatchHeader
 BATCHES_REMEMBERED = 5
 
 _SNAPSHOT_VERSION = 1
-_SNAPSHOT_HEADER = Struct(">hIi")  # version, crc of what follows it, count
+_SNAPSHOT_HEADER = Struct(">hIi")  # version, CRC of all bytes after it, count
 _SNAPSHOT_CRC_START = 6
 # producer id, epoch, last sequence, last offset, offset delta, timestamp, coordinator epoch, first offset of
 # the open transaction
 _SNAPSHOT_ENTRY = Struct(">qhiqiqiq")
 
 
-# What every client answers with the same batch in its turn, having asked who leads.
+# On this error every client refreshes its metadata and sends the same batch again, in order.
 TRY_AGAIN = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-# Of one partition. Clients make producer ids up as they like, and each is remembered for a day.
+# Per partition. Clients may invent any number of producer ids, and each is remembered for a day.
 PRODUCERS_MAX = 50_000
-# Of one partition. Only a producer that had to begin another epoch takes one.
+# Per partition. Only a producer with an epoch above 0 needs one.
 FENCES_MAX = 100_000
-# How long a producer is remembered after a start, whatever the clock says then: as long as its client may retry.
+# The least time a producer is remembered after a start, whatever the clock says: its client may retry that long.
 LOADED_MS_MIN = 3_600_000
 
 
@@ -92,7 +92,7 @@ class ProducerStates:
     def __init__(self, expiration_ms: int) -> None:
         self._expiration_ms = expiration_ms
         self._states: dict[int, ProducerState] = {}
-        # The epochs of producers that were forgotten, above 0, the longest forgotten first. None of ``_states``.
+        # Producer id -> epoch of expired producers. Above 0, oldest first, disjoint from ``_states``.
         self._fences: dict[int, int] = {}
         # The log has never held a record.
         self.log_was_empty = False
@@ -106,14 +106,14 @@ class ProducerStates:
     def check(
         self, header: BatchHeader, wall_ms: int, refused_batches: RefusedBatches = NONE_REFUSED
     ) -> Duplicate | ErrorCode | None:
-        """Judge a batch a client sent: None when it is to be appended.
+        """Decide about a batch from a client: None means append it.
 
-        A producer that is not known may go on at any sequence (KIP-360): its state may have expired. In a log
-        that never held a record such a batch may have overtaken the first one, which would then be lost
-        silently (KAFKA-15591); or its producer has written for long, and the topic was made again. A client
-        that is told to try again does so in order. So the batch is refused (``TRY_AGAIN``, for the caller to
-        remember), and taken when it comes again and nothing before it has. (Kafka 4.3 takes it at once, and may
-        lose the first. Kafka 4.5 calls it out of order, which ends a producer of librdkafka.)
+        An unknown producer may continue at any sequence (KIP-360): its state may have expired. In a log that
+        never held a record, such a batch may have overtaken the first one, which would then be lost silently
+        (KAFKA-15591). Or its producer is an old one and the topic was recreated. A client that is told to retry
+        does so in order. So the batch is refused (``TRY_AGAIN``, which the caller records), and accepted when
+        it comes again with no batch before it. (Kafka 4.3 accepts it at once, and may lose the first batch.
+        Kafka 4.5 rejects it as out of order, which is fatal for a librdkafka producer.)
         """
         state = self._states.get(header.producer_id)
         base_sequence = header.base_sequence
@@ -173,7 +173,7 @@ class ProducerStates:
         batches.append(batch)
 
     def remember(self, headers: Iterable[BatchHeader]) -> None:
-        """Fill up what a snapshot had no room for, from the batches (in order) below it."""
+        """Add the batches that a snapshot lacks. ``headers`` are the batches below it, in order."""
         older: dict[int, list[WrittenBatch]] = {}
         for header in headers:
             state = self._states.get(header.producer_id)
@@ -194,13 +194,13 @@ class ProducerStates:
             state.batches = [*batches, *state.batches][-BATCHES_REMEMBERED:]
 
     def _make_room(self) -> None:
-        """Forget the tenth that has been silent the longest."""
+        """Expire the tenth of the producers that have been idle the longest."""
         by_silence = sorted(self._states, key=lambda producer_id: self._states[producer_id].last_seen_ms)
         for producer_id in by_silence[: len(by_silence) // 10 + 1]:
             self._forget(producer_id)
 
     def expire(self, wall_ms: int) -> int:
-        """Forget producers that have not written for long; how many."""
+        """Expire idle producers. Returns how many."""
         expired = [
             producer_id
             for producer_id, state in self._states.items()
@@ -218,7 +218,7 @@ class ProducerStates:
             self._fences[producer_id] = epoch
 
     def encode(self) -> bytes:
-        """A snapshot. The timestamp in it is when we last saw the producer, which is what it is used for."""
+        """Encode a snapshot. Its timestamps are when the producer last appended, which is what expiry needs."""
         body = bytearray()
         pack = _SNAPSHOT_ENTRY.pack
         for producer_id, epoch in self._fences.items():
@@ -241,12 +241,12 @@ class ProducerStates:
         return _SNAPSHOT_HEADER.pack(_SNAPSHOT_VERSION, crc, count) + body
 
     def load(self, snapshot: bytes, wall_ms: int) -> None:
-        """Begin from a snapshot. Nobody is forgotten here: by a clock that is wrong now, a retry would be new.
+        """Load a snapshot. No producer expires here: if the clock is wrong, its retry would be stored again.
 
-        Those that seem to have expired are remembered for LOADED_MS_MIN, in which the clock is not asked.
+        Producers that seem to have expired are kept for LOADED_MS_MIN, whatever the clock says.
 
         Raises:
-            CorruptSnapshot: it is damaged, or of a version we do not know. Nothing was loaded.
+            CorruptSnapshot: it is damaged, or has an unknown version. Nothing was loaded.
         """
         if len(snapshot) < _SNAPSHOT_HEADER.size:
             raise CorruptSnapshot("cut short")

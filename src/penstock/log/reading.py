@@ -1,9 +1,9 @@
-"""Finding the bytes that a fetch gets: whole batches of one segment, up to a limit, as a range of its file.
+"""Finds the bytes that a fetch returns: whole batches of one segment, up to a limit, as a range of its file.
 
-Nothing is copied here. The range goes to the connection, which has the kernel send it.
+Nothing is copied here. The connection has the kernel send the range.
 
-What a newcomer gets wrong: most reads search nothing. A consumer that reads on, and a follower always does,
-begins where some read before it has ended, and the last of these places are remembered.
+Most reads need no search: a sequential consumer, and every follower, starts where an earlier read ended, and the
+latest of these places are remembered.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from penstock.log.segment import Segment
 from penstock.log.segments import CorruptLog, Segments, damaged
 from penstock.log.verification import checked_end
 
-# Places where reads ended, so that the consumers that read on need no search.
+# Places where reads ended.
 _PLACES_REMEMBERED = 32
 _SMALL_READ_BYTES = 4096
-# Of bytes that must be checked first, no more at a time: the loop waits for it.
+# At most this many unchecked bytes per read: checking them blocks the loop.
 _CHECKED_BYTES_MAX = 1 << 20
 
 
@@ -25,17 +25,17 @@ class Reader:
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
-        # Offset -> position of the batch that holds it, or will.
+        # Offset -> position of the batch that holds it, or will hold it.
         self._places: dict[int, int] = {}
 
     def find(
         self, offset: int, bytes_max: int, ceiling: int, log_end_offset: int, at_least_one: bool
     ) -> FileRange | None:
-        """The batches from the one that holds ``offset`` on; see ``Log.read``. The offset is one of the log's.
+        """Find the batches from the one that holds ``offset`` on; see ``Log.read``. The offset must be in the log.
 
         Raises:
-            CorruptLog: bytes that another process left are not what it wrote.
-            WrongIndex, CorruptBatch: the segment of ``offset`` needs a closer look.
+            CorruptLog: bytes written by an earlier process are damaged.
+            WrongIndex, CorruptBatch: the index or a batch in the segment of ``offset`` is wrong.
         """
         segments = self._segments
         items = segments.items
@@ -64,7 +64,7 @@ class Reader:
             if end < 0:
                 end = segment.locate(ceiling)
         if end - position > bytes_max:
-            # A small limit is often smaller than the first batch, which is quickly seen.
+            # A small limit is often smaller than the first batch. Checking that first is cheap.
             first = segment.header_at(position) if bytes_max < _SMALL_READ_BYTES else None
             if first is None or first.size <= bytes_max:
                 end, next_offset = segment.whole_batches(position, bytes_max, end)
@@ -80,7 +80,7 @@ class Reader:
                 raise damaged(segment, f"offset {offset} is missing")
             return None
         if position < segment.trusted_from:
-            # Another process wrote this: it is looked at once, before anybody gets it.
+            # An earlier process wrote these bytes. They are checked once, before they are sent.
             unknown_end = min(end, segment.trusted_from)
             following = None if is_active else items[place + 1]
             good_end, good_offset = checked_end(segment, position, unknown_end, following)
@@ -95,11 +95,11 @@ class Reader:
         return FileRange(segment.file, position, end - position)
 
     def forget(self) -> None:
-        """The log was cut: what was remembered may be of bytes that are gone."""
+        """The log was cut: remembered places may lie in the removed part."""
         self._places.clear()
 
     def rolled(self, log_end_offset: int) -> None:
-        """A consumer waiting at the end of the segment before will read on in the new one."""
+        """The next read at the log end must look in the new segment, not in the one before it."""
         self._places.pop(log_end_offset, None)
 
     def check(self, log_start_offset: int) -> None:

@@ -1,18 +1,18 @@
-"""Finding out what of a log survived a crash.
+"""Recovers a log after a crash.
 
-Everything below the recovery point was made durable and is taken as it is. From the segment that holds it
-every batch is read and its CRC computed. The first one that is torn, damaged, out of order or of an older
-leader epoch than the one before ends the log: the file is cut there, and later segments are set aside under
-another name. So is what lay behind the cut, unless it is just the beginning of a last batch above the
-recovery point, as every crash may leave it. Nothing more is destroyed: "nothing good can come behind a bad
-batch" is our opinion, and somebody may need to look.
+Everything below the recovery point was made durable and is not checked. From the segment that holds it, every
+batch is read and its CRC verified. The log ends before the first batch that is torn, damaged, out of order or of
+an older leader epoch than the batch before it. The file is cut there and later segments are renamed
+(``.corrupt``). The bytes after the cut are copied to such a file too, unless they are just the beginning of the
+last batch, above the recovery point, as any crash may leave it. No other data is destroyed: an operator may want
+to inspect it.
 
-A torn tail is cut at once. Anything else is damage, and the cut would be the end of all evidence: should the
-process die before it has told anybody, the next one would find a log that is in order and merely shorter. So
-damage is cut only with a ``before_cut``, which is called first; without one, CorruptLog is raised.
+A torn tail is cut at once. Anything else is damage, and cutting it destroys the evidence: if the process died
+before it had reported the damage, the next one would find a valid log that is merely shorter. So damage is cut
+only with a ``before_cut``, which is called first; without one, CorruptLog is raised.
 
-What a newcomer gets wrong: the CRC does not cover a batch's offset and epoch. Only the batches around it tell
-whether these are right; offsets therefore follow each other without a gap.
+The CRC does not cover a batch's offset and epoch. Only the neighbouring batches show whether these are right,
+which is why offsets must follow each other without a gap.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from penstock.protocol.records import (
 __all__ = ["Recovery", "epochs_of", "good_batches", "recover"]
 
 _CHUNK_BYTES = 1 << 20
-# How far behind a bad batch a good one is looked for, and how many offsets later it may be.
+# How far after a bad batch to search for a good one, and how many offsets later that one may be.
 _SEARCHED_BYTES = 4 << 20
 _OFFSETS_AHEAD = 1 << 31
 _BATCH_START = bytes(4)
@@ -52,22 +52,22 @@ _MAGIC_POSITION = 16
 
 @dataclass(slots=True)
 class Recovery:
-    """What recovery did, for the broker's log."""
+    """The result of recovery, for the storage and the broker's log."""
 
     log_end_offset: int
     scanned_bytes: int = 0
-    # Behind the last good batch of its segment.
+    # After the last good batch of its segment.
     cut_bytes: int = 0
     # Paths of files that are no longer part of the log.
     set_aside: list[str] = field(default_factory=list)
-    # Less is left than the disk was known to hold: this is damage and no torn tail. What is missing may have been
-    # committed, so a replica that finds this must not lead before it has caught up.
+    # The log ends below the recovery point: this is damage, not a torn tail. The missing records may have been
+    # committed, so the replica must not lead before it has caught up.
     was_cut: bool = False
-    # A batch below what was scanned is damaged, and all that can be said of epochs and producers is what the others
-    # tell. The log is left as it is: what lies behind may be the only copy.
+    # A batch below the scanned range is damaged. Epochs and producer state come from the other batches only. The
+    # log is not cut: the records after the damage may be the only copy.
     damaged_at: int | None = None
-    # Behind the last good batch there was more than a torn tail. This is damage too, or else writes that were
-    # lost with the page cache; from the bytes nobody can tell.
+    # There was more than a torn tail after the last good batch. This is damage, or writes that were lost with the
+    # page cache; the bytes do not show which.
     had_more: bool = False
 
 
@@ -79,16 +79,16 @@ def recover(
     wall_ms: int,
     before_cut: Callable[[int], None] | None,
 ) -> tuple[Recovery, ProducerStates]:
-    """Bring the files of a log into agreement with its good batches; what the producers wrote in them.
+    """Make the files of a log agree with its good batches. Also returns the producer state.
 
     Raises:
         CorruptLog: there is damage, and it may not be cut off.
     """
     items = segments.items
-    # The segment that ends at the recovery point is looked at too: a truncation to there may be undone.
+    # Scan the segment that ends at the recovery point too: a truncation to there may have been undone.
     start = max(0, segments.place_of(recovery_point - 1))
     scanned_from = items[start].base_offset
-    # A snapshot from above may be of a history that the crash undid.
+    # A snapshot above may include batches that the crash undid.
     snapshots.drop_above(scanned_from)
     epoch_entries, damage = _epochs_before(segments, epochs, start)
     producers, more_damage = producers_at(segments, snapshots, scanned_from, wall_ms)
@@ -106,7 +106,7 @@ def recover(
         before_cut(offset)
 
     def good(segment: Segment) -> Iterator[tuple[int, BatchHeader]]:
-        """The good batches of a segment, which is cut behind them."""
+        """Yield the good batches of a segment, then cut it after them."""
         nonlocal last_epoch
         size = segment.measure()
         end, next_offset = 0, segment.base_offset
@@ -135,7 +135,7 @@ def recover(
         if kept > start:
             if recovery.cut_bytes or segment.base_offset != recovery.log_end_offset:
                 break  # a batch before it is missing
-            with suppress(OSError):  # a broker must start on a full disk, too
+            with suppress(OSError):  # a broker must be able to start on a full disk
                 snapshots.write(segment.base_offset, producers)
         kept += 1
         recovery.log_end_offset = segment.rebuild(good(segment), segments.config, wall_ms, durable=False)
@@ -164,14 +164,14 @@ def _is_torn(file: File, position: int, next_offset: int) -> bool:
         looks_torn = file.size - position < HEADER_SIZE or not any(
             any(file.read_at(at, _CHUNK_BYTES)) for at in rest
         )
-    # A length that was damaged looks the same, but for the good batches behind it.
+    # A damaged length field looks the same, except that good batches follow.
     return looks_torn and not _has_good_batch(file, position + 1, next_offset)
 
 
 def _has_good_batch(file: File, position: int, next_offset: int) -> bool:
-    """Whether a whole batch of this log, with a later offset, lies somewhere behind a position."""
+    """Whether a whole batch of this log, with a later offset, lies after ``position``."""
     data = file.read_at(position, _SEARCHED_BYTES)
-    # Offsets are below 2**32 in any log that people live to see, so a batch begins with four zeros.
+    # In practice offsets stay below 2**32, so a batch begins with four zero bytes.
     at = data.find(_BATCH_START)
     while at >= 0 and at + HEADER_SIZE <= len(data):
         if data[at + _MAGIC_POSITION] == MAGIC:
@@ -209,7 +209,7 @@ def _epochs_before(
 def _begun_at_the_end(
     epochs: LeaderEpochs, found: list[tuple[int, int]], log_end_offset: int
 ) -> list[tuple[int, int]]:
-    """The epoch that the checkpoint says begins where the log ends: no batch can tell of it, or deny it."""
+    """The checkpoint's entry that begins at the log end, if any: no batch can confirm or contradict it."""
     stored = epochs.stored()
     if stored and stored[-1][1] == log_end_offset and (not found or stored[-1][0] > found[-1][0]):
         return stored[-1:]
@@ -217,7 +217,7 @@ def _begun_at_the_end(
 
 
 def epochs_of(segments: Segments, items: Iterable[Segment]) -> list[tuple[int, int]]:
-    """The epochs as the batches of some segments tell them: (epoch, the offset where it began)."""
+    """Read the epochs from the batches of some segments: (epoch, the offset where it began)."""
     entries: list[tuple[int, int]] = []
     for segment in items:
         for header in segments.look(segment, _headers):

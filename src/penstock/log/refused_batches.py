@@ -1,9 +1,9 @@
-"""Batches of idempotent producers that were not taken for the moment, and will be sent again.
+"""Batches of idempotent producers that were refused with a retriable error, and will be sent again.
 
-A client has several batches under way. When one is refused (nobody leads just now, too few replicas are in sync,
-the disk is full) and the broker is itself again before the next one comes, that one must not overtake it. Out of
-order is what it is, but librdkafka, when it hears that, gives up its sequence and begins another, and what was
-stored before and is not acknowledged yet is then stored twice. So it hears what the refused one heard.
+A client has several batches in flight. When one is refused (no leader, too few in-sync replicas, disk full) and
+the cause is gone before the next one arrives, that next one must not overtake it. OUT_OF_ORDER_SEQUENCE_NUMBER
+would be true, but librdkafka then starts a new sequence, and batches that were stored but not acknowledged yet
+are stored twice. So the later batch gets the same error as the refused one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import SEQUENCE_MAX, BatchHeader
 
-# Of each producer: as many as a client may have in flight.
+# Per producer: as many as a client may have in flight.
 BATCHES_REMEMBERED = 5
 PRODUCERS_REMEMBERED = 1_000
-# For as long as what was sent behind a refused batch may be on its way.
+# For as long as batches sent after a refused one may still arrive.
 REMEMBERED_MS = 60_000
-# Of all partitions that are not hosted here.
+# For all partitions that are not hosted here.
 ELSEWHERE_REMEMBERED = 1_000
 
 
@@ -31,7 +31,7 @@ class _Refused(NamedTuple):
 
 
 class RefusedBatches:
-    """Of one partition. What was stored since, perhaps by another leader, is not taken back here: see ``after``."""
+    """For one partition. Batches stored since then are not removed from here: see ``after`` in ``overtaken``."""
 
     __slots__ = ("_by_producer",)
 
@@ -51,7 +51,7 @@ class RefusedBatches:
         self._by_producer[header.producer_id] = _Refused(header.producer_epoch, error, sequences, wall_ms)
 
     def overtaken(self, header: BatchHeader, after: int, wall_ms: int) -> ErrorCode | None:
-        """Why a batch before this one was refused, if one was. ``after`` is the last sequence stored, or -1."""
+        """The error of a refused batch before this one, if any. ``after`` is the last sequence stored, or -1."""
         known = self._of(header, wall_ms)
         if known is not None and any(
             (after < 0 or _is_before(after, sequence)) and _is_before(sequence, header.base_sequence)
@@ -61,7 +61,7 @@ class RefusedBatches:
         return None
 
     def includes(self, header: BatchHeader, wall_ms: int) -> bool:
-        """Whether this very batch was refused before."""
+        """Whether this same batch was refused before."""
         known = self._of(header, wall_ms)
         return known is not None and header.base_sequence in known.sequences
 
@@ -78,11 +78,11 @@ class RefusedBatches:
 
 
 def _is_before(sequence: int, other: int) -> bool:
-    """Of two that are near each other: behind the largest sequence comes 0."""
+    """Whether ``sequence`` comes before ``other``, which is near it. Sequences wrap around to 0."""
     return 0 < (other - sequence) & SEQUENCE_MAX <= SEQUENCE_MAX // 2
 
 
-# For all that never refused anything, as most partitions have not.
+# Shared by all partitions that never refused a batch, which are most of them.
 NONE_REFUSED = RefusedBatches()
 
 
@@ -97,9 +97,9 @@ class _RefusedElsewhere(NamedTuple):
 class RefusedElsewhere:
     """Batches for partitions that this broker does not host, or has not heard of yet.
 
-    A client may hear of a new topic before its leader does. If the leader refuses the first of several batches and
-    then learns of the topic, the others must not overtake that first one. Once another producer has written, the
-    log is not empty, and nothing else would tell that a batch before them is missing.
+    A client may learn of a new topic before its leader does. If the leader refuses the first of several batches and
+    then learns of the topic, the later batches must not overtake the first one. Once another producer has written,
+    the log is not empty, and nothing else would show that a batch before them is missing.
     """
 
     __slots__ = ("_refused",)
@@ -114,7 +114,7 @@ class RefusedElsewhere:
         self._refused.append(_RefusedElsewhere(topic, partition, header, error, wall_ms))
 
     def of(self, name: str, topic_id: bytes, partition: int) -> RefusedBatches:
-        """What was refused of a partition that is hosted from now on."""
+        """The refused batches of a partition that is hosted here from now on."""
         refused_batches = NONE_REFUSED
         for refused in self._refused:
             if refused.partition == partition and refused.topic in (name, topic_id):

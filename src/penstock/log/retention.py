@@ -1,7 +1,7 @@
-"""Which segments have had their time: pure arithmetic over end offset, size and largest timestamp.
+"""Which segments retention removes: pure arithmetic over end offset, size and largest timestamp.
 
-Segments go oldest first and without a gap: one that must stay keeps all behind it. A segment is as old as its
-newest record; where records carry no timestamps, as its file.
+Segments are removed oldest first and without a gap: one that must stay keeps all later ones. A segment is as old
+as its newest record, or as its file if the records have no timestamps.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def count_expired(
     config: LogConfig,
     age_ms: Callable[[Segment], int],
 ) -> int:
-    """How many of the oldest segments go. ``ceiling`` (the high watermark) is never passed.
+    """How many of the oldest segments to remove. None reaches beyond ``ceiling`` (the high watermark).
 
-    ``age_ms`` is asked only for as many segments as needed: it may have to open them.
+    ``age_ms`` is called for as few segments as possible: it may have to open them.
     """
     retention_ms, retention_bytes = config.retention_ms, config.retention_bytes
     if retention_ms == KEEP and retention_bytes == KEEP:
@@ -36,7 +36,7 @@ def count_expired(
         size = segment.measure()
         if end_offset > ceiling or (is_last and size == 0):
             break
-        # By size never so much that less than ``retention.bytes`` is left.
+        # By size, always leave at least ``retention.bytes``.
         if excess < size and (retention_ms == KEEP or age_ms(segment) <= retention_ms):
             break
         excess -= size

@@ -1,13 +1,12 @@
-"""One segment: a run of the log's batches in a file of their own, with its two indexes.
+"""One segment: consecutive batches of the log in one file, with two indexes.
 
-A segment is opened in steps, because a broker has many and uses few: at first only its base offset is known;
-``measure`` asks for its size; ``load`` opens the indexes, making them again when they are missing or make no
-sense, and finds what appending needs. Only the last segment of a log, the active one, is ever appended to; it
-remembers where its latest batches lie, so that consumers at the tail cost no reads.
+A segment is opened in steps, because a broker has many and uses few. At first only its base offset is known;
+``measure`` reads its size; ``load`` opens the indexes, or rebuilds them when they are missing or invalid, and
+prepares appending. Only the last segment of a log, the active one, is ever appended to. It remembers where its
+latest batches lie, so that consumers at the tail need no disk reads to find them.
 
-What a newcomer gets wrong: the indexes are hints. What an entry says is compared with the batch it names
-before it is believed, and a wrong one (a flipped bit, a file that a power failure left half written) has the
-index made again.
+The indexes are hints. An entry is compared with the batch it points to before it is used, and a wrong one (a
+flipped bit, a file that a power failure left half written) has the index rebuilt.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from penstock.protocol.records import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, Co
 # Relative offsets and positions are int32 in the indexes.
 RELATIVE_MAX = 2**31 - 1
 _COPY_BYTES = 1 << 20
-# Headers are read through a window: more than one index interval, so that a lookup costs one read.
+# Headers are read through a window larger than one index interval, so that a lookup costs one read.
 _WINDOW_BYTES = 8192
-# A read this full is not worth looking for one batch more.
+# Once a read is this full, do not search for one more batch.
 _GOOD_SHARE = 7 / 8
 # The active segment remembers between half of this and this many batches, at eight bytes each.
 _TAIL_BATCHES = 256
 
 
 class WrongIndex(Exception):
-    """An index points to what is not there: it must be made again."""
+    """An index entry does not match its batch: the index must be rebuilt."""
 
     def __init__(self, segment: Segment) -> None:
         super().__init__(segment.path)
@@ -67,16 +66,16 @@ class Segment:
         "trusted_from",
     )
 
-    # From here on only in a loaded segment.
+    # The following are set only in a loaded segment.
     offsets: OffsetIndex
     times: TimeIndex
-    # Of the last entry in ``times``.
+    # Timestamp of the last entry in ``times``.
     _indexed_timestamp: int
-    # Relative, of the last record of the batch that brought ``max_timestamp``.
+    # Relative last offset of the batch that holds ``max_timestamp``.
     _offset_of_max: int
-    # The largest timestamp of the first batch: by it a segment's age is counted,
+    # The largest timestamp of the first batch. The segment's age is counted from it,
     first_timestamp: int
-    # or by this wall time, where the records have no timestamps.
+    # or from this wall time if the records have no timestamps.
     created_ms: int
     # Including the batch of the last index entry.
     _bytes_since_entry: int
@@ -88,15 +87,15 @@ class Segment:
         self._files = files
         self._directory = directory
         self.base_offset = base_offset
-        # Of the log file in bytes; -1 until measured.
+        # Size of the log file in bytes; -1 until measured.
         self.size = -1
-        # Everything from this position on was written by this process, or has been checked by it.
+        # Everything from this position on was written or checked by this process.
         self.trusted_from = 0
-        # What else has been checked, in order: (position, end, the offset that follows there).
+        # Other checked ranges, in order: (position, end, the offset that follows at the end).
         self.checked: tuple[tuple[int, int, int], ...] = ()
-        # The offset of the first batch that is not as it was written; None when none is known.
+        # The offset of the first damaged batch; None when none is known.
         self.damaged_at: int | None = None
-        # Of all batches; NO_TIMESTAMP when they have none, and until loaded. Survives ``unload``.
+        # Largest of all batches; NO_TIMESTAMP when they have none, and until loaded. Survives ``unload``.
         self.max_timestamp = NO_TIMESTAMP
         self._file: File | None = None
         self.is_loaded = False
@@ -105,10 +104,10 @@ class Segment:
 
     @classmethod
     def create(cls, files: Files, directory: str, base_offset: int, wall_ms: int) -> Segment:
-        """A new, empty segment. Of its three files only the log is there at once."""
+        """Create an empty segment. Only the log file is created now; the indexes follow later."""
         segment = cls(files, directory, base_offset)
         if segment.file.size:
-            # Left over from a history that a crash took.
+            # Left over from a segment that was lost in a crash.
             segment.file.truncate(0)
         segment.size = 0
         segment._reset(wall_ms)
@@ -131,7 +130,7 @@ class Segment:
         return self.size
 
     def load(self, config: LogConfig, wall_ms: int) -> int:
-        """Make ready for reading and appending; the offset behind the last batch.
+        """Prepare for reading and appending. Returns the offset after the last batch.
 
         Raises:
             CorruptBatch: the file does not end with a whole batch.
@@ -147,7 +146,7 @@ class Segment:
         return self.rebuild(self.headers(), config, wall_ms, durable=True)
 
     def load_whole(self, config: LogConfig, wall_ms: int) -> None:
-        """Load a damaged segment as if it ended before the damage. Its file is left alone."""
+        """Load a damaged segment as if it ended before the damage. Its file is not changed."""
 
         def whole() -> Iterator[tuple[int, BatchHeader]]:
             end = 0
@@ -177,7 +176,7 @@ class Segment:
     def rebuild(
         self, headers: Iterable[tuple[int, BatchHeader]], config: LogConfig, wall_ms: int, *, durable: bool
     ) -> int:
-        """Make both indexes again from the batches; the offset behind the last one."""
+        """Rebuild both indexes from the batches. Returns the offset after the last one."""
         self._reset(wall_ms)
         interval_bytes = config.index_interval_bytes
         next_offset = self.base_offset
@@ -221,9 +220,9 @@ class Segment:
         pending_bytes: int = 0,
         pending_timestamp: int = NO_TIMESTAMP,
     ) -> bool:
-        """Whether a batch belongs into a new segment. The rules are Kafka's.
+        """Whether a batch needs a new segment. The rules are Kafka's.
 
-        ``pending_bytes`` are on their way into this one, and begin with a batch of ``pending_timestamp``.
+        ``pending_bytes`` are about to be written to this one, and begin with a batch of ``pending_timestamp``.
         """
         size = self.size + pending_bytes
         relative = last_offset - self.base_offset
@@ -247,12 +246,12 @@ class Segment:
     def append(
         self, batch: bytearray | memoryview, header: BatchHeader, last_offset: int, config: LogConfig
     ) -> None:
-        """Write a batch at the end. Raises OSError with nothing changed."""
+        """Write a batch at the end. On OSError nothing has changed."""
         self.file.append((batch,))
         self._written(header, last_offset, config)
 
     def append_all(self, batches: memoryview, headers: Iterable[BatchHeader], config: LogConfig) -> None:
-        """Write several batches, whose offsets are set, with one call. Raises OSError with nothing changed."""
+        """Write several batches, which have their offsets, with one call. On OSError nothing has changed."""
         self.file.append((batches,))
         for header in headers:
             self._written(header, header.last_offset, config)
@@ -271,19 +270,19 @@ class Segment:
             self._add_time()
 
     def seal(self) -> None:
-        """Bring both index files up to date: before a successor is made, and when the log is closed."""
+        """Write both index files: before the next segment is created, and when the log is closed."""
         self._add_time()
         self.times.write()
         self.offsets.write()
 
     def truncate(self, position: int, config: LogConfig, wall_ms: int) -> int:
-        """Cut at a batch's beginning; the offset behind what is left."""
+        """Cut at a batch's beginning. Returns the offset after the last batch left."""
         self.file.truncate(position)
         self.size = position
         self.trusted_from = min(self.trusted_from, position)
         self.checked = ()
         self.damaged_at = None
-        # Cut and not made again: a segment may be large, and what goes is at its end.
+        # Cut the indexes instead of rebuilding them: a segment may be large.
         self.offsets.cut(1, position)
         end = 0
         try:
@@ -323,11 +322,11 @@ class Segment:
     # Reading
 
     def headers(self, position: int = 0, end: int | None = None) -> Iterator[tuple[int, BatchHeader]]:
-        """The batches from a batch's beginning on.
+        """Yield the batches from ``position`` on, which must be a batch's beginning.
 
         Raises:
-            CorruptBatch: there is none where one should begin, or the last one is cut short, or one has other
-                offsets than those that follow.
+            CorruptBatch: there is no batch where one should begin, the last one is cut short, or the offsets of
+                one do not follow from the batch before.
         """
         file = self.file
         end = self.size if end is None else end
@@ -344,17 +343,17 @@ class Segment:
             if header.size > end - position:
                 raise CorruptBatch(f"the batch at {position} of {self.path} is cut short")
             if next_offset not in (header.base_offset, NO_OFFSET):
-                raise CorruptBatch(f"the batch at {position} of {self.path} is not the one that follows")
+                raise CorruptBatch(f"the batch at {position} of {self.path} does not follow the one before")
             next_offset = header.next_offset
             if not header.base_offset < next_offset <= self.base_offset + RELATIVE_MAX + 1:
                 raise CorruptBatch(
-                    f"the batch at {position} of {self.path} has offsets that do not belong there"
+                    f"the batch at {position} of {self.path} has offsets outside the segment's range"
                 )
             yield position, header
             position += header.size
 
     def _headers_from(self, entry: tuple[int, int] | None) -> Iterator[tuple[int, BatchHeader]]:
-        """The batches from an entry of ``offsets`` on, or from the beginning. Raises also WrongIndex."""
+        """The batches from an entry of ``offsets`` on, or from the beginning. May also raise WrongIndex."""
         if entry is None:
             return self.headers()
         relative, position = entry
@@ -369,7 +368,7 @@ class Segment:
         return self.headers(position)
 
     def _check_time(self, entry: tuple[int, int]) -> None:
-        """Raise WrongIndex unless an entry of ``times`` names a batch with that timestamp."""
+        """Raise WrongIndex unless an entry of ``times`` points to a batch with that timestamp."""
         timestamp, relative = entry
         offset = self.base_offset + relative
         for _, header in self._headers_from(self.offsets.floor(0, relative)):
@@ -380,10 +379,10 @@ class Segment:
         raise WrongIndex(self)
 
     def locate(self, offset: int) -> int:
-        """The position of the batch that holds ``offset``; the file's end when it lies behind.
+        """The position of the batch that holds ``offset``; the file's end when the offset is beyond it.
 
         Raises:
-            WrongIndex, CorruptBatch: see ``Log``, which makes the index again, or gives up the log.
+            WrongIndex, CorruptBatch: ``Segments.look`` and ``Log.read`` rebuild the index, or raise CorruptLog.
         """
         relative = offset - self.base_offset
         tail = self._tail_positions
@@ -397,9 +396,9 @@ class Segment:
         return self.size
 
     def locate_cut(self, offset: int) -> tuple[int, int]:
-        """Where to cut so that ``offset`` and all behind it go: (position, the offset that follows there).
+        """Where to cut to remove ``offset`` and everything after it: (position, the new end offset).
 
-        That is the beginning of the batch that holds the offset, or of a damaged one before it.
+        That is the beginning of the batch that holds the offset, or of a damaged batch before it.
         """
         entry = self.offsets.floor(0, offset - self.base_offset - 1)
         try:
@@ -409,7 +408,7 @@ class Segment:
         return position, next_offset
 
     def locate_damage(self) -> tuple[int, int]:
-        """Where the batches that follow each other end: (position, the offset that follows there)."""
+        """Where the unbroken sequence of batches ends: (position, the offset that follows there)."""
         return self._cut_from(None, self.base_offset + RELATIVE_MAX + 1)
 
     def _cut_from(self, entry: tuple[int, int] | None, offset: int) -> tuple[int, int]:
@@ -422,10 +421,10 @@ class Segment:
         return position, next_offset
 
     def whole_batches(self, position: int, bytes_max: int, end: int) -> tuple[int, int]:
-        """Where to end a read of at most ``bytes_max`` bytes before ``end``, and the offset to go on from.
+        """Where to end a read of at most ``bytes_max`` bytes before ``end``, and the offset that follows there.
 
-        The place returned is a batch's beginning, ``position`` itself when not even one batch fits. It may be
-        a little before the last possible one, because that one is found only by reading headers.
+        The position returned is a batch's beginning, ``position`` itself when not even one batch fits. It may be
+        a little before the last possible one, because finding that one takes reading every header.
         """
         limit = min(position + bytes_max, end)
         tail = self._tail_positions
@@ -453,7 +452,7 @@ class Segment:
         return decode_header(self.file.read_at(position, HEADER_SIZE))
 
     def batches_from(self, timestamp: int, offset: int) -> Iterator[tuple[int, BatchHeader]]:
-        """The batches that may hold a record at ``offset`` or behind with this timestamp or a later one."""
+        """The batches that may hold a record at ``offset`` or after it with this timestamp or a later one."""
         newest_before = self.times.floor(0, timestamp)
         if newest_before is not None:
             self._check_time(newest_before)
@@ -471,20 +470,20 @@ class Segment:
             headers.append(header)
         return headers
 
-    # Leaving
+    # Syncing, renaming and closing
 
     @property
     def has_durable_indexes(self) -> bool:
-        """Whether the indexes are on disk as they were when last made durable."""
+        """Whether the index files are unchanged since they were last made durable."""
         return not self.is_loaded or (self.offsets.is_durable and self.times.is_durable)
 
     def index_files(self) -> list[File]:
-        """The index files, opened anew: for making them durable."""
+        """Open the index files again, for syncing them."""
         paths = (path_of(self._directory, self.base_offset, suffix) for suffix in (INDEX, TIME_INDEX))
         return [self._files.open(path) for path in paths]
 
     def set_aside(self, suffix: str) -> list[str]:
-        """Rename the files out of the log; the new paths. A read of them that is under way goes on."""
+        """Rename the files out of the log. Returns the new paths. Reads in progress continue."""
         paths = []
         for kind in SEGMENT_SUFFIXES:
             path = path_of(self._directory, self.base_offset, kind)
@@ -497,7 +496,7 @@ class Segment:
         return paths
 
     def moved(self, directory: str) -> None:
-        """The directory was renamed. A read that is under way goes on in the new place."""
+        """The directory was renamed. Reads in progress continue under the new path."""
         self._directory = directory
         if self._file is not None:
             self._file.moved(self.path)
@@ -506,7 +505,7 @@ class Segment:
             self.times.moved(path_of(directory, self.base_offset, TIME_INDEX))
 
     def copy_aside(self, position: int, suffix: str) -> str:
-        """Copy the log file from a position on to a file of its own; the path of that."""
+        """Copy the log file from a position on to a separate file. Returns its path."""
         target = self._free_path(self.path, suffix)
         copy = self._files.open(target)
         try:
@@ -514,7 +513,7 @@ class Segment:
                 copy.append((self.file.read_at(at, _COPY_BYTES),))
             copy.prepare_sync()()
         except OSError:
-            # Of a part of it there would be another with every attempt, on a disk that is full.
+            # Otherwise every attempt on a full disk would leave another partial copy.
             copy.close()
             self._files.remove(target)
             raise
@@ -528,7 +527,7 @@ class Segment:
         return path
 
     def unload(self) -> None:
-        """Forget all but the sizes and the largest timestamp: this is not the active segment."""
+        """Drop all but the sizes and the largest timestamp. Not for the active segment."""
         if self.is_loaded:
             self.is_loaded = False
             self.offsets.close()
@@ -541,7 +540,7 @@ class Segment:
         self.unload()
 
     def check(self) -> int:
-        """Assert what must hold of a loaded segment; the offset behind the last batch."""
+        """Assert the invariants of a loaded segment. Returns the offset after the last batch."""
         assert self.size == self.file.size, (self.path, self.size, self.file.size)
         places = {}
         next_offset = self.base_offset

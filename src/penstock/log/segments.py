@@ -1,7 +1,7 @@
 """The segments of one log, oldest first, and which of them are loaded.
 
-The active one is always loaded, the others on demand, and few of them stay so. Whoever looks something up in
-a segment does it through ``look``, which loads it, and makes its indexes again when they are found wrong.
+The active segment is always loaded. The others are loaded on demand, and only a few stay loaded. Lookups in a
+segment go through ``look``, which loads it, and rebuilds its indexes when they turn out to be wrong.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from penstock.protocol.records import NO_TIMESTAMP, BatchHeader, CorruptBatch
 
 Result = TypeVar("Result")
 
-# Besides the active one.
+# Besides the active segment.
 _LOADED_MAX = 4
 
 
 class CorruptLog(OSError):
-    """Bytes that should be whole are not. From ``offset`` on the log is worth nothing; before it, all it was.
+    """The log is damaged from ``offset`` on. Everything before it is intact.
 
-    A replica is healed by ``Log.truncate_to(offset)``, and by fetching what then is missing.
+    To repair a replica, call ``Log.truncate_to(offset)`` and fetch the missing records from the leader.
     """
 
     def __init__(self, message: str, path: str, offset: int) -> None:
@@ -43,9 +43,9 @@ class Segments:
         self._clock = clock
         self._directory = directory
         self.config = config
-        # The last one is the active one.
+        # The last one is the active segment.
         self.items: list[Segment] = []
-        # Those besides the active one that are loaded, oldest load first.
+        # The loaded segments other than the active one, oldest load first.
         self._loaded: list[Segment] = []
 
     # The list
@@ -55,26 +55,26 @@ class Segments:
         return sum(segment.measure() for segment in self.items)
 
     def place_of(self, offset: int) -> int:
-        """Which segment begins at ``offset`` or last before it; -1 when all begin behind it."""
+        """The index of the last segment that begins at or before ``offset``; -1 when all begin after it."""
         return bisect_right(self.items, offset, key=_base_offset) - 1
 
     def list_one(self, base_offset: int) -> None:
-        """A segment found on disk. They are found in order."""
+        """Add a segment found on disk. Must be called in order of base offset."""
         self.items.append(Segment(self._files, self._directory, base_offset))
 
     def add(self, base_offset: int) -> None:
-        """Make a new active segment."""
+        """Create a new active segment."""
         self.items.append(Segment.create(self._files, self._directory, base_offset, self._clock.wall_ms()))
 
     def drop_oldest(self, count: int) -> list[str]:
-        """The paths of the files that are no longer part of the log."""
+        """Drop the oldest segments. Returns the paths of their renamed files."""
         paths: list[str] = []
         for _ in range(count):
             paths += self._drop(0)
         return paths
 
     def drop_behind(self, offset: int) -> list[str]:
-        """Drop the segments that begin behind an offset, newest first; the paths of their files."""
+        """Drop the segments that begin after ``offset``, newest first. Returns the paths of their renamed files."""
         paths: list[str] = []
         while self.items and self.items[-1].base_offset > offset:
             paths += self._drop(-1)
@@ -92,7 +92,7 @@ class Segments:
     # Loading
 
     def load(self, segment: Segment) -> None:
-        """Make a segment ready for reading; one that was damaged meanwhile as far as it is whole."""
+        """Prepare a segment for reading; a damaged one up to the damage."""
         if segment.is_loaded:
             return
         try:
@@ -104,7 +104,7 @@ class Segments:
             self._loaded.pop(0).unload()
 
     def activate(self) -> Segment:
-        """Load the last segment, to stay so: those behind it were dropped."""
+        """Load the last segment for good: it became the active one because later ones were dropped."""
         segment = self.items[-1]
         self.load(segment)
         if segment in self._loaded:
@@ -118,7 +118,7 @@ class Segments:
         self._loaded.clear()
 
     def look(self, segment: Segment, look: Callable[..., Result], *arguments: Any) -> Result:
-        """Ask a segment something."""
+        """Call ``look`` with a loaded segment, rebuilding its indexes if needed."""
         self.load(segment)
         try:
             return look(segment, *arguments)
@@ -129,10 +129,10 @@ class Segments:
             raise damaged(segment, str(error)) from error
 
     def reindex(self, segment: Segment) -> None:
-        """Make the indexes again: what they say is not what is there.
+        """Rebuild the indexes, which do not match the batches.
 
         Raises:
-            CorruptLog: it is the batches that are wrong.
+            CorruptLog: the batches are damaged, not the indexes.
         """
         if segment.damaged_at is not None:
             raise damaged(segment, "its batches and its index disagree")
@@ -143,7 +143,7 @@ class Segments:
             raise damaged(segment, str(error)) from error
         segment.rebuild(segment.headers(), self.config, self._clock.wall_ms(), durable=True)
 
-    # Looking
+    # Lookups
 
     def newest_timestamp(self, segment: Segment) -> int:
         if segment.max_timestamp == NO_TIMESTAMP:
@@ -151,16 +151,16 @@ class Segments:
         return segment.max_timestamp
 
     def between(self, start_offset: int, end_offset: int) -> list[Segment]:
-        """Those that hold anything from an offset up to another."""
+        """The segments that hold offsets from ``start_offset`` up to ``end_offset``, exclusive."""
         if start_offset >= end_offset:
             return []
         return self.items[max(0, self.place_of(start_offset)) : self.place_of(end_offset - 1) + 1]
 
     def headers_in(self, segment: Segment, start_offset: int, end_offset: int) -> Iterator[BatchHeader]:
-        """The batches of a segment from one offset up to another, or up to its end.
+        """Yield the batches of a segment from one offset up to another, or up to its end.
 
         Raises:
-            CorruptLog: there is damage among them. Those before it were yielded.
+            CorruptLog: there is damage among them. The batches before it were yielded.
         """
         following = self.items[self.items.index(segment) + 1 :]
         end_offset = min(end_offset, following[0].base_offset) if following else end_offset
@@ -178,7 +178,7 @@ class Segments:
             raise damaged(segment, f"{segment.path} ends before offset {end_offset}")
 
     def headers_before(self, offset: int, size_bytes: int) -> list[BatchHeader]:
-        """About the last ``size_bytes`` of batches below an offset, in their order."""
+        """About the last ``size_bytes`` of batches below an offset, oldest first."""
         found: list[list[BatchHeader]] = []
         place = self.place_of(offset - 1)
         while place >= 0 and size_bytes > 0:

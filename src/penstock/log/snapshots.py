@@ -1,11 +1,11 @@
-"""The producer-state snapshots beside the segments: which there are, and which are still worth keeping.
+"""The producer-state snapshots beside the segments.
 
 One is written at every roll, named after the new segment, and one when the log is closed, named after the end
-of the log. None is made durable: its CRC tells whether it survived, and without it the batches tell the same.
-``producers_at`` puts the state together from the newest snapshot and the batches behind it.
+of the log. None is synced: its CRC shows whether it survived, and without it the state is rebuilt from the batches.
+``producers_at`` builds the state from the newest snapshot and the batches after it.
 
-What a newcomer gets wrong: those batches may be damaged, long before anybody reads them. Then the log is reported
-as damaged, and a replica that has others is fetched again. One that has none goes on with what can be read.
+Those batches may be damaged before any consumer reads them. Then the log is reported as damaged, and the replica
+is fetched again if there are others. If there are none, it continues with the batches that can be read.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from penstock.log.names import SNAPSHOT, path_of
 from penstock.log.producers import CorruptSnapshot, ProducerStates
 from penstock.log.segments import CorruptLog, Segments
 
-# For the active segment, the one before it, and the close.
+# One for the active segment, one for the segment before it, one from ``close``.
 _KEPT = 3
-# How far back a loaded state looks for the batches that a snapshot, with one per producer, has no room for.
+# How far before a snapshot to read, because snapshots of older versions hold only one batch per producer.
 _REMEMBERED_BYTES = 1 << 20
 
 
@@ -35,14 +35,14 @@ class Snapshots:
         return self.offsets[-1] if self.offsets else -1
 
     def write(self, offset: int, producers: ProducerStates) -> None:
-        """Store what the producers had written below ``offset``."""
+        """Write the producer state below ``offset``."""
         self._files.replace(path_of(self._directory, offset, SNAPSHOT), producers.encode(), durable=False)
         if offset not in self.offsets:
             self.offsets.append(offset)
             self.offsets.sort()
 
     def load_into(self, producers: ProducerStates, offset_max: int, wall_ms: int) -> int | None:
-        """Load the newest one that is whole and not above ``offset_max``; its offset."""
+        """Load the newest intact snapshot at or below ``offset_max``. Returns its offset."""
         for offset in reversed(self.offsets):
             if offset > offset_max:
                 continue
@@ -54,7 +54,7 @@ class Snapshots:
         return None
 
     def drop_above(self, offset: int) -> bool:
-        """Remove those of a history that is no more; whether there were any."""
+        """Remove the snapshots above ``offset``: their batches are gone. Returns whether there were any."""
         count = len(self.offsets)
         while self.newest > offset:
             self._remove(self.offsets.pop())
@@ -71,7 +71,7 @@ class Snapshots:
 def producers_at(
     segments: Segments, snapshots: Snapshots, offset: int, wall_ms: int
 ) -> tuple[ProducerStates, CorruptLog | None]:
-    """What the producers had written below ``offset``, as far as that can be read; and the damage, if any."""
+    """The producer state below ``offset``, as far as the batches can be read; and the damage, if any."""
     damage: CorruptLog | None = None
     producers = ProducerStates(segments.config.producer_expiration_ms)
     start = segments.items[0].base_offset if segments.items else offset

@@ -1,11 +1,11 @@
-"""Exact answers to "which record is the first with this timestamp?" (ListOffsets).
+"""Finds the first record with a timestamp, exactly (ListOffsets).
 
-The time index and the batch headers narrow it down to one batch; only that batch is unfolded, and only if it
-is not too large. This is the one place where the broker looks inside a user's batch.
+The time index and the batch headers narrow the search to one batch; only that batch is decompressed, and only if
+it is not too large. This is the only place where the broker looks inside a user's batch.
 
-What a newcomer gets wrong: a header is what a client said. One that promises a later time than any record
-inside is taken at its word, with the batch's first offset: to look for the truth in the next batch, and the
-next, is what such a client would have us do for minutes. An offset too early is no harm.
+A header comes from the client and may claim a later timestamp than any record in the batch has. It is then
+believed, and the batch's first offset returned: searching the next batches instead would let such a client keep
+the broker busy for minutes. An offset that is too early does no harm.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from penstock.log.segments import Segments
 from penstock.protocol.compression import TooLarge
 from penstock.protocol.records import NO_TIMESTAMP, BatchHeader, CorruptBatch, decode_timestamps
 
-# Of the one batch that is unfolded: looking through so many tiny records takes some tenths of a second. In a
-# larger one the first offset must do.
+# The largest batch to decompress: going through this much in tiny records takes some tenths of a second. For a
+# larger batch, its first offset is returned.
 _UNFOLDED_BYTES_MAX = 4 << 20
 
 
@@ -39,11 +39,11 @@ def first_from(segments: Segments, timestamp: int, start_offset: int) -> Timesta
 
 
 def newest(segments: Segments, start_offset: int) -> TimestampedOffset | None:
-    """The first of the records from ``start_offset`` on with the largest timestamp (KIP-734)."""
+    """The first record with the largest timestamp, from ``start_offset`` on (KIP-734)."""
     candidates = segments.items[max(0, segments.place_of(start_offset)) :]
     first: TimestampedOffset | None = None
     if candidates and candidates[0].base_offset < start_offset:
-        # What made its largest timestamp may be gone: only the batches that are left can tell.
+        # The record with its largest timestamp may lie before the start: check the remaining batches.
         first = segments.look(candidates.pop(0), _newest_left, start_offset)
     if candidates:
         segment = max(candidates, key=segments.newest_timestamp)
@@ -66,7 +66,7 @@ def _newest_left(segment: Segment, start_offset: int) -> TimestampedOffset | Non
     position, first = next(found, (0, None))
     if first is None:
         return None
-    # The batch that the start lies in is looked at record by record, the others by their headers.
+    # The start offset may lie inside the first batch, so check its records. For the other batches headers suffice.
     offset, timestamp = max(_records(segment, position, first, start_offset), key=lambda record: record[1])
     best: tuple[int, BatchHeader] | None = None
     for position, header in found:
@@ -80,7 +80,7 @@ def _newest_left(segment: Segment, start_offset: int) -> TimestampedOffset | Non
 def _first_in(
     segment: Segment, position: int, header: BatchHeader, timestamp: int, start_offset: int
 ) -> TimestampedOffset | None:
-    """The first record in a batch whose header promises one. None when that lies before ``start_offset``."""
+    """The first such record in a batch whose header claims one. None when it lies before ``start_offset``."""
     for offset, found in _records(segment, position, header, start_offset):
         if found >= timestamp:
             return TimestampedOffset(offset, found, header.leader_epoch)
@@ -92,13 +92,13 @@ def _first_in(
 def _records(
     segment: Segment, position: int, header: BatchHeader, start_offset: int
 ) -> list[tuple[int, int]]:
-    """(offset, timestamp) of the records from ``start_offset`` on; of the batch when they cannot be told."""
+    """(offset, timestamp) of the records from ``start_offset`` on; of the batch when it cannot be decoded."""
     if not header.is_log_append_time:
         data = segment.file.read_at(position, header.size)
         try:
             records = list(decode_timestamps(data, bytes_max=_UNFOLDED_BYTES_MAX))
         except (TooLarge, CorruptBatch):
-            records = []  # only its reader can say what this batch holds
+            records = []  # fall back to the header
         records = [record for record in records if start_offset <= record[0] <= header.last_offset]
         if records:
             return records

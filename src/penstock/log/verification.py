@@ -1,14 +1,13 @@
-"""Checking, once, the bytes that another process left: before they are sent to anybody.
+"""Checks bytes written by an earlier process, once, before they are sent to a client or follower.
 
-A log that was closed cleanly is opened without being read, so what a disk did to it meanwhile is not known.
-A read of such bytes therefore has every batch of them checked first, as recovery does it: header, CRC, and
-offsets that follow each other. What was found good is remembered with the segment, so a consumer that reads
-on costs one check of each byte; what this process itself has written, and that is all of it at the tail of a
-busy partition, costs one comparison of two positions.
+A log that was closed cleanly is opened without being read, so the disk may have damaged it meanwhile. Before such
+bytes are sent, every batch is checked as in recovery: header, CRC, and consecutive offsets. The segment remembers
+which ranges are good, so each byte is checked only once. Bytes written by this process, which at the tail of a
+busy partition is all of them, cost one comparison of two positions.
 
-What a newcomer gets wrong: a CRC covers neither offset nor leader epoch. A range is checked from a batch whose
-offset is known by other means: the segment's first, one that the index names, or one that follows a checked
-range. And of two batches whose epochs contradict each other, the one before is not believed.
+A CRC covers neither offset nor leader epoch. So a check starts at a batch whose offset is known by other means:
+the segment's first, one that the index points to, or one that follows a checked range. And if the epochs of two
+neighbouring batches contradict each other, the first of them counts as damaged.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from penstock.protocol.records import CRC_START, HEADER_SIZE, BatchHeader, Corru
 
 _CHUNK_BYTES = 1 << 20
 
-# Of one segment. Only readers who jump about leave many; the smallest of them is then checked again one day.
+# Per segment. Only random reads leave many ranges. Beyond the limit the smallest is forgotten and checked again.
 _RANGES_MAX = 64
 
 
 def good_batches(
     file: File, size: int, base_offset: int, epoch: int, position: int = 0
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """The batches of a segment up to the first that is not as it was written.
+    """Yield the batches of a segment up to the first damaged one.
 
     They begin at ``position`` with ``base_offset``, and none reaches beyond ``size``.
     """
@@ -69,11 +68,11 @@ def good_batches(
 def checked_end(segment: Segment, position: int, end: int, following: Segment | None) -> tuple[int, int]:
     """How far a range is good: (position, the offset that follows there). At most ``end``.
 
-    ``following`` is the segment behind this one. The position is before or at the range's beginning when its
+    ``following`` is the segment after this one. The position is before or at the range's beginning when its
     first batch is damaged.
 
     Raises:
-        WrongIndex: the index does not know the batches around the range.
+        WrongIndex: the index entry before the range does not match its batch.
     """
     ranges = segment.checked
     place = bisect_right(ranges, position, key=_position) - 1
@@ -95,9 +94,9 @@ def checked_end(segment: Segment, position: int, end: int, following: Segment | 
 
 
 def first_damage(segment: Segment) -> int:
-    """The offset of the first batch of a segment that is not as it was written.
+    """The offset of the first damaged batch of a segment.
 
-    The first time this reads the whole segment.
+    The first call reads the whole segment.
     """
     if segment.damaged_at is None:
         next_offset = segment.base_offset
@@ -108,7 +107,7 @@ def first_damage(segment: Segment) -> int:
 
 
 def _known_place(segment: Segment, position: int) -> tuple[int, int]:
-    """A batch at or before a position whose offset is not only its own word: (position, offset)."""
+    """A batch at or before ``position`` whose offset the index or file name confirms: (position, offset)."""
     entry = segment.offsets.floor(1, position)
     if entry is None:
         return 0, segment.base_offset
@@ -123,7 +122,7 @@ def _known_place(segment: Segment, position: int) -> tuple[int, int]:
 
 
 def _is_contradicted(segment: Segment, end: int, last: BatchHeader, following: Segment | None) -> bool:
-    """Whether the batch behind the last good one is of an earlier epoch."""
+    """Whether the batch after the last good one has an earlier epoch."""
     if end == segment.size and following is not None:
         segment, end = following, 0
     try:
@@ -141,7 +140,7 @@ def _remember(segment: Segment, start: int, end: int, next_offset: int) -> None:
                 merged[-1] = (merged[-1][0], known[1], known[2])
         else:
             merged.append(known)
-    # What touches the trusted part belongs to it.
+    # A range that touches the trusted part becomes part of it.
     while merged and merged[-1][1] >= segment.trusted_from:
         segment.trusted_from = min(segment.trusted_from, merged.pop()[0])
     if len(merged) > _RANGES_MAX:

@@ -1,1 +1,1 @@
-"""What the cluster agrees on: topics, partitions, brokers and settings."""
+"""The metadata the cluster agrees on (topics, partitions, brokers, settings) and the controller that decides it."""

@@ -1,9 +1,8 @@
-"""Changes of settings that clients ask for: AlterConfigs, which replaces all, and IncrementalAlterConfigs.
+"""Changes of settings: AlterConfigs, which replaces all settings of a resource, and IncrementalAlterConfigs.
 
-Both come down to the same thing: from the settings that a resource has to those it shall have, and then the
-records of the difference. What a newcomer gets wrong: a resource succeeds or fails as a whole, but resources
-of the same request do not depend on each other. And what stays as it was is not judged again: it may have
-been set under other rules, and must not stand in the way of other changes.
+Both compute the new settings of a resource from its present ones, and then the records of the difference. A
+resource succeeds or fails as a whole, but resources of the same request are independent. Unchanged values are not
+checked again: they may have been set under other rules, and must not block other changes.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from penstock.protocol.messages.metadata_records import ConfigRecord
 
 
 class Operation(IntEnum):
-    """What IncrementalAlterConfigs does with a setting (KIP-339)."""
+    """Operations of IncrementalAlterConfigs (KIP-339)."""
 
     SET = 0
     DELETE = 1
-    # Of lists only.
+    # Lists only.
     APPEND = 2
     SUBTRACT = 3
 
@@ -70,7 +69,7 @@ def incremental_alter_configs(
 def check_topic_settings(
     settings: Mapping[str, str], *, before: Mapping[str, str] = MappingProxyType({}), internal: bool
 ) -> None:
-    """Refuse what a topic cannot have. Raises Refusal."""
+    """Refuse settings that a topic cannot have. Raises Refusal."""
     for name, text in settings.items():
         if before.get(name) != text:
             _check(_topic_setting(name), text, internal=internal)
@@ -143,7 +142,7 @@ def _adjusted(asked: IncrementalAlterConfigsResource, before: Mapping[str, str])
     for config in asked.configs:
         name, value, operation = config.name, config.value, config.config_operation
         if operation == Operation.DELETE:
-            # Also of a setting that is not known (any more): that is how one gets rid of it.
+            # Also works for unknown settings: this is how to get rid of them.
             after.pop(name, None)
             continue
         if value is None:
@@ -177,7 +176,7 @@ def _check_resource(resource: ConfigResource, image: Image) -> None:
         if resource.name not in image.topics:
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     elif resource.type == BROKER_RESOURCE:
-        # Compared as text, so that "01" does not become a second name of broker 1.
+        # Compare as text, so that "01" is not a second name of broker 1.
         if resource.name and not any(resource.name == str(broker) for broker in image.brokers):
             raise Refusal(ErrorCode.INVALID_REQUEST, f"There is no broker '{resource.name[:80]}'.")
     else:
@@ -195,8 +194,9 @@ def _check_settings(resource: ConfigResource, before: Mapping[str, str], after: 
         if not setting.is_dynamic:
             raise Refusal(ErrorCode.INVALID_REQUEST, _why_fixed(setting))
         if name == MIN_ISR and resource.name:
-            # What the controller takes for safe rests on it, so brokers must not differ (as in Kafka with KIP-966).
-            raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} is set for a topic or for all brokers.")
+            # The controller determines eligible leaders with it, so brokers must not differ (as in Kafka with
+            # KIP-966).
+            raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} can only be set for a topic or for all brokers.")
         _check(setting, text)
 
 
@@ -209,10 +209,10 @@ def _why_fixed(setting: Setting) -> str:
 def _check_min_isr_stays(
     resource: ConfigResource, before: Mapping[str, str], after: Mapping[str, str], image: Image
 ) -> None:
-    """Let a cluster of several brokers keep one min.insync.replicas (as Kafka does with KIP-966).
+    """Refuse to remove the cluster-wide min.insync.replicas if there are several brokers (as Kafka with KIP-966).
 
-    Without it each broker would go by its own file. The controller would go by its own too, and take for eligible
-    leaders whom a leader with a smaller number has committed without.
+    Without it each broker would use the value of its own file. So would the controller, and it could treat
+    replicas as eligible that a leader with a smaller value has committed without.
     """
     if (
         resource == ConfigResource(BROKER_RESOURCE, "")
@@ -222,7 +222,7 @@ def _check_min_isr_stays(
     ):
         raise Refusal(
             ErrorCode.INVALID_CONFIG,
-            f"{MIN_ISR} of all brokers can be set to another value, but not removed.",
+            f"{MIN_ISR} of all brokers cannot be removed: set it to another value.",
         )
 
 

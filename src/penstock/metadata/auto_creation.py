@@ -1,22 +1,23 @@
-"""Names that are not created just because a client asks for a topic of that name.
+"""Topic names that auto-creation must not create for a while.
 
-A client that polls (Metadata with auto-creation allowed, which is most clients' default) would make again what was
-just deleted, and would make with the defaults what somebody was just refused with other ones. So:
+A client that polls (Metadata with auto-creation allowed, the default of most clients) would recreate a topic that
+was just deleted, or create with defaults a topic whose creation with other settings was just refused. So:
 
-- a name whose creation was refused is not created by asking for it for ``HOLD_MS``;
-- a deleted name is not for ``HOLD_MS``, and not for ``OLD_CLIENTS_HOLD_MS`` by a client that was connected before
-  the topic was deleted: such a client is most likely still polling for the one that is gone.
+- A refused name is not auto-created for ``HOLD_MS``.
+- A deleted name is not auto-created for ``HOLD_MS``; for a client that was connected before the topic was
+  deleted, not for ``OLD_CLIENTS_HOLD_MS``: that client is most likely still polling for the deleted topic.
 
-CreateTopics creates any of them at once. All of this is in the controller's memory; a new controller begins anew.
+CreateTopics creates any of these names at once. All of this is in the controller's memory; a new controller
+starts with no names.
 """
 
 from __future__ import annotations
 
-# Longer than clients wait between two requests for a topic that they miss.
+# Longer than clients wait between two requests for a missing topic.
 HOLD_MS = 10_000
-# Twice the interval at which clients ask again for every topic that they know (metadata.max.age.ms).
+# Twice the interval at which clients refresh the metadata of all their topics (metadata.max.age.ms).
 OLD_CLIENTS_HOLD_MS = 600_000
-# The oldest are forgotten.
+# Beyond this, the oldest names are dropped.
 NAMES_MAX = 10_000
 
 
@@ -37,7 +38,7 @@ class AutoCreation:
         self._deleted.pop(name, None)
 
     def is_held(self, name: str, connected_for_ms: int, now_ms: int) -> bool:
-        """Whether a client that has been connected for so long must not create the topic by asking for it."""
+        """Whether a client that has been connected for this long must not auto-create the topic."""
         refused_ms = self._refused.get(name)
         if refused_ms is not None and now_ms - refused_ms < HOLD_MS:
             return True

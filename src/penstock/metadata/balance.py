@@ -1,17 +1,16 @@
-"""Which replicas should move, as a pure function of where they are: for new brokers, and for dead ones.
+"""Plans for moving replicas, as pure functions of the present placement: for new brokers, and for dead ones.
 
 Three plans, each a mapping from partition to its new replicas:
 
-- ``plan_replicas`` gives brokers that have too few replicas their share, taking from whoever has the most, until
-  nobody has two more than they. Every move brings the numbers nearer to each other, so it ends, and with the
-  fewest moves there can be.
-- ``plan_leaders`` does the same for leaderships, by the order of the replicas alone: nothing is copied. Where
-  nobody can hand over directly, leaderships are passed on along a chain of brokers.
+- ``plan_replicas`` gives brokers with too few replicas their share, taking from the broker with the most, until
+  no broker has two more than they. Every move brings the counts closer together, so it ends, and with the
+  smallest possible number of moves.
+- ``plan_leaders`` does the same for leaderships by reordering replicas: nothing is copied. Where no broker can
+  hand over directly, leaderships are passed along a chain of brokers.
 - ``plan_rebuild`` replaces the replicas of dead brokers.
 
-What a newcomer gets wrong: balance is not sought for its own sake. Only ``receivers`` get anything, because an
-administrator who has emptied a broker does not want it filled again. And racks come first: no move makes a
-partition's spread over the racks worse than it is.
+Only ``receivers`` get anything, because an administrator who has emptied a broker does not want it filled again.
+Racks come first: no move makes a partition's spread over the racks worse than it is.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from penstock.metadata.partition_index import Key
 from penstock.model import BrokerId
 
 Replicas: TypeAlias = tuple[BrokerId, ...]
-# Of each active broker; all None when any of them does not say, as in placement.
+# The rack of each active broker; all None if any broker has no rack, as in placement.
 Racks: TypeAlias = Mapping[BrokerId, str | None]
 Plan: TypeAlias = dict[Key, Replicas]
 
 
-# Partitions among which the one of the topic that needs it most is chosen for a move.
+# How many candidates to compare for one move; the one whose topic is most unbalanced is chosen.
 LOOKED_AT_MAX = 50
 
 
 class Placed(NamedTuple):
-    """A partition as far as planning goes."""
+    """The part of a partition's state that planning needs."""
 
     key: Key
-    # In order of preference; those that it is going to have, if it is being moved.
+    # In order of preference. During a reassignment, the replicas it will have.
     replicas: Replicas
-    # Whether it is well enough to be moved now.
+    # Whether it is healthy enough to be moved now.
     is_movable: bool
 
 
@@ -65,7 +64,7 @@ def plan_replicas(
         else:
             found = None
         if found is None:
-            # Nobody has a partition that could go there.
+            # No broker has a partition that could move there.
             waiting.remove(receiver)
         else:
             plan[found.key] = _replaced(found.replicas, donor, receiver)
@@ -75,9 +74,9 @@ def plan_replicas(
 def plan_leaders(
     partitions: Sequence[Placed], racks: Racks, receivers: Iterable[BrokerId], moves_max: int
 ) -> Plan:
-    """New orders of replicas that give the receivers their share of being the first."""
+    """New orders of replicas that give the receivers their share of first replicas."""
     leads = dict.fromkeys(sorted(racks), 0)
-    # (from, to) -> partitions whose leadership could be passed on so.
+    # (from, to) -> partitions whose leadership could be passed on this way.
     passable: dict[BrokerId, dict[BrokerId, list[Placed]]] = {broker: {} for broker in leads}
     for placed in partitions:
         first = placed.replicas[0]
@@ -107,7 +106,7 @@ def plan_leaders(
 def plan_rebuild(
     partitions: Sequence[Placed], racks: Racks, dead: frozenset[BrokerId], moves_max: int
 ) -> Plan:
-    """Replacements for the replicas of dead brokers, as far as there are brokers for them."""
+    """Replacements for the replicas of dead brokers, as far as other brokers are available."""
     loads = _loads(partitions, racks)
     plan: Plan = {}
     for placed in partitions:
@@ -138,17 +137,18 @@ def plan_rebuild(
 
 
 class _Offers:
-    """What each broker could give away, in the order in which it should."""
+    """The partitions each broker could give away, in order of preference."""
 
     def __init__(self, partitions: Sequence[Placed], racks: Racks) -> None:
         self._racks = racks
         self._counts: dict[tuple[bytes, BrokerId], int] = {}
-        # Of followers, which are cheaper to move, and of leaders; by how many of the same topic the broker has
-        # before this one, so that those of which it has the most come last and are taken first.
+        # Follower replicas, which are cheaper to move, and leader replicas. Each is indexed by rank: how many of
+        # the same topic the broker has before this one. The highest ranks are taken first, which are of the
+        # topics with the most.
         self._ranks: dict[BrokerId, tuple[list[list[Placed]], list[list[Placed]]]] = {
             broker: ([], []) for broker in racks
         }
-        # How many of a topic a broker has.
+        # Partitions per topic and broker.
         counts = self._counts
         for placed in partitions:
             if not placed.is_movable:
@@ -164,7 +164,7 @@ class _Offers:
         self._left: dict[BrokerId, list[Placed]] = {}
 
     def take(self, donor: BrokerId, receiver: BrokerId, plan: Plan) -> Placed | None:
-        """Something that may go from one to the other; it is not offered again."""
+        """A partition that may move from donor to receiver; it is not offered again."""
         left = self._left.get(donor)
         if left is None:
             left = self._left[donor] = list(self._ordered(donor))
@@ -211,7 +211,7 @@ def _chain(
     passable: Mapping[BrokerId, Mapping[BrokerId, list[Placed]]],
     plan: Plan,
 ) -> list[BrokerId] | None:
-    """Brokers along which a leadership can be passed on to the receiver, from whoever has the most."""
+    """Brokers along which a leadership can be passed to the receiver, from the broker that leads the most."""
     came_from: dict[BrokerId, BrokerId] = {receiver: receiver}
     queue = [receiver]
     best: BrokerId | None = None
@@ -219,7 +219,7 @@ def _chain(
         for giver in leads:
             if giver in came_from:
                 continue
-            # Lists shrink from the end; what was planned meanwhile through another list goes now.
+            # Lists shrink from the end; drop entries that were planned through another list meanwhile.
             offered = passable[giver].get(taker)
             while offered and offered[-1].key in plan:
                 offered.pop()
@@ -247,11 +247,11 @@ def _loads(partitions: Sequence[Placed], racks: Racks) -> dict[BrokerId, int]:
 
 
 def _crowding(replicas: Replicas, racks: Racks) -> int:
-    """The smallest number there can be when replicas are spread over the racks as evenly as they can be."""
+    """Smallest when the replicas are spread over the racks as evenly as possible."""
     used: dict[str, int] = {}
     for broker in replicas:
         rack = racks.get(broker)
-        # A dead broker is nowhere, and neither is one that does not say.
+        # A dead broker, or one without a rack, does not count.
         if rack is not None:
             used[rack] = used.get(rack, 0) + 1
     return sum([count * count for count in used.values()])

@@ -7,13 +7,13 @@
     active --want_shut_down--> shutting down --leads nothing that could move--> fenced, may stop
     any --BrokerRegistration by a new incarnation--> fenced      any --UnregisterBroker--> unknown
 
-A broker that leaves the active state leaves the ISRs and its leaderships move on; one that becomes active gets
-the leaderships that waited for it. That may be tens of thousands of changes, so it is done in portions: the
-broker is fenced by the first, ``to_evict`` remembers that more is to do, and it does not become active before
-all of it is done.
+A broker that leaves the active state leaves the ISRs, and its leaderships move on. A broker that becomes active
+gets the leaderships that waited for it. That may be tens of thousands of changes, so it is done in portions: the
+first portion fences the broker, ``to_evict`` remembers that there is more to do, and the broker does not become
+active before all of it is done.
 
-What a newcomer gets wrong: sessions are not in the log. A new controller knows nothing about who is alive, gives
-every broker a whole session, and lets a new incarnation replace one that it has not heard of itself.
+Sessions are not in the log. A new controller does not know which brokers are alive: it gives every broker a whole
+session, and lets a new incarnation replace one that it has not heard from itself.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ from penstock.protocol.messages.metadata_records import (
     UnregisterBrokerRecord,
 )
 
-# A cluster, for the defaults of replication (the departures from Kafka in the documentation).
+# From this many brokers on, min.insync.replicas has another default (see the departures from Kafka in the docs).
 CLUSTER_BROKERS = 3
 CLUSTER_MIN_ISR = "2"
 ENDPOINTS_MAX = 16
 DIRECTORIES_MAX = 1000
 TEXT_MAX = 1000
 
-# What brokers of older releases go by, unless they were started with another, which they do not say; and what a
-# controller was started with that has left no word of it.
+# The session of brokers of older releases; they do not report it if they were started with another one. Also the
+# session of a controller that has recorded none.
 SESSION_DEFAULT_MS = 9_000
 
-# A controller that is cut off may believe in itself for so long after another was elected.
+# How long a controller that is cut off may still act after another was elected.
 OVERLAP_MS = 1_000
 
 
@@ -79,11 +79,11 @@ class Session:
     def __init__(self, now_ms: int, ms: int, is_heard: bool) -> None:
         self.ms = ms
         self.deadline_ms = now_ms + ms
-        # By its last heartbeat: from the controller's monotonic clock, which nobody sets, to its wall clock; and
-        # for how long that has not jumped.
+        # From the last heartbeat: the broker's wall clock minus the controller's monotonic clock (which is never
+        # set), and for how long that wall clock has not jumped.
         self.clock_offset_ms: int | None = None
         self.steady_ms = TIME_UNKNOWN
-        # Whether this controller has heard of the broker, or only takes it to be there.
+        # Whether this controller has had a heartbeat from the broker, or only assumes that it is alive.
         self.is_heard = is_heard
 
 
@@ -92,28 +92,28 @@ class BrokerRegistry:
         self._decided = decided
         self._session_ms: int = decided.setting("broker.session.timeout.ms")
         self.sessions: dict[BrokerId, Session] = {}
-        # From when on nobody holds a lease that another controller has given.
+        # The time from which no broker holds a lease from an earlier controller.
         self._leases_end_ms = 0
-        # When this controller learned that a broker is fenced; only of those that are.
+        # When this controller learned that a broker is fenced. Fenced brokers only.
         self.fenced_since_ms: dict[BrokerId, int] = {}
         # When the last broker became active or was registered.
         self.joined_ms = 0
-        # Fenced brokers, and those that lost a directory, which may still be in ISRs they must leave. True when
-        # partitions of which they are the only replica stay as they are: there is nobody to hand them to, and a
-        # restart would otherwise cost two changes for each.
+        # Fenced brokers, and brokers that lost a directory, which may still be in ISRs they must leave. True:
+        # leave partitions unchanged whose only replica they are. No other broker could take them, and a restart
+        # would otherwise cost two changes for each.
         self.to_evict: dict[BrokerId, bool] = {}
-        # Brokers that want to stop, and still have something to give away.
+        # Brokers that want to stop and still have leaderships to hand over.
         self.to_hand_over: dict[BrokerId, None] = {}
-        # Of brokers that were registered and not heard of since: the epoch they had before, if they had lost
-        # nothing. One that dies before it has written its new epoch down comes back with that one.
+        # For brokers that registered and have sent no heartbeat since: the epoch they had before, if they had
+        # lost nothing. A broker that dies before it has stored its new epoch comes back with that one.
         self._epochs_before: dict[BrokerId, int] = {}
-        # Whether a partition without leader may have found one.
+        # Whether a leaderless partition may now get a leader.
         self.has_to_elect = False
-        # Whether the minimum may be another than the one that eligible leaders were found by.
+        # Whether min.insync.replicas may have changed since the eligible leaders were determined.
         self.has_to_review = False
 
     def took_over(self, now_ms: int) -> None:
-        """Begin anew with what the log says: whoever is not fenced is taken to be there."""
+        """Start from the log: brokers that are not fenced are assumed to be alive."""
         self.sessions.clear()
         self.fenced_since_ms.clear()
         self._epochs_before.clear()
@@ -125,32 +125,31 @@ class BrokerRegistry:
         for broker in self._decided.image.brokers.values():
             if broker.fenced:
                 self.fenced_since_ms[broker.id] = now_ms
-                # What another controller may have begun.
+                # Finish what another controller may have begun.
                 self.to_evict[broker.id] = True
             else:
                 self.sessions[broker.id] = Session(now_ms, first_ms, is_heard=False)
         self.has_to_elect = True
-        # The controller before may have been started with other settings.
+        # The previous controller may have been started with other settings.
         self.has_to_review = True
 
     @property
     def _first_session_ms(self) -> int:
-        """How long a new controller waits for a broker that it has not heard of.
+        """How long a new controller waits for a broker that it has not heard from.
 
-        As long as what the controller before has promised may last: the lease of two thirds of a session, of its
-        session and not of ours, and the moment in which both of them believed to be the one. Brokers that live come
-        at once.
+        As long as the previous controller's promises may last: the lease of two thirds of a session (its session,
+        not ours), plus the time in which both believed to be the controller. Live brokers report at once.
         """
         longest_ms = max(self._session_ms, self._recorded_ms)
         return min(longest_ms, longest_ms * 2 // 3 + OVERLAP_MS)
 
     @property
     def _recorded_ms(self) -> int:
-        """The longest session that brokers may hold a lease of, as the next controller will read it."""
+        """The longest session that brokers may hold a lease for, as the next controller will read it."""
         return self._decided.image.session_ms or SESSION_DEFAULT_MS
 
     def _record_session(self, now_ms: int) -> None:
-        """Write down our session: a longer one before anybody is given it, a shorter one once no other counts."""
+        """Record our session: a longer one before any broker gets it, a shorter one when older leases are over."""
         if self._session_ms > self._recorded_ms or (
             self._session_ms < self._recorded_ms and now_ms >= self._leases_end_ms
         ):
@@ -159,7 +158,7 @@ class BrokerRegistry:
             )
 
     def renew(self, now_ms: int) -> None:
-        """Give everybody a whole session again, because the controller itself was asleep."""
+        """Give every broker a whole session again, because the controller itself was suspended."""
         for session in self.sessions.values():
             session.deadline_ms = now_ms + session.ms
 
@@ -172,7 +171,7 @@ class BrokerRegistry:
         return min(deadlines, default=None)
 
     def tick(self, now_ms: int) -> None:
-        """Fence whose session is over, and go on with what fencing has begun."""
+        """Fence brokers whose session is over, and continue the work that fencing has begun."""
         self._record_session(now_ms)
         for id, session in list(self.sessions.items()):
             if now_ms >= session.deadline_ms:
@@ -184,9 +183,9 @@ class BrokerRegistry:
         self._review_eligible(PORTION)
 
     def lost(self, id: BrokerId, epoch: int, now_ms: int) -> None:
-        """Its connection closed and nobody listens where it was: no need to wait for the session."""
+        """Fence a broker whose connection closed and whose port is closed: no need to wait for the session."""
         known = self._decided.image.brokers.get(id)
-        # With an older epoch, the news is of a process that was replaced.
+        # An older epoch means a process that has been replaced.
         if known is not None and epoch in (-1, known.epoch) and not known.fenced:
             self.fence(id, now_ms)
             self._evict_all(PORTION)
@@ -206,7 +205,7 @@ class BrokerRegistry:
         self.to_evict[id] = keep_single
 
     def check_epoch(self, id: int, epoch: int) -> BrokerImage:
-        """The broker that sent a request, if it is the one that is registered. Raises Refusal."""
+        """The sender of a request, if it is the registered broker. Raises Refusal."""
         known = self._decided.image.brokers.get(BrokerId(id))
         if known is None:
             raise Refusal(ErrorCode.BROKER_ID_NOT_REGISTERED)
@@ -240,11 +239,11 @@ class BrokerRegistry:
         known = decided.image.brokers.get(id)
         if known is not None:
             if known.incarnation_id == request.incarnation_id:
-                # Its answer was lost, most likely.
+                # A retry, most likely: the response was lost.
                 self._heard(id, now_ms, self._session_ms)
                 return known.epoch
             self._check_is_successor(known, request, now_ms)
-        # Kafka's rule: whoever knows the epoch of its last registration has lost nothing since.
+        # Kafka's rule: a broker that knows the epoch of its last registration has lost nothing since.
         is_clean = known is not None and request.previous_broker_epoch in (
             known.epoch,
             self._epochs_before.get(id, known.epoch),
@@ -258,8 +257,8 @@ class BrokerRegistry:
             if not self._give_up_on(
                 id, PORTION, keep_single=True, directories=request.log_dirs, flushed=flushed
             ):
-                # All of it goes before the registration, so that no other controller can take what is left for
-                # trustworthy. The broker asks again.
+                # All of these changes come before the registration, so that no other controller can trust what is
+                # left. The broker retries.
                 raise Refusal(ErrorCode.REQUEST_TIMED_OUT)
         if known is None and decided.image.partition_count:
             decided.take([newcomer_record(id, True)])
@@ -280,11 +279,11 @@ class BrokerRegistry:
         )
         assert known is None or known.epoch < broker.epoch
         decided.take([registration_record(broker)])
-        # What it stopped for is done: this is the next process.
+        # The shutdown is over: this is the next process.
         self.to_hand_over.pop(id, None)
         if len(broker.directories) == 1 and (
-            # What lies in no directory of a broker that has the same as before is on a disk that it had to start
-            # without, and may come back.
+            # If the directories are the same as before, a replica in none of them is on a disk that was missing
+            # at the start and may come back.
             known is None or (len(known.directories) == 1 and known.directories != broker.directories)
         ):
             self._move_in(broker)
@@ -315,12 +314,12 @@ class BrokerRegistry:
     def _check_is_successor(
         self, known: BrokerImage, request: BrokerRegistrationRequest, now_ms: int
     ) -> None:
-        """Refuse a second broker of the same id, as long as the first one may be alive. Raises Refusal."""
+        """Refuse a second broker with the same id while the first may be alive. Raises Refusal."""
         session = self.sessions.get(known.id)
         if session is None or not session.is_heard or now_ms >= session.deadline_ms:
             return
-        # A process holds the lock of its directories. Whoever has them, or knows what the last one wrote there,
-        # is what became of the last one. So is whoever registers from within this very process.
+        # A process holds the lock of its directories. A broker that has these directories, or knows the epoch
+        # stored there, must be the successor. So must one that registers from within this very process.
         if (
             request.previous_broker_epoch == known.epoch
             or any(directory in known.directories for directory in request.log_dirs)
@@ -330,9 +329,9 @@ class BrokerRegistry:
         raise Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION)
 
     def _move_in(self, broker: BrokerImage) -> None:
-        """Let the replicas of a broker whose only directory was replaced begin anew in the new one.
+        """Assign the replicas of a broker whose only directory was replaced to the new one; they start empty.
 
-        A broker with several says itself where they are: those in one that is missing may be there again soon.
+        A broker with several directories reports its replicas itself: a missing directory may soon be back.
         """
         decided = self._decided
         changes = [
@@ -346,7 +345,7 @@ class BrokerRegistry:
     def _settle_min_isr(self, is_new: bool) -> None:
         """Make min.insync.replicas one setting of the whole cluster, as soon as there is more than one broker.
 
-        What the controller takes for eligible leaders rests on it, so it must not differ between brokers.
+        The controller determines eligible leaders with it, so it must not differ between brokers.
         """
         decided = self._decided
         count = len(decided.image.brokers) + is_new
@@ -360,7 +359,7 @@ class BrokerRegistry:
     # Heartbeats.
 
     def _filled(self, known: BrokerImage, directories: Collection[bytes]) -> None:
-        """A broker says which of its directories have no room."""
+        """Note which directories of a broker are full, as its heartbeat reports."""
         full = self._decided.full
         told = frozenset(directories).intersection(known.directories)
         before = full.get(known.id, frozenset())
@@ -369,11 +368,11 @@ class BrokerRegistry:
         else:
             full.pop(known.id, None)
         if told != before:
-            # Also the others: there may be somebody who can take their place now.
+            # Also brokers that were full before: another replica may be able to replace theirs now.
             for id in full:
                 self.to_evict.setdefault(id, True)
         elif told:
-            # It may have been given new partitions since.
+            # It may have got new partitions since.
             self.to_evict.setdefault(known.id, True)
         if self.to_evict:
             self._evict_all(PORTION)
@@ -423,7 +422,7 @@ class BrokerRegistry:
         )
 
     def _clocks(self, offset_ms: int) -> list[NodeClock]:
-        """What is known of all clocks. The brokers judge: this controller's own may be the one that is wrong."""
+        """What is known of all clocks. The brokers judge them: this controller's own clock may be the wrong one."""
         clocks = {
             id: NodeClock(node_id=id)
             if session.clock_offset_ms is None
@@ -442,7 +441,7 @@ class BrokerRegistry:
         self.sessions[id] = session = Session(now_ms, session_ms, is_heard=True)
         if before is not None:
             session.clock_offset_ms, session.steady_ms = before.clock_offset_ms, before.steady_ms
-            # The answer may be lost: what the controller before has promised holds until then.
+            # This response may be lost, so the promise of the previous controller holds until then.
             session.deadline_ms = max(session.deadline_ms, before.deadline_ms)
 
     def _unfence(self, known: BrokerImage, now_ms: int) -> None:
@@ -458,19 +457,19 @@ class BrokerRegistry:
 
     def _directories_failed(self, known: BrokerImage, offline: list[bytes]) -> None:
         left = [directory for directory in known.directories if directory not in offline]
-        # A broker that lost all of them stops by itself.
+        # A broker that lost all of its directories stops by itself.
         if left and len(left) < len(known.directories):
             self._decided.take(
                 [BrokerRegistrationChangeRecord(broker_id=known.id, broker_epoch=known.epoch, log_dirs=left)]
             )
         elif known.id in self.sessions and self.sessions[known.id].is_heard:
             return
-        # Also at the first news of old failures: another controller may not have come to the end.
+        # Also at the first report of old failures: another controller may not have finished.
         self.to_evict.setdefault(known.id, True)
         self._evict_all(PORTION)
 
     def _hand_over(self, known: BrokerImage) -> bool:
-        """Give away what a broker that wants to stop can give away; False when nothing was left."""
+        """Move away the leaderships and ISR memberships of a stopping broker; False when none was left to move."""
         decided = self._decided
         if not known.in_controlled_shutdown:
             decided.take(
@@ -488,7 +487,7 @@ class BrokerRegistry:
             revision.election = Election.IF_NEEDED
             revision.leave_isr(known.id)
             change = revision.change()
-            # Where nobody could take its place, it leads to the end.
+            # Where no replica could replace it, it leads until it stops.
             if change is not None and revision.isr and change.leader != NO_LEADER:
                 changes.append(change)
                 if len(changes) == PORTION:
@@ -511,7 +510,7 @@ class BrokerRegistry:
         if not self._give_up_on(id, CHANGES_MAX, keep_single=False):
             return UnregisterBrokerResponse(
                 error_code=ErrorCode.REQUEST_TIMED_OUT,
-                error_message="It is in the ISR of very many partitions: try again.",
+                error_message="The broker is in the ISR of too many partitions to remove it at once: try again.",
             )
         decided.take([UnregisterBrokerRecord(broker_id=id, broker_epoch=known.epoch)])
         self.sessions.pop(id, None)
@@ -530,11 +529,11 @@ class BrokerRegistry:
             if changes_max <= 0:
                 return
             del self.to_evict[id]
-            # Somebody eligible may lead where the ISR was emptied before it was known to be alive.
+            # An eligible replica may lead where the ISR became empty before that replica was known to be alive.
             self.has_to_elect = True
 
     def _evict(self, id: BrokerId, keep_single: bool, changes_max: int) -> int:
-        """Take a broker out of the ISRs that it must not be in; the number of changes that took."""
+        """Remove a broker from the ISRs it must not be in; returns the number of changes."""
         decided = self._decided
         broker = decided.image.brokers.get(id)
         changes: list[PartitionChangeRecord] = []
@@ -543,7 +542,7 @@ class BrokerRegistry:
             if broker is not None and not broker.fenced and has_directory:
                 if not decided.is_full(broker, partition.directory(id)):
                     continue
-                # The last one stays, and goes on serving what it has.
+                # The last member stays, and continues to serve what it has.
                 if len(partition.isr) == 1 and not partition.eligible_leader_replicas:
                     continue
                 change = decided.revision(topic, partition).change()
@@ -567,7 +566,7 @@ class BrokerRegistry:
         return len(changes)
 
     def _leaderships_first(self, id: BrokerId) -> Iterator[tuple[TopicImage, PartitionImage]]:
-        """The partitions whose ISR a broker is in, those that it leads first: their clients are waiting."""
+        """The partitions whose ISR a broker is in; first those that it leads, because their clients are waiting."""
         decided = self._decided
         keys = decided.partition_index.in_isr.get(id, {})
         for is_led in (True, False) if decided.partition_index.led.get(id) else (False,):
@@ -585,14 +584,14 @@ class BrokerRegistry:
         directories: Collection[bytes] = (),
         flushed: Collection[tuple[bytes, int]] = (),
     ) -> bool:
-        """Let nothing rest on what a broker holds, because it lost some of it; False when more is to do.
+        """Stop counting on the replicas of a broker that lost records; False when there is more to do.
 
-        What was lost are writes that were not on its disk. Of what it says is flushed, nothing that it confirmed
-        is among them, as long as it still has the directory. Settings do not tell: the broker may have had others,
-        and a topic may have been switched after its records were acknowledged.
+        What it lost are writes that were not on its disk. A partition that it reports as flushed has lost nothing
+        that the broker confirmed, as long as the directory is still there. Settings do not tell: the broker may
+        have had others, and a topic may have been switched after its records were acknowledged.
 
-        A replica that is in no directory yet has no records: where it lies is told before its first one. It too is
-        kept if it is flushed and no directory of the broker is gone.
+        A replica without a directory has no records yet, because its directory is reported before the first
+        record. It too is kept if it is reported as flushed and no directory of the broker is gone.
         """
         decided = self._decided
         known = decided.image.brokers.get(id)
@@ -603,7 +602,7 @@ class BrokerRegistry:
         single: list[PartitionChangeRecord] = []
         for (topic_id, index), partition in self._resting_on(id):
             if keep_single and partition.replicas == (id,) and partition.leader == id:
-                # What it has is all there is. The new epoch is how clients find out (KIP-320).
+                # There is no other copy. The new epoch tells clients about the loss (KIP-320).
                 single.append(PartitionChangeRecord(partition_id=index, topic_id=topic_id, leader=id))
                 continue
             topic = decided.image.topics_by_id[topic_id]
@@ -617,12 +616,12 @@ class BrokerRegistry:
             change = revision.change()
             assert change is not None
             changes.append(change)
-        # At the very end and all at once, because nothing shows of which it was done.
+        # At the very end and all at once, because the image does not show for which partitions it was done.
         decided.take(changes + single)
         return True
 
     def _resting_on(self, id: BrokerId) -> list[tuple[Key, PartitionImage]]:
-        # A walk over everything, but only when a broker lost data.
+        # Looks at every partition, but only when a broker lost data.
         return [
             ((topic.id, partition.index), partition)
             for topic in self._decided.image.topics.values()
@@ -631,7 +630,7 @@ class BrokerRegistry:
         ]
 
     def _review_eligible(self, changes_max: int) -> None:
-        """End the eligibility of leaders where enough are in sync: their partitions' leaders wait for it."""
+        """Clear eligible leaders where the ISR is large enough: until then, those partitions commit nothing."""
         if not self.has_to_review:
             return
         changes = outdated_eligible(self._decided, self._decided.image.topics.values(), changes_max)
@@ -639,7 +638,7 @@ class BrokerRegistry:
         self._decided.take(changes)
 
     def _elect(self, changes_max: int) -> None:
-        """Look for leaders where there are none, if there may be some now."""
+        """Elect leaders for leaderless partitions, if there may be candidates now."""
         if not self.has_to_elect:
             return
         decided = self._decided

@@ -1,10 +1,9 @@
-"""The settings a broker can have: on the command line, in a file or, the dynamic ones, by AlterConfigs.
+"""The broker settings: set on the command line, in a file or, the dynamic ones, by AlterConfigs.
 
-Names, types, limits and defaults are those of Kafka 4.3 unless a comment says otherwise. Every name that a
-Kafka broker knows is known here, so that an existing configuration can be tried: what has no meaning is
-accepted with a warning, and what would be dangerous to ignore (anything about security) is refused. The
-defaults of topics (``log.segment.bytes`` and the like) are not repeated: they are made from
-``topic_settings.py``.
+Names, types, limits and defaults are those of Kafka 4.3 unless a comment says otherwise. Every setting of a Kafka
+broker is known here, so that an existing configuration can be tried: settings without effect are accepted with a
+warning, and settings that would be dangerous to ignore (anything about security) are refused. The defaults of
+topics (``log.segment.bytes`` and the like) are generated from ``topic_settings.py``.
 """
 
 from __future__ import annotations
@@ -34,14 +33,13 @@ _NO_SECURITY = "authentication, authorization and encryption do not work yet"
 _NO_TRANSACTIONS = "transactions do not work yet"
 _NO_JAVA = "there is no JVM to load a class into"
 
-# Settings of our own.
+# Settings that Kafka does not have.
 REBALANCE = "penstock.rebalance.enable"
 REBALANCE_DELAY_MS = "penstock.rebalance.delay.ms"
 REBALANCE_PARTITIONS_MAX = "penstock.rebalance.partitions.max"
 REBUILD_DELAY_MS = "penstock.replica.rebuild.delay.ms"
-OWN = frozenset((DURABILITY, REBALANCE, REBALANCE_DELAY_MS, REBALANCE_PARTITIONS_MAX, REBUILD_DELAY_MS))
 
-# Settings that options of ``penstock serve`` stand for; the same thing is not said in two places.
+# Settings with an option of ``penstock serve``; only the option can set them.
 OPTIONS = {
     "node.id": "--node-id",
     "broker.id": "--node-id",
@@ -54,10 +52,9 @@ OPTIONS = {
 
 
 def _topic_defaults() -> Iterator[Setting]:
-    """The broker settings that are the defaults of topic settings and count in the same unit."""
+    """The broker settings that are the defaults of topic settings and have the same unit."""
     for name, synonyms in SYNONYMS.items():
-        # As in Kafka, the best synonym can be changed at any time; where there are others, the last of them
-        # has the default.
+        # As in Kafka, the best synonym is dynamic; if there are several synonyms, the last one has the default.
         has_own_default = len(synonyms) == 1 or name == "flush.messages"
         topic = TOPIC[name]
         yield topic._replace(
@@ -65,7 +62,7 @@ def _topic_defaults() -> Iterator[Setting]:
         )
 
 
-# Reason, then the names it is true of.
+# Reason -> the settings it applies to.
 _WITHOUT_MEANING = {
     "one event loop does the work of all threads": """
         background.threads delete.records.purgatory.purge.interval.requests
@@ -81,13 +78,13 @@ _WITHOUT_MEANING = {
         initial.broker.registration.timeout.ms log.dir.failure.timeout.ms
         replica.socket.receive.buffer.bytes replica.socket.timeout.ms request.timeout.ms
         socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms""",
-    "a rate is measured from second to second": """
+    "rates are measured over one second": """
         alter.log.dirs.replication.quota.window.num alter.log.dirs.replication.quota.window.size.seconds
         replication.quota.window.num replication.quota.window.size.seconds""",
-    "a broker that stops always hands over": "controlled.shutdown.enable",
+    "a broker that stops always moves its leaderships first": "controlled.shutdown.enable",
     "voters are added with `penstock quorum add`": "controller.quorum.auto.join.enable",
     "the listener for other nodes is always the first": "early.start.listeners",
-    "`penstock serve --roles` says it": "process.roles",
+    "use `penstock serve --roles`": "process.roles",
     "high watermarks are saved with the recovery points": "replica.high.watermark.checkpoint.interval.ms",
     "a consumer that names its rack is sent to a replica there": "replica.selector.class",
     "the operating system's own sizes are used": """
@@ -161,28 +158,28 @@ _WITHOUT_MEANING = {
     "metrics have no reporters": """
         kafka.metrics.polling.interval.secs kafka.metrics.reporters metric.reporters metrics.num.samples
         metrics.recording.level metrics.sample.window.ms telemetry.max.bytes""",
-    "values are taken as they stand": "config.providers",
+    "values are used literally": "config.providers",
     "metadata is kept in the first data directory": "metadata.log.dir",
     "new partitions may go to any data directory": "cordoned.log.dirs",
-    "nobody authenticates": "connection.failed.authentication.delay.ms",
+    "there is no authentication": "connection.failed.authentication.delay.ms",
     "connections are limited by number, not by rate": "max.connection.creation.rate",
 }
 
 BROKER: dict[str, Setting] = table(
     # Topics.
-    boolean("auto.create.topics.enable", True, "Whether asking for a missing topic creates it."),
+    boolean("auto.create.topics.enable", True, "Whether a request for a missing topic creates it."),
     boolean("delete.topic.enable", True, "Whether topics can be deleted."),
-    integer("num.partitions", 1, "Partitions of a topic that is created without saying how many.", 1),
+    integer("num.partitions", 1, "Partitions of a topic created without a number of partitions.", 1),
     integer(
         "default.replication.factor",
         1,
-        "Replicas of a topic created without saying how many; if not set, as many as there are brokers, up to 3.",
+        "Replicas of a topic created without a replication factor; if not set, the number of brokers, at most 3.",
         1,
     ),
     string(
         DURABILITY,
         REPLICATED,
-        "When a write counts: with its replicas (replicated), or when they have flushed it too (flushed).",
+        "When a write is committed: on its replicas (replicated), or when they have flushed it too (flushed).",
         *(REPLICATED, FLUSHED),
     ),
     *_topic_defaults(),
@@ -191,105 +188,109 @@ BROKER: dict[str, Setting] = table(
     integer("log.retention.hours", 168, "log.retention.ms in hours.", -1),
     integer("log.retention.minutes", None, "log.retention.ms in minutes.", -1),
     # Housekeeping.
-    long("log.retention.check.interval.ms", 300_000, "How often expired segments are looked for.", 1),
-    long("log.flush.scheduler.interval.ms", LONG_MAX, "How often logs are looked at for flush.ms.", 1),
-    integer("log.flush.offset.checkpoint.interval.ms", 60_000, "How often recovery points are saved.", 1),
+    long("log.retention.check.interval.ms", 300_000, "How often to look for expired segments.", 1),
+    long("log.flush.scheduler.interval.ms", LONG_MAX, "How often to check logs for flush.ms.", 1),
+    integer("log.flush.offset.checkpoint.interval.ms", 60_000, "How often to save recovery points.", 1),
     *dynamic(integer("producer.id.expiration.ms", 86_400_000, "How long an idle producer is remembered.", 1)),
     # Connections and requests.
     *dynamic(
-        integer("max.connections", INT_MAX, "Connections at one time.", 0),
-        integer("max.connections.per.ip", INT_MAX, "Connections at one time from one address.", 0),
+        integer("max.connections", INT_MAX, "Open connections at most.", 0),
+        integer("max.connections.per.ip", INT_MAX, "Open connections from one address at most.", 0),
     ),
     long(
-        "connections.max.idle.ms", 600_000, "The silence after which a connection is closed; -1: never.", -1
+        "connections.max.idle.ms", 600_000, "The idle time after which a connection is closed; -1: never.", -1
     ),
     integer("socket.request.max.bytes", 100 << 20, "The largest request accepted.", 1),
     # Kafka sets no limit by default; here one process holds every request in memory.
-    long(
-        "queued.max.request.bytes", 256 << 20, "Bytes of requests being served, beyond which reading stops."
+    long("queued.max.request.bytes", 256 << 20, "Bytes of requests in progress above which reading stops."),
+    integer("fetch.max.bytes", 55 << 20, "The largest fetch response.", 1024),
+    integer("max.incremental.fetch.session.cache.slots", 1000, "Fetch sessions kept at most.", 0),
+    integer(
+        "max.request.partition.size.limit", 2000, "Partitions in one DescribeTopicPartitions response.", 1
     ),
-    integer("fetch.max.bytes", 55 << 20, "The most that one fetch answers with.", 1024),
-    integer("max.incremental.fetch.session.cache.slots", 1000, "Fetch sessions kept.", 0),
-    integer("max.request.partition.size.limit", 2000, "Partitions in one DescribeTopicPartitions answer.", 1),
     # Groups and their offsets.
     integer("group.initial.rebalance.delay.ms", 3000, "How long a new group waits for more members.", 0),
     integer("group.min.session.timeout.ms", 6000, "The shortest session timeout a member may ask for.", 1),
     integer(
         "group.max.session.timeout.ms", 1_800_000, "The longest session timeout a member may ask for.", 1
     ),
-    integer("group.max.size", INT_MAX, "Members of one group.", 1),
-    integer("offset.metadata.max.bytes", 4096, "The longest note a committed offset may carry.", 0),
+    integer("group.max.size", INT_MAX, "Members of one group at most.", 1),
+    integer("offset.metadata.max.bytes", 4096, "The longest metadata of a committed offset.", 0),
     integer("offsets.retention.minutes", 10_080, "How long a group without members keeps its offsets.", 1),
-    long("offsets.retention.check.interval.ms", 600_000, "How often expired offsets are looked for.", 1),
-    integer("offsets.topic.num.partitions", 50, "Partitions of the topic that keeps groups' offsets.", 1),
-    # Three in Kafka, which a node alone cannot give.
+    long("offsets.retention.check.interval.ms", 600_000, "How often to look for expired offsets.", 1),
+    integer("offsets.topic.num.partitions", 50, "Partitions of the topic of committed offsets.", 1),
+    # Kafka's default is three, which is not possible on a single node.
     short(
         "offsets.topic.replication.factor",
         1,
-        "Replicas of the topic that keeps groups' offsets; if not set, as many as other topics have.",
+        "Replicas of the topic of committed offsets; if not set, as many as other topics have.",
         1,
     ),
-    integer("offsets.topic.segment.bytes", 100 << 20, "Segment size of the topic that keeps offsets.", 14),
+    integer("offsets.topic.segment.bytes", 100 << 20, "Segment size of the topic of committed offsets.", 14),
     # The cluster. Sessions and timeouts are the specification's.
     integer(
-        "broker.heartbeat.interval.ms", 3000, "How often a broker tells the controller that it is there.", 1
+        "broker.heartbeat.interval.ms", 3000, "How often a broker sends a heartbeat to the controller.", 1
     ),
-    integer("broker.session.timeout.ms", 9000, "The silence after which a broker is fenced.", 1),
+    integer(
+        "broker.session.timeout.ms", 9000, "The time without a heartbeat after which a broker is fenced.", 1
+    ),
     integer("controller.quorum.election.timeout.ms", 500, "How long a candidate waits for votes.", 0),
     integer(
         "controller.quorum.fetch.timeout.ms",
         1000,
-        "The silence of a controller after which another is elected.",
+        "The time without a response of the controller after which another is elected.",
         0,
     ),
-    long("replica.lag.time.max.ms", 30_000, "How long a replica may be behind before it is out of sync.", 1),
-    *dynamic(integer("num.replica.fetchers", 1, "Connections over which one broker follows another.", 1)),
-    integer("replica.fetch.max.bytes", 1 << 20, "The most a follower asks of one partition at a time.", 0),
-    integer("replica.fetch.response.max.bytes", 10 << 20, "The most a follower asks for at a time.", 0),
-    integer("replica.fetch.min.bytes", 1, "What a follower's fetch waits for.", 0),
+    long("replica.lag.time.max.ms", 30_000, "How long a replica may lag before it leaves the ISR.", 1),
+    *dynamic(
+        integer("num.replica.fetchers", 1, "Connections a broker uses to fetch from another broker.", 1)
+    ),
+    integer("replica.fetch.max.bytes", 1 << 20, "Bytes per partition in a follower's fetch at most.", 0),
+    integer("replica.fetch.response.max.bytes", 10 << 20, "Bytes in the response to a follower's fetch.", 0),
+    integer("replica.fetch.min.bytes", 1, "Bytes that a follower's fetch waits for.", 0),
     integer("replica.fetch.wait.max.ms", 500, "How long a follower's fetch waits.", 0),
     integer("replica.fetch.backoff.ms", 1000, "The longest pause after a follower's fetch has failed.", 0),
     *dynamic(
         long(
             "follower.replication.throttled.rate",
             LONG_MAX,
-            "Bytes a second that replicas being added by a reassignment may copy, all of a broker's together.",
+            "Bytes per second that a broker may copy to replicas that a reassignment adds, all together.",
             1,
         )
     ),
     # Kafka's tool for reassignments sets both to the same number.
     *without_meaning(
-        "who copies is throttled (follower.replication.throttled.rate), not who is copied from",
+        "only followers are throttled (follower.replication.throttled.rate)",
         *dynamic(
             long(
                 "leader.replication.throttled.rate",
                 LONG_MAX,
-                "Bytes a second that leaders may send to throttled replicas.",
+                "Bytes per second that leaders may send to throttled replicas.",
                 1,
             )
         ),
     ),
-    boolean("auto.leader.rebalance.enable", True, "Whether leaderships go back to the first replica."),
-    # Every 300 s in Kafka, which is a long time to have one broker do the work of two.
-    long("leader.imbalance.check.interval.seconds", 30, "How often leaderships go back.", 1),
-    boolean(REBALANCE, True, "Whether a broker that joins gets its share of the replicas by itself."),
-    long(REBALANCE_DELAY_MS, 10_000, "How long after the last broker joined it begins to.", 0),
-    integer(REBALANCE_PARTITIONS_MAX, 50, "Partitions that are moved at one time.", 1),
+    boolean("auto.leader.rebalance.enable", True, "Whether leaderships return to the preferred replica."),
+    # Kafka's default is 300 s, which is a long time for one broker to do the work of two.
+    long("leader.imbalance.check.interval.seconds", 30, "How often leaderships return.", 1),
+    boolean(REBALANCE, True, "Whether a broker that joins automatically gets its share of the replicas."),
+    long(REBALANCE_DELAY_MS, 10_000, "The delay of a rebalance after the last broker joined.", 0),
+    integer(REBALANCE_PARTITIONS_MAX, 50, "Partitions moved at the same time.", 1),
     long(
         REBUILD_DELAY_MS,
         600_000,
-        "How long a broker is away before its replicas are built elsewhere; -1: for ever.",
+        "How long a broker is away before its replicas are rebuilt on other brokers; -1: never.",
         -1,
     ),
-    # What options of the command say.
-    integer("node.id", None, "The number of this node, unique in its cluster.", 0),
+    # Set by options of the command.
+    integer("node.id", None, "The id of this node, unique in its cluster.", 0),
     integer("broker.id", None, "Kafka's old name of node.id."),
-    string("broker.rack", None, "Where this node stands; replicas are spread over racks."),
+    string("broker.rack", None, "The rack of this node; replicas are spread over racks."),
     string("log.dir", None, "Kafka's singular of log.dirs."),
     string("log.dirs", None, "The directories that hold the logs."),
     string("listeners", None, "The address that clients connect to."),
-    string("advertised.listeners", None, "The address that clients are told to connect to."),
-    # What it would be wrong to ignore.
+    string("advertised.listeners", None, "The address that the broker gives to clients."),
+    # Settings that must not be ignored.
     *refused(
         "max.connections.per.ip is the same for all addresses",
         string("max.connections.per.ip.overrides", "", "Other limits for some addresses."),
@@ -297,25 +298,25 @@ BROKER: dict[str, Setting] = table(
     *refused(NO_TIERS, boolean("remote.log.storage.system.enable", False, "Whether logs may be tiered.")),
     *refused(_NO_TRANSACTIONS, boolean("transaction.two.phase.commit.enable", False, "Two-phase commit.")),
     *refused(
-        "`penstock serve` has --controllers and --internal for it; single nodes need neither",
+        "use --controllers and --internal of `penstock serve`; single nodes need neither",
         string("controller.listener.names", None, "The listeners of the metadata quorum."),
         string("controller.quorum.bootstrap.servers", None, "Where to find the metadata quorum."),
         string("controller.quorum.voters", None, "The members of the metadata quorum."),
-        string("inter.broker.listener.name", None, "The listener that brokers use among themselves."),
+        string("inter.broker.listener.name", None, "The listener for connections between brokers."),
     ),
     *refused(
         _NO_JAVA,
-        string("alter.config.policy.class.name", None, "A class that judges changes of settings."),
+        string("alter.config.policy.class.name", None, "A class that validates changes of settings."),
         string("client.quota.callback.class", None, "A class that computes quotas."),
-        string("create.topic.policy.class.name", None, "A class that judges new topics."),
+        string("create.topic.policy.class.name", None, "A class that validates new topics."),
     ),
     *refused(
         _NO_SECURITY,
         string("authorizer.class.name", "", "A class that decides who may do what."),
-        long("connections.max.reauth.ms", 0, "How long an authentication is good for."),
+        long("connections.max.reauth.ms", 0, "How long an authentication is valid."),
         string("delegation.token.secret.key", None, "The key that signs delegation tokens."),
         string("listener.security.protocol.map", None, "The protocol of each listener."),
-        string("principal.builder.class", None, "A class that names who is connected."),
+        string("principal.builder.class", None, "A class that determines the user of a connection."),
         string(
             "security.inter.broker.protocol", NODES.security_protocol.name, "The protocol between brokers."
         ),
@@ -332,7 +333,7 @@ BROKER: dict[str, Setting] = table(
 
 
 def find(name: str) -> Setting | None:
-    """The broker setting of a name, among them whole families that nobody should have to list."""
+    """The broker setting with this name, including families of names that the table does not list."""
     setting = BROKER.get(name)
     if setting is None and name.startswith(("ssl.", "sasl.", "listener.name.")):
         return Setting(name, Kind.STRING, None, "", status=Status.REFUSED, reason=_NO_SECURITY)

@@ -1,9 +1,8 @@
-"""Changes of the metadata as bytes: Kafka's records in Kafka's frame, so that its dump tool reads our log.
+"""Encoding of metadata changes: Kafka's records in Kafka's frame, so that its dump tool reads our log.
 
-A change is the value of one record in ``__cluster_metadata``: three unsigned varints (the version of the
-frame, the type of the record, its version), then the record itself. What a newcomer gets wrong: the newest
-version of each schema is written, so the schemas may not run ahead of METADATA_VERSION_LEVEL, which promises
-readers that nothing newer is in the log.
+A change is the value of one record in ``__cluster_metadata``: three unsigned varints (the version of the frame,
+the type of the record, its version), then the record itself. The newest version of each schema is written, so the
+schemas must not be newer than METADATA_VERSION_LEVEL, which promises readers that nothing newer is in the log.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _TYPES: dict[int, type[Message]] = {
     for record in vars(metadata_records).values()
     if isinstance(record, type) and issubclass(record, Message) and record.KEY >= 0
 }
-# What goes before each type of record, and the version it is written in.
+# The bytes before each type of record, and the version it is written in.
 _HEADS: dict[type[Message], tuple[bytes, int]] = {}
 for _type, _record in _TYPES.items():
     _version = schema.version_range(_record.VERSIONS)[-1]

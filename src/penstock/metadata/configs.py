@@ -1,9 +1,8 @@
-"""Which value of a setting counts, where it comes from, and the answer to DescribeConfigs.
+"""The effective value of a setting, where it comes from, and the DescribeConfigs response.
 
-A topic's setting may come from the topic, from this broker or from all brokers (both set while running), from
-the command line or the file, or be Kafka's default; the first of these that says anything counts. What a
-newcomer gets wrong: the place of origin goes before the name, so ``log.retention.hours`` set on the broker
-while it runs beats ``log.retention.ms`` in the file.
+A topic's setting may come from the topic, from this broker or from all brokers (both set while running), from the
+command line or the file, or be Kafka's default. The first of these sources that sets it wins. The source comes
+before the name: ``log.retention.hours`` set on the running broker wins over ``log.retention.ms`` in the file.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ from penstock.protocol.messages.configs import (
 )
 
 REPLICATION_FACTOR = "default.replication.factor"
-# Replicas of a topic in a cluster, when nobody says otherwise.
+# Default number of replicas of a topic in a cluster.
 REPLICATION_DEFAULT = 3
-# As many as other topics have, unless it is set.
+# Default: as many as other topics have.
 OFFSETS_REPLICATION_FACTOR = "offsets.topic.replication.factor"
 
-# Settings in one answer. Ten thousand topics at once are what some consoles ask for; a request that repeats a
-# topic a hundred thousand times would otherwise take the memory of the broker.
+# Settings in one response. Some consoles ask for ten thousand topics at once; a request that repeats a topic a
+# hundred thousand times would otherwise use up the broker's memory.
 ENTRIES_MAX = 500_000
 
 _CREATED = long(CREATED, None, "When the topic was created, in milliseconds since 1970. It cannot be set.")
 
 
 class Source(IntEnum):
-    """Where a value comes from, by Kafka's numbers. Smaller ones win."""
+    """Where a value comes from, with Kafka's numbers. Smaller numbers win."""
 
     TOPIC = 1
     BROKER = 2
@@ -61,7 +60,7 @@ class Source(IntEnum):
 
 
 class Layers(NamedTuple):
-    """What is set for a broker, nearest first."""
+    """The settings of a broker by source, the winning source first."""
 
     broker: Mapping[str, str]
     all_brokers: Mapping[str, str]
@@ -70,13 +69,13 @@ class Layers(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """One of the places that say something about a setting."""
+    """One source's value of a setting."""
 
-    # The setting that says it, in its own unit.
+    # The setting with the value, in its own unit; it may be a synonym of the one asked for.
     name: str
     text: str
     source: Source
-    # The same in the unit of the setting that was asked for.
+    # The same value in the unit of the setting that was asked for.
     value: str
 
 
@@ -85,7 +84,7 @@ def layers_of(image: Image, broker: int, static: Mapping[str, str]) -> Layers:
 
 
 def topic_value(name: str, overrides: Mapping[str, str], layers: Layers) -> Any:
-    """The typed value that counts for a topic with these settings of its own."""
+    """The typed effective value for a topic with these settings of its own."""
     return _counting(TOPIC[name], topic_origins(name, overrides, layers))
 
 
@@ -95,7 +94,7 @@ def broker_value(name: str, layers: Layers) -> Any:
 
 
 def default_replication_factor(layers: Layers, brokers: int) -> int:
-    """Of a topic created without one: what was set, or else as many as there are brokers, up to three."""
+    """The replication factor of a topic created without one: as set, or else the number of brokers, at most 3."""
     if any(REPLICATION_FACTOR in layer for layer in layers):
         factor: int = broker_value(REPLICATION_FACTOR, layers)
         return factor
@@ -107,13 +106,13 @@ def _counting(setting: Setting, origins: Iterable[Origin]) -> Any:
         try:
             return parse(setting, origin.value)
         except InvalidSetting:
-            # Only an older or newer release can have stored it. The next best beats not starting.
+            # Only another release can have stored it. Taking the next value is better than not starting.
             continue
     return None if setting.default is None else parse(setting, setting.default)
 
 
 def topic_origins(name: str, overrides: Mapping[str, str], layers: Layers) -> Iterator[Origin]:
-    """All that is said about a topic's setting, what counts first."""
+    """The values of a topic's setting from all sources, the winning one first."""
     if name in overrides:
         yield Origin(name, overrides[name], Source.TOPIC, overrides[name])
     for source, texts in _sources(layers):
@@ -121,7 +120,7 @@ def topic_origins(name: str, overrides: Mapping[str, str], layers: Layers) -> It
             text = texts.get(synonym.name)
             if text is not None:
                 yield Origin(synonym.name, text, source, synonym.convert(text))
-    # As Kafka tells it: only the best synonym's, which has none where it has others in coarser units.
+    # As in Kafka: only the default of the best synonym, which has none if there are synonyms in coarser units.
     for synonym in SYNONYMS.get(name, ())[:1]:
         default = broker_settings.BROKER[synonym.name].default
         if default is not None:
@@ -162,7 +161,7 @@ def no_settings(resource_type: int) -> str:
 
 
 class Entry(NamedTuple):
-    """A setting with the value that counts, as answers show it."""
+    """A setting with its effective value, as responses show it."""
 
     setting: Setting
     value: str | None
@@ -184,13 +183,13 @@ def topic_entries(overrides: Mapping[str, str], layers: Layers) -> list[Entry]:
 
 
 def broker_entries(layers: Layers, brokers: int) -> list[Entry]:
-    """Every broker setting that means something here or was set, by name, in a cluster of so many brokers."""
+    """Every broker setting that has an effect or was set, by name, in a cluster with this number of brokers."""
     names = {name for name, setting in broker_settings.BROKER.items() if setting.status is Status.IMPLEMENTED}
     names.update(layers.broker, layers.all_brokers, layers.static)
     entries = [_broker_entry(name, tuple(broker_origins(name, layers))) for name in sorted(names)]
     factor = str(default_replication_factor(layers, brokers))
     return [
-        # Shown as it applies: their defaults depend on how many brokers there are.
+        # The effective value: these defaults depend on the number of brokers.
         entry._replace(value=factor, origins=(Origin(entry.setting.name, factor, Source.DEFAULT, factor),))
         if entry.source is Source.DEFAULT
         and entry.setting.name in (REPLICATION_FACTOR, OFFSETS_REPLICATION_FACTOR)
@@ -219,7 +218,7 @@ def describe_configs(
 
 
 class _Description:
-    """One answer. Topics with the same settings of their own share what is said about them."""
+    """One response. Topics with the same settings of their own share its entries."""
 
     def __init__(
         self,
@@ -240,20 +239,20 @@ class _Description:
     def result(self, resource: DescribeConfigsResource) -> DescribeConfigsResult:
         result = DescribeConfigsResult(
             error_code=ErrorCode.NONE,
-            # Not null, as from Kafka.
+            # Kafka sends an empty string, not null.
             error_message="",
             resource_type=resource.resource_type,
             resource_name=resource.resource_name,
         )
         try:
             configs = self._configs(resource)
-            # No names is how some clients ask for all of them.
+            # Some clients send no names to ask for all settings.
             if resource.configuration_keys:
                 wanted = set(resource.configuration_keys)
                 configs = [config for config in configs if config.name in wanted]
             self._entries_left -= len(configs)
             if self._entries_left < 0:
-                raise Refusal(ErrorCode.POLICY_VIOLATION, "Too many settings in one answer: ask for fewer.")
+                raise Refusal(ErrorCode.POLICY_VIOLATION, "Too many settings in one response: ask for fewer.")
             result.configs = configs
         except Refusal as refusal:
             result.error_code = refusal.error
@@ -274,7 +273,7 @@ class _Description:
         if name != str(self._broker):
             raise Refusal(
                 ErrorCode.INVALID_REQUEST,
-                f"This is broker {self._broker}; it cannot speak for '{name[:80]}'.",
+                f"This is broker {self._broker}: ask broker '{name[:80]}' itself.",
             )
         brokers = max(len(self._image.brokers), self._brokers_expected)
         return [self._shown(entry) for entry in broker_entries(self._layers, brokers)]

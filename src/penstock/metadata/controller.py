@@ -1,17 +1,17 @@
 """The controller: decides about topics, partitions, settings, brokers and producer ids.
 
-This is the door, and what has no better home. Brokers and their sessions are in ``broker_registry.py``, proposals
-of leaders in ``isr.py``, what administrators move in ``reassignment.py``, what moves by itself in
-``rebalancing.py``, and what an election is in ``elections.py``.
+This file dispatches requests and handles topics, settings and producer ids. Brokers and their sessions are in
+``broker_registry.py``, ISR proposals in ``isr.py``, reassignments by administrators in ``reassignment.py``,
+automatic moves in ``rebalancing.py``, and elections in ``elections.py``.
 
-It never writes and never sends. ``handle`` looks at its image, returns the changes to append to the metadata
-log and the answer that may leave once they are committed, and has already applied the changes to its own
-image, so that two requests in flight see each other ("decide ahead"). Readers are served from another image,
-that of committed changes. When changes cannot be committed, the controller is thrown away and a new one is
+The controller never writes and never sends. ``handle`` looks at its image and returns the changes to append to
+the metadata log, with the response to send once they are committed. It has then already applied the changes to
+its own image, so that two requests in flight see each other ("decide ahead"). Readers are served from another
+image, that of committed changes. When changes cannot be committed, the controller is thrown away and a new one is
 made from the committed image.
 
-What a newcomer gets wrong: everything random comes from the generator given to the constructor, so that a run
-can be repeated; and the limits below are not politeness but what keeps one request from taking all memory.
+All randomness comes from the generator given to the constructor, so that a run can be repeated. The limits below
+keep one request from using all memory.
 """
 
 from __future__ import annotations
@@ -30,13 +30,10 @@ from penstock.metadata.creation import Creation
 from penstock.metadata.decided_state import UNCLEAN, DecidedState
 from penstock.metadata.image import (
     BROKER_RESOURCE,
-    BrokerImage,
     ConfigResource,
-    Endpoint,
     Image,
     TopicImage,
     config_record,
-    registration_record,
 )
 from penstock.metadata.isr import alter_partition, assign_replicas_to_dirs, without_outdated_eligible
 from penstock.metadata.reassignment import alter_reassignments, elect_leaders, list_reassignments
@@ -61,7 +58,6 @@ from penstock.protocol.messages.configs import AlterConfigsRequest, IncrementalA
 from penstock.protocol.messages.metadata_records import (
     ConfigRecord,
     FeatureLevelRecord,
-    PartitionChangeRecord,
     ProducerIdsRecord,
     RemoveTopicRecord,
 )
@@ -83,21 +79,21 @@ from penstock.protocol.messages.topics import (
 )
 from penstock.protocol.schema import Message
 
-# As many as Kafka gives a broker at once.
+# The block size of Kafka.
 PRODUCER_IDS = 1000
 _LONG_MAX = 2**63 - 1
 
-# CreateTopics answers with the settings of the new topics since this version (KIP-525).
+# CreateTopics responses have contained the settings of new topics since this version (KIP-525).
 _SETTINGS_VERSION = 5
-# DeleteTopics has an error of its own for deletion being switched off since this version.
+# DeleteTopics has had its own error code for disabled deletion since this version.
 _DISABLED_VERSION = 3
 
 
 class ProducerIds(NamedTuple):
-    """A block of producer ids that no other broker has."""
+    """A block of producer ids, allocated to one broker only."""
 
     first: int
-    count: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used here
 
 
 class Controller:
@@ -112,7 +108,7 @@ class Controller:
     ) -> None:
         """``broker`` is the node that this runs on, and ``static`` are the settings it was started with.
 
-        ``brokers_expected`` is how many brokers the cluster is known to have, be they registered yet or not.
+        ``brokers_expected`` is how many brokers the cluster is known to have, registered or not.
         """
         self._decided = DecidedState(image, broker=broker, static=static)
         self._random = random
@@ -123,7 +119,7 @@ class Controller:
 
     @property
     def image(self) -> Image:
-        """What was decided, be it committed or not."""
+        """The decided state, including changes that are not committed yet."""
         return self._decided.image
 
     def took_over(self, now_ms: int) -> None:
@@ -132,7 +128,7 @@ class Controller:
         self._rebalancing.took_over(now_ms)
 
     def was_asleep(self, now_ms: int) -> None:
-        """The node did nothing for a while: that it heard of nobody says nothing about them."""
+        """The node was suspended: missing heartbeats say nothing about the brokers."""
         self._brokers.renew(now_ms)
 
     def handle(
@@ -147,8 +143,8 @@ class Controller:
     ) -> Decision[Message]:
         """Decide about a request.
 
-        ``from_host`` stands in for an endpoint without a host. ``from_broker`` says that a broker asks for
-        itself, not for a client: it may create the brokers' own topics.
+        ``from_host`` replaces a missing host in an endpoint. ``from_broker`` marks a broker's own request, not
+        one of a client: it may create internal topics.
         """
         decided = self._decided
         match request:
@@ -188,27 +184,27 @@ class Controller:
                 raise AssertionError(f"{type(request).__name__} is not for the controller")
 
     def tick(self, now_ms: int, wall_ms: int) -> Decision[Message]:
-        """What is to be decided because time has passed, or because the last decision had no room for it."""
+        """Make the decisions that are due by time, or for which the last decision had no room."""
         self._brokers.tick(now_ms)
         self._rebalancing.tick(now_ms)
         return self._complete()
 
     def next_deadline_ms(self, now_ms: int) -> int | None:
-        """When ``tick`` has something to do next; None when nothing will come by itself."""
+        """The time at which ``tick`` has work next; None when only a request can bring some."""
         deadlines = (self._brokers.next_deadline_ms(now_ms), self._rebalancing.next_deadline_ms())
         return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
     def broker_lost(self, broker: int, epoch: int, now_ms: int) -> Decision[Message]:
-        """Its connection closed and re-connecting was refused: fence it at once. An epoch of -1 is any."""
+        """Fence a broker at once: it closed its connection and refused a new one. Epoch -1 matches any."""
         self._brokers.lost(BrokerId(broker), epoch, now_ms)
         return self._complete()
 
     def apply(self, changes: Iterable[Message]) -> None:
-        """Take over changes that were not decided here, as when replaying the log."""
+        """Apply changes that were not decided here, as when replaying the log."""
         self._decided.apply(changes)
 
     def check(self) -> None:
-        """Assert what must be true between two decisions (invariants 17 to 20 as far as the metadata goes)."""
+        """Assert the invariants between two decisions (invariants 17 to 20 as far as the metadata goes)."""
         self._decided.check()
         self._brokers.check()
         self._auto_creation.check()
@@ -217,7 +213,7 @@ class Controller:
             for partition in topic.partitions:
                 assert not partition.last_known_elr or partition.leader == NO_LEADER, partition
                 assert len(partition.last_known_elr) <= 1, partition
-                # The leader commits nothing while there are any.
+                # The leader commits nothing while there are eligible leader replicas.
                 assert (
                     not partition.eligible_leader_replicas
                     or len(partition.isr) < self._decided.isr_needed(topic, partition)
@@ -233,58 +229,17 @@ class Controller:
                     ), (topic.name, partition)
 
     def found_cluster(self, cluster_id: str = "") -> Decision[Message]:
-        """What a metadata log begins with; nothing when it has begun."""
+        """The first changes of a metadata log; none when the log already has them."""
         changes: list[Message] = []
         if METADATA_VERSION not in self.image.features:
             changes.append(FeatureLevelRecord(name=METADATA_VERSION, feature_level=METADATA_VERSION_LEVEL))
-        # Also in a log that was begun by a release that kept it elsewhere.
+        # Also added to the log of an older release, which kept the cluster id elsewhere.
         if cluster_id and not self.image.cluster_id:
             changes.append(config_record(ConfigResource(BROKER_RESOURCE, ""), CLUSTER_ID, cluster_id))
         return self._decide(changes)
 
-    def register_broker(
-        self,
-        broker: int,
-        *,
-        incarnation_id: bytes,
-        endpoints: Sequence[Endpoint],
-        rack: str | None,
-        directories: Sequence[bytes],
-        lost_page_cache: bool = False,
-    ) -> Decision[Message]:
-        """Register a broker that has started; the response is its BrokerImage.
-
-        That no other process runs under its id is for the caller to know. When the page cache was lost,
-        records that clients have read may be missing and their offsets be given out again. The broker's
-        partitions then get a new leader epoch, which is how clients find out (KIP-320).
-        """
-        known = self.image.brokers.get(BrokerId(broker))
-        if known is not None and known.incarnation_id == incarnation_id:
-            return Decision(response=known)
-        registered = BrokerImage(
-            BrokerId(broker),
-            # The offset of the registration, as in Kafka.
-            self.image.offset + 1,
-            incarnation_id,
-            tuple(endpoints),
-            rack,
-            fenced=False,
-            in_controlled_shutdown=False,
-            directories=tuple(directories),
-        )
-        assert known is None or known.epoch < registered.epoch
-        changes: list[Message] = [registration_record(registered)]
-        if lost_page_cache:
-            changes += [
-                PartitionChangeRecord(partition_id=partition.index, topic_id=topic.id, leader=broker)
-                for topic in self.image.topics.values()
-                for partition in topic.partitions
-                if partition.leader == broker
-            ]
-        return self._decide(changes, registered)
-
     def allocate_producer_ids(self, broker: int, broker_epoch: int) -> Decision[Message]:
-        """Give a broker a block of producer ids; the response is ProducerIds, or an ErrorCode."""
+        """Allocate a block of producer ids; the response is ProducerIds, or an ErrorCode."""
         try:
             self._brokers.check_epoch(broker, broker_epoch)
         except Refusal as refusal:
@@ -300,7 +255,7 @@ class Controller:
     def create_internal_topic(
         self, name: str, partitions: int, replication_factor: int, settings: Mapping[str, str], wall_ms: int
     ) -> Decision[Message]:
-        """Create one of the broker's own topics; the response is a CreatableTopicResult."""
+        """Create an internal topic; the response is a CreatableTopicResult."""
         creation = self._creation(wall_ms)
         try:
             result = creation.internal_topic(name, partitions, replication_factor, settings)
@@ -332,7 +287,7 @@ class Controller:
         try:
             sender = self._brokers.check_epoch(request.broker_id, request.broker_epoch)
         except Refusal:
-            # Kafka's answer for a broker that is not registered too.
+            # Kafka gives the same error for a broker that is not registered.
             return AlterPartitionResponse(error_code=ErrorCode.STALE_BROKER_EPOCH)
         return alter_partition(self._decided, sender, request, version)
 
@@ -369,7 +324,7 @@ class Controller:
                 if not is_wanted and names.is_held(topic.name, request.connected_for_ms, now_ms):
                     raise Refusal(
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                        f"'{topic.name}' was just deleted, or refused: create it with CreateTopics.",
+                        f"'{topic.name}' was deleted or refused a moment ago: create it with CreateTopics.",
                     )
                 if times[topic.name] > 1:
                     raise Refusal(ErrorCode.INVALID_REQUEST, "Each topic may be named once.")
@@ -440,10 +395,10 @@ class Controller:
                         ErrorCode.TOPIC_DELETION_DISABLED
                         if version >= _DISABLED_VERSION
                         else ErrorCode.INVALID_REQUEST,
-                        "Deleting topics is switched off (delete.topic.enable).",
+                        "Deleting topics is disabled (delete.topic.enable=false).",
                     )
                 if (name is None) == (id == NO_TOPIC_ID):
-                    raise Refusal(ErrorCode.INVALID_REQUEST, "A topic is named either by name or by id.")
+                    raise Refusal(ErrorCode.INVALID_REQUEST, "Name each topic by its name or by its id.")
                 if times_asked[name, id] > 1 or (topic is not None and times_found[topic.id] > 1):
                     raise Refusal(ErrorCode.INVALID_REQUEST, "Each topic may be named once.")
                 changes.append(_deletion(name, topic))
@@ -463,5 +418,5 @@ def _deletion(name: str | None, topic: TopicImage | None) -> RemoveTopicRecord:
         error = ErrorCode.UNKNOWN_TOPIC_ID if name is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         raise Refusal(error, "There is no such topic.")
     if is_internal(topic.name):
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"'{topic.name}' is one of the broker's own topics.")
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"'{topic.name}' is an internal topic.")
     return RemoveTopicRecord(topic_id=topic.id)

@@ -1,8 +1,8 @@
-"""New topics and new partitions: what is allowed, where they go, and the changes that make them.
+"""Creation of topics and partitions: validation, placement, and the resulting changes.
 
-A ``Creation`` lives for one request and gathers the changes of all that the request may have. What a newcomer
-gets wrong: the limits count what the request has been granted so far, and the names too, so that one request
-can make neither two topics of one name nor more partitions than there may be.
+A ``Creation`` lives for one request and collects the changes of everything the request is granted. Names and
+limits include what the request has been granted so far, so one request can neither create two topics with
+colliding names nor exceed the number of partitions.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from penstock.protocol.messages.topics import (
 )
 from penstock.protocol.schema import Message
 
-# Kafka allows as many records in a request. They become one batch of the metadata log.
+# Kafka allows as many records per request. They become one batch of the metadata log.
 PARTITIONS_PER_REQUEST_MAX = 10_000
-# Twice what is asked of a cluster.
+# Twice the cluster size we design for.
 PARTITIONS_MAX = 200_000
 
 
@@ -61,7 +61,7 @@ class Creation:
         brokers_expected: int = 1,
         full: Collection[BrokerId] = (),
     ) -> None:
-        """``names`` has the name of each topic by its collision key; ``full`` are brokers without room."""
+        """``names`` maps collision keys to topic names; ``full`` are brokers without disk space."""
         self.changes: list[Message] = []
         self._image = image
         self._names = names
@@ -70,10 +70,10 @@ class Creation:
         self._wall_ms = wall_ms
         self._brokers_expected = brokers_expected
         self._full = full
-        # What this request was granted so far, by collision key.
+        # Topics granted to this request so far, by collision key.
         self._new_names: dict[str, str] = {}
         self._new_partitions = 0
-        # What answers tell about the settings of a topic, shared by topics that set the same.
+        # Settings for responses, shared by topics with the same settings.
         self._shown: dict[frozenset[tuple[str, str]], list[CreatableTopicConfigs]] = {}
 
     def topic(self, asked: CreatableTopic, *, is_own: bool = False) -> CreatableTopicResult:
@@ -89,12 +89,12 @@ class Creation:
     def internal_topic(
         self, name: str, partitions: int, replication_factor: int, settings: Mapping[str, str]
     ) -> CreatableTopicResult:
-        """Create one of the broker's own topics, on which more is allowed. Raises Refusal."""
+        """Create an internal topic, which may have more settings. Raises Refusal."""
         assert is_internal(name)
         if name in self._image.topics:
             raise Refusal(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' is there already.")
         if name == CLUSTER_METADATA:
-            raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"'{name}' is the log that says this.")
+            raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"'{name}' is the name of the metadata log.")
         check_topic_settings(settings, internal=True)
         return self._create(name, self._wanted_replicas(partitions, replication_factor), settings)
 
@@ -104,17 +104,17 @@ class Creation:
         if topic is None:
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{asked.name[:249]}'.")
         if is_internal(topic.name):
-            # Its partitions are what group ids hash to.
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"'{topic.name}' is one of the broker's own topics.")
+            # Group ids hash to its partitions.
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"'{topic.name}' is an internal topic.")
         count = len(topic.partitions)
         if asked.count <= count:
             raise Refusal(
                 ErrorCode.INVALID_PARTITIONS,
-                f"Topic '{topic.name}' has {count} partitions; {asked.count} would not be more.",
+                f"Topic '{topic.name}' has {count} partitions already: ask for more than that.",
             )
         added = asked.count - count
         first = topic.partitions[0]
-        # While it is moved it has the old replicas and the new ones.
+        # During a reassignment it has both the old and the new replicas.
         replication_factor = len(first.replicas) - len(first.removing_replicas)
         if asked.assignments is None:
             replicas = self._placed(added, replication_factor, self._start_of(topic), count)
@@ -136,7 +136,7 @@ class Creation:
         ]
 
     def shown_settings(self, settings: Mapping[str, str]) -> list[CreatableTopicConfigs]:
-        """All the settings of a topic that sets these, for the answer."""
+        """All settings of a topic with these settings of its own, for the response."""
         key = frozenset(settings.items())
         shown = self._shown.get(key)
         if shown is None:
@@ -162,14 +162,14 @@ class Creation:
         if is_internal(name):
             raise Refusal(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
-                f"'{name}' is for the broker, which creates it when needed.",
+                f"'{name}' is an internal topic; the broker creates it when needed.",
             )
         key = collision_key(name)
         other = self._names.get(key) or self._new_names.get(key)
         if other is not None:
             raise Refusal(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
-                f"Topic '{name}' cannot be told from '{other}', because '.' and '_' count as the same.",
+                f"Topic '{name}' collides with '{other}', because '.' and '_' count as the same.",
             )
 
     def _check_limits(self, partitions: int) -> None:
@@ -187,13 +187,13 @@ class Creation:
     # Placing.
 
     def _asked_replicas(self, asked: CreatableTopic) -> list[tuple[BrokerId, ...]]:
-        """The replicas of each partition of a new topic, placed here or by the client."""
+        """The replicas of each partition of a new topic, placed by us or by the client."""
         if asked.assignments:
             return self._assigned(asked)
         return self._wanted_replicas(asked.num_partitions, asked.replication_factor)
 
     def _wanted_replicas(self, partitions: int, replication_factor: int) -> list[tuple[BrokerId, ...]]:
-        """Place as many; -1 stands for the default."""
+        """Place this number of partitions and replicas; -1 stands for the default."""
         if replication_factor < -1 or replication_factor == 0:
             raise Refusal(
                 ErrorCode.INVALID_REPLICATION_FACTOR, "The replication factor must be positive, or -1."
@@ -203,7 +203,7 @@ class Creation:
         if partitions == -1:
             partitions = broker_value("num.partitions", self._layers)
         if replication_factor == -1:
-            # Those that will be there count too: a topic must not have one replica for ever because it was
+            # Brokers that are still starting count too: a topic must not have one replica for ever because it was
             # created while its cluster was starting.
             brokers = max(len(self._image.brokers), self._brokers_expected)
             replication_factor = default_replication_factor(self._layers, brokers)
@@ -228,7 +228,7 @@ class Creation:
     def _checked(
         self, index: int, broker_ids: Sequence[int], replication_factor: int
     ) -> tuple[BrokerId, ...]:
-        """The replicas that a client has assigned to a partition, if they can be."""
+        """The replicas that a client has assigned to a partition. Raises Refusal."""
         brokers = tuple(map(BrokerId, broker_ids))
         reason = None
         if not brokers:
@@ -236,7 +236,7 @@ class Creation:
         elif len(set(brokers)) != len(brokers):
             reason = "one broker twice"
         elif len(brokers) != replication_factor:
-            reason = f"{len(brokers)} replicas where others have {replication_factor}"
+            reason = f"{len(brokers)} replicas, but the other partitions have {replication_factor}"
         elif unknown := set(brokers) - self._image.brokers.keys():
             reason = f"broker {min(unknown)}, which is not registered"
         elif not any(self._image.brokers[broker].is_active for broker in brokers):
@@ -261,11 +261,11 @@ class Creation:
         ]
 
     def _random_start(self) -> int:
-        # Up to the square, because the second turn places followers differently from the first.
+        # Up to the square, because the second round places followers differently from the first.
         return self._random.randrange(max(1, len(self._image.brokers) ** 2))
 
     def _start_of(self, topic: TopicImage) -> int:
-        """Where the turn must have begun that placed the last partition of a topic."""
+        """The start of the round that placed the last partition of a topic."""
         order = turn_order(candidate for candidate in self._candidates() if candidate.is_active)
         last = topic.partitions[-1]
         if last.replicas[0] not in order:
@@ -316,11 +316,11 @@ class Creation:
     def _new_id(self) -> TopicId:
         while True:
             id = bytearray(self._random.randbytes(16))
-            # A random UUID (RFC 9562), as Kafka makes them.
+            # A random UUID (RFC 9562), as in Kafka.
             id[6] = id[6] & 0x0F | 0x40
             id[8] = id[8] & 0x3F | 0x80
             topic_id = TopicId(bytes(id))
-            # Kafka avoids ids that print with a leading dash, which commands would take for an option.
+            # Kafka avoids ids that print with a leading dash, which commands would parse as an option.
             if id[0] >> 2 != 62 and topic_id not in self._image.topics_by_id:
                 assert topic_id not in (NO_TOPIC_ID, CLUSTER_METADATA_ID)
                 return topic_id

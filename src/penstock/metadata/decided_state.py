@@ -23,15 +23,15 @@ from penstock.protocol.schema import Message
 
 # The most that one request may change.
 CHANGES_MAX = 10_000
-# What the controller decides by itself is done so many changes at a time: a batch of the metadata log is written,
-# sent and applied as a whole, and everything else waits for it. Some 30 ms.
+# Changes per decision that the controller makes on its own: a batch of the metadata log is written, sent and
+# applied as a whole, and everything else waits for it. About 30 ms.
 PORTION = 500
 
 UNCLEAN = "unclean.leader.election.enable"
 
 
 class DecidedState:
-    # Replaced only by those who test whether a mistake in it would be found.
+    # Replaced only in the simulator, by planted bugs.
     revision_type: type[Revision] = Revision
 
     def __init__(self, image: Image, *, broker: int, static: Mapping[str, str]) -> None:
@@ -42,28 +42,28 @@ class DecidedState:
         self.names = {collision_key(name): name for name in image.topics}
         self.broker = BrokerId(broker)
         self.static = static
-        # Directories without room, by broker, as the brokers' heartbeats say; not in the log.
+        # Full directories by broker, as reported in heartbeats. Not in the log.
         self.full: dict[BrokerId, frozenset[bytes]] = {}
-        # Those of the decision being made.
+        # Changes of the current decision.
         self._changes: list[Message] = []
-        # What topics that say so themselves, or do not (None), come to.
+        # Caches: effective value by the topic's own text; None for topics without one.
         self._min_isrs: dict[str | None, int] = {}
         self._uncleans: dict[str | None, bool] = {}
 
     def take(self, changes: Sequence[Message]) -> None:
-        """Decide these changes, in order, and no others in between."""
+        """Decide these changes, in this order and without others in between."""
         if changes:
             self._changes += changes
             self.apply(changes)
 
     def drain(self) -> list[Message]:
-        """The changes of the decision that is complete now."""
+        """End the current decision and return its changes."""
         changes = self._changes
         self._changes = []
         return changes
 
     def apply(self, changes: Iterable[Message]) -> None:
-        """Take over changes that were not decided here, as when replaying the log."""
+        """Apply changes that were not decided here, as when replaying the log."""
         before = self.image
         self.image, delta = before.apply(changes)
         self.partition_index.follow(before, self.image, delta)
@@ -90,7 +90,7 @@ class DecidedState:
         return broker_value(name, self.layers())
 
     def min_isr(self, topic: str) -> int:
-        """As set; a partition with fewer replicas needs no more than it has."""
+        """The setting as it is; a partition with fewer replicas needs no more than it has."""
         overrides = self.image.topic_config(topic)
         text = overrides.get(MIN_ISR)
         known = self._min_isrs.get(text)
@@ -99,11 +99,11 @@ class DecidedState:
         return known
 
     def isr_needed(self, topic: TopicImage, partition: PartitionImage) -> int:
-        """How many must be in sync for anything to be committed."""
+        """How many replicas must be in sync to commit anything."""
         return max(1, min(self.min_isr(topic.name), len(partition.replicas)))
 
     def election_of(self, topic: str) -> Election:
-        """How far an election may go for a topic."""
+        """The kind of election that a topic's settings allow."""
         overrides = self.image.topic_config(topic)
         text = overrides.get(UNCLEAN)
         known = self._uncleans.get(text)
@@ -118,7 +118,7 @@ class DecidedState:
         return known is not None and known.is_active
 
     def standing_of(self, broker: BrokerId, directory: bytes) -> Standing:
-        """What a replica on a broker, in one of its directories, is good for."""
+        """The standing of a replica in this directory of a broker."""
         known = self.image.brokers.get(broker)
         if known is None or known.fenced or not known.has(directory):
             return Standing.GONE
@@ -129,18 +129,18 @@ class DecidedState:
     def is_full(self, known: BrokerImage, directory: bytes) -> bool:
         """Whether a replica in this directory of a broker cannot be written to."""
         full = self.full.get(known.id)
-        # One that has no directory yet is put where there is room.
+        # A replica without a directory will go where there is space.
         return full is not None and (directory in full or full.issuperset(known.directories))
 
     def full_brokers(self) -> list[BrokerId]:
-        """Those without room anywhere; none when nobody has room, and one is as good as another."""
+        """Brokers whose directories are all full; empty if that is true of every active broker."""
         brokers = self.image.brokers
         full = [id for id in self.full if id in brokers and self.is_full(brokers[id], UNASSIGNED_DIRECTORY)]
         has_other = any([broker.is_active and broker.id not in full for broker in brokers.values()])
         return full if has_other else []
 
     def directory_for(self, broker: BrokerId) -> bytes:
-        """Where a new replica on a broker will lie; a broker with several directories chooses one itself."""
+        """The directory of a new replica on a broker; a broker with several directories chooses one itself."""
         directories = self.image.brokers[broker].directories
         return directories[0] if len(directories) == 1 else UNASSIGNED_DIRECTORY
 
@@ -149,7 +149,7 @@ class DecidedState:
         return topic, topic.partitions[key[1]]
 
     def revision(self, topic: TopicImage, partition: PartitionImage) -> Revision:
-        """A partition to be changed, with an election as far as its topic allows."""
+        """Start a change of a partition, with the kind of election that its topic allows."""
         revision = self.revision_type(topic.id, partition, self.min_isr(topic.name), self.standing_of)
         revision.election = self.election_of(topic.name)
         return revision

@@ -1,21 +1,21 @@
-"""One partition on its way to another state: who stays in sync, who may lead, and the change that says so.
+"""A change of one partition: ISR, eligible leaders, leader election, and the resulting change record.
 
-Whatever happens to a partition (a broker dies, the ISR shrinks, a replica is moved) comes down to a
-``Revision``: somebody edits what is wanted (``isr``, ``replicas``, ``adding``, ...), and ``change`` draws the
-consequences in this order:
+Whatever happens to a partition (a broker dies, the ISR shrinks, a replica is moved) becomes a ``Revision``: the
+caller edits the wanted state (``isr``, ``replicas``, ``adding``, ...), and ``change`` derives the rest in this
+order:
 
 1. A reassignment whose new replicas are all in sync is completed.
-2. The eligible leaders are worked out (KIP-966): whoever leaves the ISR while it is smaller than
-   ``min.insync.replicas`` still holds all that was committed, because nothing is committed without them. They
-   may lead when nobody in the ISR can, until the ISR is large enough again.
-3. A leader is chosen: the present one if it may stay, else the first replica of the ISR that can lead, else
-   the first eligible one; of all these one whose disk is full only if there is no other. If nobody in either is
-   left at all, the last leader may come back; it may lack records (a whole cluster lost its power), so it is
-   marked as recovering. Only if the topic allows unclean elections, or an administrator asks for one, any
-   replica that can lead.
+2. The eligible leaders are determined (KIP-966): replicas that leave the ISR while it is smaller than
+   ``min.insync.replicas`` still hold everything committed, because nothing is committed without them. They may
+   lead when no member of the ISR can, until the ISR is large enough again.
+3. A leader is chosen: the present one if it may stay, else the first replica of the ISR that can lead, else the
+   first eligible one; a replica with a full disk only if there is no other. If both the ISR and the eligible
+   leaders are empty, the last leader may come back; it may lack records (a whole cluster lost its power), so it
+   is marked as recovering. Any other replica is chosen only if the topic allows unclean elections, or an
+   administrator asks for one.
 
-What a newcomer gets wrong: the ISR may become empty. The last one standing that is fenced leaves it like any
-other and becomes the eligible leader, so that the ISR holds live replicas and nothing else.
+The ISR may become empty. The last member leaves it like any other when it is fenced, and becomes the eligible
+leader, so that the ISR contains live replicas only.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from penstock.protocol.messages.metadata_records import PartitionChangeRecord
 
 
 class Standing(IntEnum):
-    """What a replica is good for now."""
+    """What a replica can be used for now, from worst to best."""
 
     # Its broker is fenced or unknown, or its directory offline.
     GONE = 0
-    # Its broker wants to stop: it may be in sync, and lead if nobody else can.
+    # Its broker wants to stop: it may be in sync, and lead if no other replica can.
     STOPPING = 1
-    # Its disk is full: it may lead, and be in sync, only where everybody in sync is as badly off.
+    # Its disk is full: it may lead, and be in sync, only if no replica in sync has space.
     FULL = 2
     ACTIVE = 3
 
@@ -56,7 +56,7 @@ class Election(Enum):
     IF_NEEDED = "if needed"
     # The first replica, if it is in sync.
     PREFERRED = "preferred"
-    # If needed, and then even somebody who may lack records.
+    # If needed, and then even a replica that may lack records.
     UNCLEAN = "unclean"
 
 
@@ -88,12 +88,12 @@ class Revision:
         self._partition = partition
         self._min_isr = min_isr
         self._standing_of = standing_of
-        # Those who may become eligible leaders when they leave the ISR.
+        # Replicas that may become eligible leaders when they leave the ISR.
         self._were_in_sync: BrokerIds = partition.isr
         self._has_nothing = NO_LEADER
-        # What a replica must be to lead.
+        # The minimum standing of a leader.
         self._least = Standing.FULL
-        # What is wanted; as it is, to begin with.
+        # The wanted state; initially the present one.
         self.isr: BrokerIds = partition.isr
         self.elr: BrokerIds = partition.eligible_leader_replicas
         self.last_known: BrokerIds = partition.last_known_elr
@@ -108,13 +108,13 @@ class Revision:
         self.must_bump = False
 
     def leave_isr(self, broker: BrokerId) -> None:
-        """It is not in sync (any more), but holds what it held: it may become an eligible leader."""
+        """Remove a replica from the ISR. It still holds its records, so it may become an eligible leader."""
         self.isr = tuple([member for member in self.isr if member != broker])
 
     def lose(self, broker: BrokerId, *, everything: bool = False) -> None:
-        """It lost records that it had confirmed: nothing may rest on it.
+        """Note that a replica lost records that it had confirmed: it no longer counts as a copy.
 
-        If it lost everything, it will not even do as the last leader.
+        If it lost everything, it cannot come back as the last leader either.
         """
         self._were_in_sync = tuple([member for member in self._were_in_sync if member != broker])
         self.leave_isr(broker)
@@ -124,10 +124,10 @@ class Revision:
             self.last_known = tuple([member for member in self.last_known if member != broker])
 
     def reassign(self, target: BrokerIds, directory_of: Callable[[BrokerId], bytes]) -> None:
-        """Go from the present replicas to these, by way of both together."""
+        """Start moving from the present replicas to the target; meanwhile the partition has both."""
         known = dict(zip(self.replicas, self.directories))
         adding = self.adding
-        # One that an earlier reassignment would have added, and that never came to be in sync, is not missed.
+        # Drop replicas that an earlier reassignment was adding and that never got in sync.
         current = [
             broker
             for broker in self.replicas
@@ -138,13 +138,14 @@ class Revision:
         self._set_replicas(target + self.removing, known, directory_of)
 
     def cancel(self) -> bool:
-        """Go back to the replicas before the reassignment; False when too few of them hold what was confirmed."""
+        """Return to the replicas before the reassignment; False when too few of them hold what was confirmed."""
         adding = self.adding
         isr = tuple([broker for broker in self.isr if broker not in adding])
         elr = tuple([broker for broker in self.elr if broker not in adding])
         kept = tuple([broker for broker in self.replicas if broker not in adding])
         is_missed = len(isr) < len(self.isr) or len(elr) < len(self.elr)
-        # The added ones are deleted. As when a reassignment is completed, what they hold must be elsewhere.
+        # The added replicas are deleted. As when a reassignment is completed, enough others must hold their
+        # records.
         if is_missed and len(isr) + len(elr) < max(1, min(self._min_isr, len(kept))):
             return False
         self.isr, self.elr = isr, elr
@@ -153,10 +154,10 @@ class Revision:
         return True
 
     def change(self) -> PartitionChangeRecord | None:
-        """The change to what is wanted and all that follows from it; None when there is none."""
+        """The change to the wanted state and its consequences; None if nothing changes."""
         partition = self._partition
         leader_before = partition.leader
-        # Whoever is gone is not in sync, whatever this change is about.
+        # A replica that is gone leaves the ISR with any change.
         self.isr = tuple([broker for broker in self.isr if self._standing(broker)])
         self._leave_out_full()
         if self.adding or self.removing:
@@ -172,7 +173,7 @@ class Revision:
             )
         is_new_epoch = leader != leader_before or (
             leader != NO_LEADER
-            # Those who were removed must not be taken for followers any more.
+            # Removed replicas must no longer be accepted as followers.
             and (self.must_bump or any([broker not in self.replicas for broker in partition.replicas]))
         )
         return self._difference(leader if is_new_epoch else NO_LEADER_CHANGE)
@@ -201,8 +202,8 @@ class Revision:
         target = tuple([broker for broker in self.replicas if broker not in removing])
         if not all([broker in isr for broker in self.adding]):
             return
-        # Kafka completes here. It would leave records that were confirmed by enough replicas on too few, because
-        # those that go are deleted; so we wait until there are enough without them.
+        # Kafka completes here. That could leave confirmed records on too few replicas, because the removed ones
+        # are deleted; so we wait until enough of the others are in sync.
         if len(isr) < max(1, min(self._min_isr, len(target))) or not self._any_leads(isr):
             return
         self._set_replicas(target, dict(zip(self.replicas, self.directories)), None)
@@ -210,7 +211,7 @@ class Revision:
         self.adding = self.removing = ()
 
     def _leave_out_full(self) -> None:
-        """A replica that cannot write holds up all that can. Where none in sync can, it makes no difference."""
+        """Drop full replicas from the ISR, because they block the others. If all members are full, keep them."""
         standings = [self._standing(broker) for broker in self.isr]
         if Standing.FULL in standings and Standing.ACTIVE in standings:
             self.isr = tuple([broker for broker, one in zip(self.isr, standings) if one is not Standing.FULL])
@@ -246,7 +247,8 @@ class Revision:
                 return broker
         for broker in self.replicas:
             if broker in self.elr and self._leads(broker):
-                # It holds everything committed, so it is no data loss; but who else does is not known any more.
+                # It holds everything committed, so no data is lost; but which other replicas do is no longer
+                # known.
                 self.isr = (broker,)
                 self._find_eligible()
                 return broker
@@ -262,7 +264,7 @@ class Revision:
 
     def _elect_unclean(self, broker: BrokerId) -> BrokerId:
         self.isr = (broker,)
-        # What they hold is given up.
+        # Their records are given up.
         self.elr = ()
         self.recovery_state = RECOVERING
         return broker

@@ -1,13 +1,13 @@
-"""Everything the cluster has agreed on, as one immutable value: the metadata image.
+"""The metadata image: everything the cluster has agreed on, as one immutable value.
 
-The image is what replaying the metadata log gives. ``apply`` takes a batch of committed changes and returns a
-new image and a delta that says what became different; the old image stays as it was, so a handler that is in
-the middle of an answer keeps a consistent view. Copying is per batch and per topic touched: partitions of
-other topics are shared between images.
+The image is the result of replaying the metadata log. ``apply`` takes a batch of committed changes and returns a
+new image and a delta with the differences. The old image does not change, so a handler in the middle of a
+response keeps a consistent view. Copying is per batch and per topic touched: images share the partitions of all
+other topics.
 
-What a newcomer gets wrong: the dictionaries in an image are plain ones for speed, and writing to them breaks
-every holder of the image. Only ``_Draft`` writes, to copies. And what makes a topic the same topic is its id:
-one that is deleted and created again under its name is another topic, so a deletion names the id.
+The dictionaries in an image are plain ones for speed. Never write to them: every holder of the image would see
+it. Only ``_Draft`` writes, to copies. A topic is identified by its id: a topic deleted and created again under
+the same name is another topic, so a deletion names the id.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Every broker, as a resource with settings.
+# The resource that holds the settings of all brokers.
 _EVERYONE = ConfigResource(BROKER_RESOURCE, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    # Of the last change applied. Where an image has been is no part of what it says, so not compared.
+    # Offset and epoch of the last change applied. Not compared: images with the same content are equal.
     offset: int = field(default=-1, compare=False)
     epoch: int = field(default=0, compare=False)
     brokers: Mapping[BrokerId, BrokerImage] = field(default_factory=dict)
@@ -90,28 +90,28 @@ class Image:
     # Only resources with at least one setting.
     configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)
-    # The first one that no broker has been given.
+    # The first producer id not yet allocated to a broker.
     next_producer_id: int = 0
     partition_count: int = 0
-    # Empty in a log that was begun without one.
+    # Empty in a log that was started without one.
     cluster_id: str = ""
-    # Brokers that have not had their share of the replicas yet, in order.
+    # Brokers that have not received their share of the replicas yet, sorted.
     newcomers: tuple[BrokerId, ...] = ()
-    # The longest session that brokers may have been given; 0 for the default.
+    # The longest session that brokers may hold; 0 means the default.
     session_ms: int = 0
 
     def topic_config(self, name: str) -> Mapping[str, str]:
-        """What a topic itself sets."""
+        """The settings of the topic itself, without defaults."""
         return self.configs.get(ConfigResource(TOPIC_RESOURCE, name), _NOTHING)
 
     def broker_config(self, broker: BrokerId | int | None) -> Mapping[str, str]:
-        """What was set on a broker while it ran; with None, on all of them."""
+        """The dynamic settings of a broker; None stands for all brokers."""
         return self.configs.get(
             ConfigResource(BROKER_RESOURCE, "" if broker is None else str(broker)), _NOTHING
         )
 
     def topic_name(self, topic_id: bytes) -> str:
-        """Empty when no topic has this id."""
+        """The topic's name; empty when no topic has this id."""
         topic = self.topics_by_id.get(TopicId(topic_id))
         return "" if topic is None else topic.name
 
@@ -120,12 +120,12 @@ class Image:
         return known is not None and 0 <= index < len(known.partitions)
 
     def reachable_brokers(self) -> Iterable[BrokerImage]:
-        """Those that clients can talk to; never none, which clients would take for the end of the cluster."""
+        """The brokers that clients can connect to. Never empty: clients would give up the cluster."""
         known = self.brokers.values()
         return [broker for broker in known if not broker.fenced] or known
 
     def active_epoch(self, broker: int) -> int | None:
-        """The epoch of a broker that may be in sync; None for all others."""
+        """The epoch of a broker that may be in the ISR; None if it is fenced, stopping or unknown."""
         known = self.brokers.get(BrokerId(broker))
         return known.epoch if known is not None and known.is_active else None
 
@@ -134,7 +134,7 @@ class Image:
     ) -> tuple[Image, Delta]:
         """The image after a committed batch, and what the batch changed.
 
-        ``offset`` is that of the last change. Without it the changes are taken to follow directly.
+        ``offset`` is that of the last change; by default the changes directly follow this image.
         """
         draft = _Draft(self)
         count = 0
@@ -146,7 +146,7 @@ class Image:
         )
 
     def snapshot(self) -> list[Message]:
-        """Changes that make this image out of an empty one, the features first, as readers expect."""
+        """The changes that build this image from an empty one. Features come first, because readers expect that."""
         changes: list[Message] = [
             FeatureLevelRecord(name=name, feature_level=level)
             for name, level in sorted(self.features.items())
@@ -167,7 +167,7 @@ class Image:
         for resource, settings in self.configs.items():
             changes += [config_record(resource, name, value) for name, value in settings.items()]
         if self.next_producer_id:
-            # Who was given the last block does not matter to anyone any more.
+            # The broker that got the last block no longer matters.
             changes.append(
                 ProducerIdsRecord(broker_id=-1, broker_epoch=-1, next_producer_id=self.next_producer_id)
             )
@@ -187,8 +187,10 @@ class Image:
         for id, broker in self.brokers.items():
             assert broker.id == id and broker.epoch >= 0 and broker.endpoints
         for resource, settings in self.configs.items():
-            assert settings, f"{resource} is there without settings"
-            assert resource.type != TOPIC_RESOURCE or resource.name in self.topics, f"{resource} is left over"
+            assert settings, f"{resource} is listed but has no settings"
+            assert resource.type != TOPIC_RESOURCE or resource.name in self.topics, (
+                f"{resource}: no such topic"
+            )
         assert self.partition_count == sum(len(topic.partitions) for topic in self.topics.values())
         assert self.next_producer_id >= 0
         assert list(self.newcomers) == sorted(self.newcomers) and self.brokers.keys() >= set(self.newcomers)
@@ -210,10 +212,10 @@ class _Draft:
         self._cluster_id = base.cluster_id
         self._newcomers = base.newcomers
         self._session_ms = base.session_ms
-        # The topics' dictionaries; copied with the first change of any topic.
+        # The topics' dictionaries; copied at the first change of any topic.
         self._topics: dict[str, TopicImage] | None = None
         self._topics_by_id: dict[TopicId, TopicImage] = {}
-        # Topics that this batch touches, by id; finished in the order they were touched.
+        # Topics that this batch touches, by id, in the order they were touched.
         self._open: dict[TopicId, tuple[TopicImage, list[PartitionImage]]] = {}
         # In order, without repetition.
         self._created: dict[str, None] = {}
@@ -222,7 +224,7 @@ class _Draft:
         self._configs_changed: dict[ConfigResource, None] = {}
         self._brokers_changed: dict[BrokerId, None] = {}
         self._partitions_changed: dict[tuple[str, int], None] = {}
-        # Resources whose settings were already copied by this batch.
+        # Resources whose settings this batch has already copied.
         self._own_configs: set[ConfigResource] = set()
         self._shared: dict[object, object] = {}
 
@@ -256,7 +258,7 @@ class _Draft:
             case NoOpRecord():
                 pass
             case _:
-                raise AssertionError(f"no way to apply {type(change).__name__}")
+                raise AssertionError(f"cannot apply {type(change).__name__}")
 
     def finish(self, offset: int, epoch: int) -> tuple[Image, Delta]:
         base = self._base
@@ -294,7 +296,7 @@ class _Draft:
     def _topic(self, change: TopicRecord) -> None:
         topics = self._writable_topics()
         topic = TopicImage(change.name, TopicId(change.topic_id))
-        assert topic.name not in topics, f"{topic.name} is there already"
+        assert topic.name not in topics, f"topic {topic.name} already exists"
         assert topic.id not in self._topics_by_id, f"{topic.name} has the id of another topic"
         topics[topic.name] = topic
         self._topics_by_id[topic.id] = topic
@@ -486,7 +488,7 @@ class _Draft:
 
     def _broker_change(self, change: BrokerRegistrationChangeRecord) -> None:
         broker = self._broker(change.broker_id, change.broker_epoch)
-        # 1 sets, -1 clears, 0 leaves as it was.
+        # 1 sets the flag, -1 clears it, 0 leaves it unchanged.
         if change.fenced:
             broker = broker._replace(fenced=change.fenced > 0)
         if change.in_controlled_shutdown:
@@ -506,5 +508,5 @@ class _Draft:
         return self._share(tuple(ids))  # type: ignore[arg-type]  # plain numbers until here
 
     def _share(self, value: T) -> T:
-        """The first equal value that this batch brought, so that there is one of each."""
+        """One object for all equal values of this batch."""
         return self._shared.setdefault(value, value)  # type: ignore[return-value]

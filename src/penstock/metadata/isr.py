@@ -1,10 +1,10 @@
-"""What brokers say about the partitions they hold: who is in sync (AlterPartition), and where replicas lie.
+"""Reports of brokers about their partitions: the ISR (AlterPartition) and the directories of replicas.
 
-The leader of a partition proposes its in-sync replicas; the controller accepts a proposal only if it was made
-from the present state (leader epoch and partition epoch) by the present leader, and only with members that
-could be elected: registered under the epoch that the leader has seen them fetch with (KIP-903), not fenced, not
-shutting down (KIP-841), on a disk that is not full. What a newcomer gets wrong: an error here is not a failure of
-the whole request; and a proposal may complete a reassignment, which may make somebody else the leader.
+The leader of a partition proposes its in-sync replicas. The controller accepts a proposal only if it was made by
+the present leader from the present state (leader epoch and partition epoch), and only with members that could be
+elected: registered under the epoch that the leader has seen them fetch with (KIP-903), not fenced, not shutting
+down (KIP-841), on a disk that is not full. An error is per partition, not for the whole request. A proposal may
+complete a reassignment, which may change the leader.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from penstock.protocol.messages.brokers import (
 )
 from penstock.protocol.messages.metadata_records import ConfigRecord, PartitionChangeRecord
 
-# Members of the ISR come with their epochs since this version.
+# Members of the ISR have had their epochs since this version.
 _EPOCHS_VERSION = 3
 
 
 def alter_partition(
     decided: DecidedState, sender: BrokerImage, request: AlterPartitionRequest, version: int
 ) -> AlterPartitionResponse:
-    """Judge the proposals of a broker whose epoch was found to be right."""
+    """Decide about the proposals of a broker whose epoch has been checked."""
     proposals = _Proposals(decided, sender.id, version)
     asked = [
         (topic.topic_id, proposals.propose(TopicId(topic.topic_id), topic.partitions))
@@ -107,11 +107,11 @@ class _Proposals:
         revision = self._decided.revision(topic, partition)
         members = {broker for broker, _ in isr}
         if members != set(partition.isr):
-            # In the order of preference, whatever order the leader has them in.
+            # In the order of preference, not in the order of the request.
             revision.isr = tuple([broker for broker in partition.replicas if broker in members])
         revision.recovery_state = asked.leader_recovery_state
-        # Also when nothing else changes: the new partition epoch makes void whatever the leader has sent before and
-        # not been answered, which it may count on.
+        # Even when nothing else changes: the new partition epoch invalidates the leader's earlier requests that
+        # have no response yet. The leader relies on that.
         self.changes.append(
             revision.change()
             or PartitionChangeRecord(partition_id=partition.index, topic_id=topic.id, isr=list(partition.isr))
@@ -121,7 +121,7 @@ class _Proposals:
         self, partition: PartitionImage, asked: AlterPartitionRequestPartition, isr: list[BrokerId]
     ) -> None:
         """Raises Refusal. The order is Kafka's; leaders act on which error comes first."""
-        # Its image is ahead of ours, so it must have it from another controller.
+        # Its image is ahead of ours, so there must be another controller.
         if asked.leader_epoch > partition.leader_epoch or asked.partition_epoch > partition.partition_epoch:
             raise Refusal(ErrorCode.NOT_CONTROLLER)
         if asked.leader_epoch < partition.leader_epoch:
@@ -148,10 +148,10 @@ class _Proposals:
         return (
             known is not None
             and known.is_active
-            # -1 from a leader that does not know it.
+            # -1: the leader does not know the epoch.
             and epoch in (-1, known.epoch)
             and known.has(partition.directory(broker))
-            # One that is in sync leaves by itself, unless nobody else could write either.
+            # A full replica that is in sync leaves the ISR by itself, unless no other member could write either.
             and (broker in partition.isr or not self._decided.is_full(known, partition.directory(broker)))
         )
 
@@ -163,7 +163,7 @@ def _answer(
         return AlterPartitionResponsePartition(partition_index=index, error_code=error)
     partition = image.topics_by_id[TopicId(topic_id)].partitions[index]
     if partition.leader != sender:
-        # The proposal was accepted, and with it a reassignment that takes the leadership away.
+        # The proposal was accepted, and completed a reassignment that moved the leadership.
         return AlterPartitionResponsePartition(partition_index=index, error_code=ErrorCode.NEW_LEADER_ELECTED)
     return AlterPartitionResponsePartition(
         partition_index=index,
@@ -179,10 +179,10 @@ def _answer(
 def without_outdated_eligible(
     decided: DecidedState, changes: Iterable[ConfigRecord]
 ) -> list[PartitionChangeRecord]:
-    """What must go along with changes of settings: the end of eligible leaders that are none any more.
+    """The changes that clear outdated eligible leaders after these changes of settings.
 
-    With a lower min.insync.replicas the leader may commit what they do not have. To be called when the settings
-    have been taken, and taken with them as one decision.
+    With a lower min.insync.replicas the leader may commit records that they do not have. Call this when the
+    settings have been taken, and take the result as part of the same decision.
     """
     image = decided.image
     topics: dict[str, TopicImage] = {}
@@ -200,9 +200,9 @@ def without_outdated_eligible(
 def outdated_eligible(
     decided: DecidedState, topics: Iterable[TopicImage], changes_max: float = inf
 ) -> list[PartitionChangeRecord]:
-    """The changes that end the eligibility of leaders where enough are in sync by the present settings.
+    """The changes that clear eligible leaders where the ISR is large enough by the present settings.
 
-    The leader of a partition commits nothing as long as anybody is eligible, so none may be left over.
+    The leader of a partition commits nothing while it has eligible leader replicas, so none may be left over.
     """
     changes: list[PartitionChangeRecord] = []
     for topic in topics:
@@ -217,7 +217,7 @@ def outdated_eligible(
 def assign_replicas_to_dirs(
     decided: DecidedState, sender: BrokerImage, request: AssignReplicasToDirsRequest
 ) -> AssignReplicasToDirsResponse:
-    """Write down where a broker keeps its replicas."""
+    """Record the directories of a broker's replicas."""
     changes: list[PartitionChangeRecord] = []
     seen: set[tuple[bytes, int]] = set()
     directories = []
@@ -261,7 +261,7 @@ def _assigned(
 def placed_in(
     decided: DecidedState, sender: BrokerImage, topic: TopicImage, partition: PartitionImage, directory: bytes
 ) -> PartitionChangeRecord | None:
-    """The change that says in which of its directories a broker has its replica."""
+    """The change that records the directory of a broker's replica."""
     before = partition.directory(sender.id)
     revision = decided.revision(topic, partition)
     revision.directories = tuple(
@@ -271,14 +271,14 @@ def placed_in(
         ]
     )
     if directory == LOST_DIRECTORY:
-        # What is left of it may be less than it had confirmed.
+        # The rest of the replica may lack records that it had confirmed.
         revision.lose(sender.id)
     elif before == LOST_DIRECTORY:
-        # Mended. It is in sync again when it has fetched what it lacks.
+        # Repaired. It joins the ISR when it has fetched what it lacks.
         pass
     elif directory != before and not sender.has(before):
-        # Begun anew, because the directory it was in is gone. Nothing may rest on it, and it does not lead by
-        # itself: the directory may come back, and with it the records.
+        # The replica starts empty, because its old directory is gone. It must not count as a copy, nor lead
+        # without an election: the directory may come back, with the records.
         revision.lose(sender.id, everything=True)
     elif not sender.has(directory):
         revision.leave_isr(sender.id)

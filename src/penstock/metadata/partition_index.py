@@ -1,10 +1,9 @@
-"""Who is where: what the controller must find without looking at every partition.
+"""Partitions by broker and by state, so that the controller need not look at every partition.
 
 A broker that dies is in the ISR of a third of all partitions, and a heartbeat comes every few milliseconds, so
-neither may cost a walk over a hundred thousand partitions. The index follows the image: it is built from one, and
-told of every step from one image to the next. What a newcomer gets wrong: it is never written by whoever
-decides something, only by ``follow``; and it keeps dictionaries where sets would do, because a set has no
-order and a run must be repeatable.
+neither may cost a scan of a hundred thousand partitions. The index is built from an image and updated with each
+step from one image to the next. Only ``follow`` writes it. It uses dictionaries instead of sets, because a set
+has no order and a run must be repeatable.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ Key: TypeAlias = tuple[TopicId, int]
 
 class PartitionIndex:
     def __init__(self, image: Image) -> None:
-        # The partitions whose ISR a broker is in, among them those it leads.
+        # The partitions whose ISR a broker is in, including those it leads.
         self.in_isr: dict[BrokerId, dict[Key, None]] = {}
         # How many partitions a broker leads.
         self.led: dict[BrokerId, int] = {}
         self.leaderless: dict[Key, None] = {}
         # With a reassignment under way.
         self.reassigned: dict[Key, None] = {}
-        # Led by another replica than the first.
+        # Led by a replica other than the first.
         self.astray: dict[Key, None] = {}
         for topic in image.topics.values():
             for partition in topic.partitions:
                 self._put((topic.id, partition.index), None, partition)
 
     def follow(self, before: Image, after: Image, delta: Delta) -> None:
-        """Take the step from one image to the next."""
+        """Update the index from one image to the next."""
         for deleted in delta.deleted:
             known = before.topics_by_id.get(deleted.id)
             if known is not None:
@@ -49,7 +48,7 @@ class PartitionIndex:
             self._put((topic.id, index), old[index] if index < len(old) else None, topic.partitions[index])
 
     def check(self, image: Image) -> None:
-        """Assert that it says of an image what a fresh look says."""
+        """Assert that the index equals one freshly built from the image."""
         fresh = PartitionIndex(image)
         assert {broker: keys for broker, keys in self.in_isr.items() if keys} == fresh.in_isr
         assert {broker: count for broker, count in self.led.items() if count} == fresh.led

@@ -1,14 +1,13 @@
-"""Where the replicas of new partitions go.
+"""Placement of the replicas of new partitions.
 
-Leaders go round the brokers in turn, and each partition's followers stand at a distance from its leader that
-grows with every full turn. So leaders are spread to within one, replicas too after each full turn, and when a
-broker dies its leaderships fall to many others instead of one. With racks, the brokers are first ordered so
-that neighbours are in different racks, and a rack is used twice for one partition only after every rack was
-used once.
+Leaders go round the brokers in turn, and each partition's followers are at a distance from its leader that grows
+with every full round. So leaders are balanced to within one, replicas too after each full round, and when a
+broker dies its leaderships go to many others instead of one. With racks, the brokers are first ordered so that
+neighbours are in different racks, and a rack is used twice for one partition only after every rack was used once.
 
-What a newcomer gets wrong: a fenced broker counts. It may hold a follower when there are not enough others,
-as during a rolling restart, but it never leads. Everything is decided by the arguments: the turn begins where
-``start`` says, which the caller draws at random for a new topic.
+A fenced broker may hold a follower when there are not enough others, as during a rolling restart, but never
+leads. The result depends on the arguments only: the round begins at ``start``, which the caller draws at random
+for a new topic.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Candidate(NamedTuple):
 
 
 class TooFewBrokers(Exception):
-    """There are not as many brokers as replicas, or none that could lead."""
+    """There are fewer brokers than replicas, or none that could lead."""
 
 
 def place(
@@ -35,22 +34,22 @@ def place(
 ) -> list[tuple[BrokerId, ...]]:
     """The replicas of each new partition, its leader first. Raises TooFewBrokers.
 
-    ``first`` is the number of the first of them, in a topic that has others: the turn goes on.
+    ``first`` is the index of the first of them, if the topic already has partitions: the round continues.
     """
     assert replication_factor > 0 and partitions >= 0
     if replication_factor > len(candidates):
         raise TooFewBrokers(
-            f"{replication_factor} replicas need as many brokers, and there are {len(candidates)}"
+            f"{replication_factor} replicas need {replication_factor} brokers; there are {len(candidates)}"
         )
     active = [candidate for candidate in candidates if candidate.is_active]
     if not active:
         raise TooFewBrokers("no broker is active")
     leaders = turn_order(active)
     spare = turn_order(candidate for candidate in candidates if not candidate.is_active)
-    # All the active brokers come first, whatever their racks.
+    # Active brokers come first, regardless of racks.
     spares_needed = max(0, replication_factor - len(leaders))
     followers_active = replication_factor - 1 - spares_needed
-    # Racks count only when every broker says where it stands.
+    # Racks count only when every broker has one.
     racks = {broker: rack for broker, rack, _ in candidates if rack is not None}
     if len(racks) < len(candidates):
         racks = {}
@@ -58,7 +57,7 @@ def place(
     placed = []
     for partition in range(first, first + partitions):
         position = (start + partition) % len(leaders)
-        # Counted from the first partition, so that the followers of each full turn are one of every broker.
+        # Counted from the first partition, so that each full round places one follower on every broker.
         turn = start // len(leaders) + partition // len(leaders)
         leader = leaders[position]
         others = _turned([broker for broker in leaders if broker != leader], position + turn)
@@ -76,7 +75,7 @@ def _followers(
 ) -> list[BrokerId]:
     if not racks:
         return others[:count]
-    # Brokers are taken from racks with the fewest replicas so far; among those, in turn.
+    # Take brokers from the racks with the fewest replicas so far; among those, in turn.
     used = dict.fromkeys(racks.values(), 0)
     used[racks[leader]] += 1
     followers = []
@@ -94,7 +93,7 @@ def _turned(brokers: list[BrokerId], by: int) -> list[BrokerId]:
 
 
 def turn_order(candidates: Iterable[Candidate]) -> list[BrokerId]:
-    """The brokers in the order in which they take turns, which goes from rack to rack."""
+    """The brokers in round-robin order, which goes from rack to rack."""
     racks: dict[str, list[BrokerId]] = {}
     for broker, rack, _ in sorted(candidates, key=lambda candidate: candidate.broker):
         racks.setdefault(rack or "", []).append(broker)

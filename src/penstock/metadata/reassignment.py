@@ -1,9 +1,9 @@
-"""Moving replicas and leaderships because an administrator says so: reassignments and elections.
+"""Moves that an administrator asks for: reassignments and elections.
 
 A reassignment adds the new replicas first and removes the old ones when the new ones are in sync, which
-``isr.py`` notices when a leader proposes them; in between the partition has both (``adding_replicas``,
-``removing_replicas``). What a newcomer gets wrong: replicas that are removed stay replicas to the end, with all
-rights, so a reassignment never makes a partition less safe than it was.
+``isr.py`` notices when a leader proposes them. In between the partition has both (``adding_replicas``,
+``removing_replicas``). Replicas to be removed keep all their rights until the end, so a reassignment never makes
+a partition less safe than it was.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from penstock.protocol.messages.placement import (
     ReplicaElectionResult,
 )
 
-# As many as Kafka has of any partition at most, by the type of its number; far more than anybody has brokers.
+# Far more than any cluster has brokers. Kafka's limit comes from the type of the number.
 REPLICAS_MAX = 1000
-# Elections: of the preferred leader, or of an unclean one.
+# Types of elections in ElectLeaders.
 PREFERRED = 0
 UNCLEAN = 1
 
@@ -87,7 +87,7 @@ def move(
 def cancel(
     decided: DecidedState, topic: TopicImage, partition: PartitionImage
 ) -> PartitionChangeRecord | None:
-    """The change that ends a reassignment where it began; None when it cannot be."""
+    """The change that cancels a reassignment; None when it cannot be cancelled now."""
     revision = decided.revision(topic, partition)
     revision.election = Election.IF_NEEDED
     return revision.change() if revision.cancel() else None
@@ -107,7 +107,7 @@ def _reassigned(
         if change is None:
             raise Refusal(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                "Too few of the replicas it had before are in sync to go back to them now.",
+                "Too few of the original replicas are in sync to cancel now: try again later.",
             )
         return change
     target = tuple(map(BrokerId, asked.replicas))
@@ -122,7 +122,7 @@ def _reassigned(
         raise Refusal(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Partition {asked.partition_index} is assigned {reason}."
         )
-    # Those it would have when a reassignment under way is done.
+    # The replicas it will have when the current reassignment is done.
     size = len(partition.replicas) - len(partition.removing_replicas)
     if not request.allow_replication_factor_change and len(target) != size:
         raise Refusal(
@@ -168,7 +168,7 @@ def list_reassignments(
 def elect_leaders(decided: DecidedState, request: ElectLeadersRequest) -> ElectLeadersResponse:
     if request.election_type not in (PREFERRED, UNCLEAN):
         return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
-    # Asked for everything, one does not want to hear of all that is well.
+    # A request for all partitions does not get those that need no election listed.
     is_everything = request.topic_partitions is None
     if request.topic_partitions is None:
         keys = (
@@ -207,11 +207,11 @@ def _elected(
     revision = decided.revision(topic, partition)
     if election_type == PREFERRED:
         if partition.leader == partition.replicas[0]:
-            raise Refusal(ErrorCode.ELECTION_NOT_NEEDED, "The preferred replica leads already.")
+            raise Refusal(ErrorCode.ELECTION_NOT_NEEDED, "The preferred replica is already the leader.")
         revision.election = Election.PREFERRED
     else:
         if partition.leader != NO_LEADER:
-            raise Refusal(ErrorCode.ELECTION_NOT_NEEDED, f"Broker {partition.leader} leads.")
+            raise Refusal(ErrorCode.ELECTION_NOT_NEEDED, f"Broker {partition.leader} is the leader.")
         revision.election = Election.UNCLEAN
     change = revision.change()
     if election_type == PREFERRED and change is not None and change.leader != partition.replicas[0]:

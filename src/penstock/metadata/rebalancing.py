@@ -1,15 +1,15 @@
-"""What the controller does to the placement of its own accord, a little at a time.
+"""Automatic changes of the placement, made by the controller in small steps.
 
-- Leaderships go back to the first replica when it is in sync again (``auto.leader.rebalance.enable``).
-- A broker that joins gets its share of the replicas (``penstock.rebalance.enable``). The image remembers who is
-  still owed one (``newcomers``), so that another controller goes on with it, and nobody is filled again whom an
-  administrator has emptied.
-- The replicas of a broker that stays away (``penstock.replica.rebuild.delay.ms``) are built again elsewhere;
-  should it come back, it is a newcomer.
+- Leaderships return to the first replica when it is in sync again (``auto.leader.rebalance.enable``).
+- A broker that joins gets its share of the replicas (``penstock.rebalance.enable``). The image remembers which
+  brokers still wait for it (``newcomers``), so that another controller continues, and a broker that an
+  administrator has emptied is not filled again.
+- The replicas of a broker that stays away (``penstock.replica.rebuild.delay.ms``) are rebuilt on others; if it
+  comes back, it is a newcomer.
 
-Plans come from ``balance.py`` and are carried out as ordinary reassignments, a bounded number at a time. What a
-newcomer gets wrong: a plan is old as soon as it is made. Each move is looked at again before it begins, and a
-partition that somebody else is moving is left alone.
+Plans come from ``balance.py`` and are carried out as ordinary reassignments, a limited number at a time. A plan
+may be outdated by the time it runs: each move is checked again before it begins, and a partition that an
+administrator is moving is left alone.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from penstock.metadata.values import newcomer_record
 from penstock.model import BrokerId
 from penstock.protocol.messages.metadata_records import PartitionChangeRecord
 
-# As in Kafka: elections of preferred leaders at a time, because each costs its clients a moment.
+# Preferred leader elections at a time, as in Kafka. Each interrupts its clients for a moment.
 ELECTIONS_MAX = 1000
-# Moves planned at a time. Planning looks at every partition, so it must not be for each few that are moved.
+# Moves planned at a time. Planning looks at every partition, so it must not run for every few moves.
 PLAN_MAX = 2000
-# How often moves that were planned are begun, and how soon more elections follow.
+# How often planned moves are started, and how soon more elections follow.
 STEP_MS = 1000
-# How often a broker that stays away is looked at again when nothing could be done for it.
+# How soon to try again to rebuild a broker's replicas when no plan was possible.
 REBUILD_RETRY_MS = 60_000
 
 
@@ -57,7 +57,7 @@ class Rebalancing:
         self._next_elections_ms = 0
         self._next_step_ms = 0
         self._next_rebuild_ms = 0
-        # Moves to begin: the partition, its replicas when that was planned, and those it shall have.
+        # Moves to begin: the partition, its replicas when the plan was made, and the replicas it shall have.
         self._planned: deque[tuple[Key, tuple[BrokerId, ...], tuple[BrokerId, ...]]] = deque()
         # Moves begun by this controller and not known to have ended.
         self._begun: dict[Key, None] = {}
@@ -108,7 +108,7 @@ class Rebalancing:
     # Leaderships.
 
     def _elect_preferred(self) -> bool:
-        """Give leaderships back; whether there are more to give back than were now."""
+        """Return leaderships to preferred replicas; True if some are left for the next step."""
         decided = self._decided
         changes: list[PartitionChangeRecord] = []
         is_more = False
@@ -138,7 +138,7 @@ class Rebalancing:
         return [broker for broker in self._decided.image.newcomers if self._decided.is_active(broker)]
 
     def _share_out(self) -> None:
-        """Plan moves to the newcomers; when they have their share, say that they are none any more."""
+        """Plan moves to the newcomers; when they have their share, remove their newcomer mark."""
         receivers = self._receivers()
         racks = self._racks()
         placed = self._placed()
@@ -214,7 +214,7 @@ class Rebalancing:
         decided.take(changes)
 
     def _in_flight(self) -> int:
-        """Reassignments that are getting on, whoever has begun them."""
+        """The number of reassignments that make progress, including those of administrators."""
         decided = self._decided
         reassigned = [decided.find(key)[1] for key in decided.partition_index.reassigned]
         return sum(
@@ -222,7 +222,7 @@ class Rebalancing:
         )
 
     def _cancel_stuck(self, now_ms: int) -> None:
-        """Give up moves to brokers that have gone and stay away."""
+        """Cancel moves to brokers that have gone and stay away."""
         decided = self._decided
         since_ms = self._brokers.fenced_since_ms
         changes: list[PartitionChangeRecord] = []
@@ -246,7 +246,7 @@ class Rebalancing:
                 if change is not None:
                     changes.append(change)
                     del self._begun[key]
-                    # What was to be replaced still is.
+                    # The replica still has to be replaced.
                     self.has_unregistered = True
                     self._next_rebuild_ms = now_ms
         decided.take(changes)
@@ -260,7 +260,10 @@ class Rebalancing:
         }
 
     def _placed(self, *, needs_full_isr: bool = True) -> list[Placed]:
-        """Every partition; to be moved are those in good health, or at least with a leader and a second replica."""
+        """Every partition; movable if its ISR is full, or at least (not ``needs_full_isr``) has a leader.
+
+        In the second case, a partition of a single replica is not movable.
+        """
         placed = []
         for topic in self._decided.image.topics.values():
             for partition in topic.partitions:

@@ -1,12 +1,11 @@
-"""What a setting is: its type, its limits, its default, and whether Penstock gives it a meaning.
+"""The definition of a setting: type, limits, default, and whether Penstock implements it.
 
-Settings keep Kafka's names, defaults and meanings. The names themselves are in ``topic_settings.py`` and
-``broker_settings.py``; where a value comes from (topic, broker, file, default) is decided in ``configs.py``.
+Settings keep Kafka's names, defaults and meanings. They are listed in ``topic_settings.py`` and
+``broker_settings.py``; ``configs.py`` decides which value is effective (topic, broker, file, default).
 
-Values are text everywhere except in the typed objects of ``broker/config.py``: text is what clients send and
-what they want back. A newcomer expects a refused setting to be refused always; it is refused only with a
-value other than its default, so that ``compression.type=producer`` passes and ``compression.type=zstd`` is
-told why it does not.
+Values are text everywhere except in the typed objects of ``broker/config.py``: clients send text and expect text
+back. A refused setting is refused only with a value other than its default: ``compression.type=producer`` is
+accepted, and ``compression.type=zstd`` gets an error with the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TEXT_MAX = 32_767 // 4
 
 
 class Kind(IntEnum):
-    """Types of settings, by the numbers that DescribeConfigs answers with."""
+    """Types of settings, with the numbers of DescribeConfigs."""
 
     BOOLEAN = 1
     STRING = 2
@@ -39,37 +38,37 @@ _BITS = {Kind.SHORT: 16, Kind.INT: 32, Kind.LONG: 64}
 
 class Status(Enum):
     IMPLEMENTED = "implemented"
-    # Known from Kafka, accepted with a warning, and of no effect.
+    # Known from Kafka, accepted with a warning, without effect.
     WITHOUT_MEANING = "without meaning"
-    # A value other than the default would promise what Penstock does not do (yet).
+    # A value other than the default would promise something Penstock does not do (yet).
     REFUSED = "refused"
 
 
 class Setting(NamedTuple):
     name: str
     kind: Kind
-    # As text; None when there is none and another setting or the broker itself decides.
+    # As text; None when there is no default, and another setting or the broker itself decides.
     default: str | None
-    # One sentence for people; may be empty where a reason says enough.
+    # One sentence for users; may be empty if there is a reason.
     doc: str
-    # Of numbers: the smallest and the largest value allowed, inclusive.
+    # Numbers: the smallest and the largest value allowed, inclusive.
     low: float | None = None
     high: float | None = None
-    # Of strings and of the elements of lists; empty when any will do.
+    # Strings and elements of lists: the allowed values; empty if any value is allowed.
     choices: tuple[str, ...] = ()
     status: Status = Status.IMPLEMENTED
-    # Why it is refused, or why it has no meaning.
+    # Why it is refused, or why it has no effect.
     reason: str = ""
-    # Of broker settings: whether AlterConfigs may change it while the broker runs.
+    # Broker settings: whether AlterConfigs may change it while the broker runs.
     is_dynamic: bool = False
 
 
 class InvalidSetting(Exception):
-    """A value that a setting cannot have. The message is one line for the person who set it."""
+    """A value that a setting cannot have. The message is one line for the user who set it."""
 
 
 def parse(setting: Setting, text: str) -> Any:
-    """The typed value of a setting's text, read as Kafka reads it. Raises InvalidSetting.
+    """The typed value of a setting's text, parsed as Kafka does. Raises InvalidSetting.
 
     The types are bool, str, int, float, and a tuple of str for a list.
     """
@@ -95,15 +94,15 @@ def parse(setting: Setting, text: str) -> Any:
 
 
 def check(setting: Setting, text: str, *, internal: bool = False) -> None:
-    """Raise InvalidSetting when a setting may not be given this value, be it malformed or refused.
+    """Raise InvalidSetting for a value that is malformed or refused.
 
-    The broker's own topics (``internal``) may have what users' topics may not have yet.
+    Internal topics (``internal``) may have values that users' topics may not have yet.
     """
     value = parse(setting, text)
     if setting.status is not Status.REFUSED or internal:
         return
     if setting.default is None:
-        # The value may be a password: it is not repeated.
+        # The value may be a password: do not repeat it.
         raise InvalidSetting(f"{setting.name}: {setting.reason}")
     if value != parse(setting, setting.default):
         raise InvalidSetting(f"{_shown(setting, text)}: {setting.reason}")
@@ -166,7 +165,7 @@ def _shown(setting: Setting, text: str) -> str:
     return f"{setting.name}={text if len(text) <= 80 else text[:77] + '...'}"
 
 
-# The words in which the tables of settings are written.
+# Constructors for the tables of settings.
 
 
 def boolean(name: str, default: bool, doc: str) -> Setting:

@@ -1,9 +1,9 @@
-"""The settings a topic can have, and the broker settings that stand in where a topic says nothing.
+"""The topic settings, and the broker settings that are their defaults.
 
 Names, types, limits and defaults are those of Kafka 4.3. ``SYNONYMS`` lists, per topic setting, the broker
-settings consulted in its place, best first; some count in other units. What a newcomer gets wrong: within one
-place of origin (say the command line) ``log.retention.ms`` wins over ``log.retention.hours``, but a place
-nearer to the topic wins over both, whichever name it uses.
+settings used in its place, best first; some have other units. Within one source (say the command line)
+``log.retention.ms`` wins over ``log.retention.hours``, but a source nearer to the topic wins over both, whichever
+name it uses.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ DURABILITY = "penstock.durability"
 REPLICATED = "replicated"
 FLUSHED = "flushed"
 
-# A topic's creation time. It is kept like a setting, because Kafka's records have no place for it and every
-# client can read settings; it cannot be set.
+# A topic's creation time. Stored as a setting, because Kafka's records have no field for it and every client can
+# read settings; clients cannot set it.
 CREATED = "penstock.created.ms"
 
-# What the controller takes for safe rests on this one.
+# The controller determines eligible leaders with it.
 MIN_ISR = "min.insync.replicas"
 
-NO_COMPACTION = "compaction does not work yet, and a topic must not quietly keep everything"
+NO_COMPACTION = "compaction does not work yet, and a topic must not silently keep everything"
 NO_TIERS = "segments do not move to remote storage yet"
 AS_PRODUCED = "batches are stored as the producer compressed them"
 NO_THROTTLE = (
@@ -47,32 +47,32 @@ NO_THROTTLE = (
 )
 
 TOPIC: dict[str, Setting] = table(
-    # How long records are kept.
-    long("retention.ms", 7 * _DAY_MS, "The age at which segments are deleted; -1 keeps them forever.", -1),
-    long("retention.bytes", -1, "The size above which a partition loses its oldest segments; -1 for none."),
+    # Retention.
+    long("retention.ms", 7 * _DAY_MS, "The age at which segments are deleted; -1: never.", -1),
+    long("retention.bytes", -1, "The size above which a partition loses its oldest segments; -1: no limit."),
     long("file.delete.delay.ms", 60_000, "How long the renamed file of a deleted segment stays on disk.", 0),
-    # What is accepted.
+    # Limits of produce requests.
     integer("max.message.bytes", 1_048_588, "The largest batch of records accepted, as compressed.", 0),
     string(
         "message.timestamp.type",
         "CreateTime",
-        "Whose time a record carries: the producer's (CreateTime) or the broker's (LogAppendTime).",
+        "The timestamp of a record: the producer's (CreateTime) or the broker's (LogAppendTime).",
         *("CreateTime", "LogAppendTime"),
     ),
     long("message.timestamp.after.max.ms", 3_600_000, "How far a producer's clock may be ahead.", 0),
     long("message.timestamp.before.max.ms", LONG_MAX, "How far a producer's clock may be behind.", 0),
-    integer(MIN_ISR, 1, "In-sync replicas without which acks=all is refused.", 1),
+    integer(MIN_ISR, 1, "The smallest ISR with which acks=all is accepted.", 1),
     boolean(
         "unclean.leader.election.enable",
         False,
-        "Whether a replica that lacks records may lead when there is no other; what it lacks is lost.",
+        "Whether a replica that lacks records may lead if there is no other; the records it lacks are lost.",
     ),
     # Segments and their indexes. Kafka asks for segments of 1 MiB since 4.0 (KIP-1030), of 14 bytes before:
     # small ones are how people try out retention, and a segment always holds at least one batch.
-    integer("segment.bytes", 1 << 30, "The size at which a new segment is begun.", 14),
-    long("segment.ms", 7 * _DAY_MS, "The age at which a new segment is begun.", 1),
-    integer("segment.index.bytes", 10 << 20, "The size at which a full index begins a new segment.", 4),
-    integer("index.interval.bytes", 4096, "Bytes of log between two entries of its index.", 0),
+    integer("segment.bytes", 1 << 30, "The size at which a new segment starts.", 14),
+    long("segment.ms", 7 * _DAY_MS, "The age at which a new segment starts.", 1),
+    integer("segment.index.bytes", 10 << 20, "The size of an index at which a new segment starts.", 4),
+    integer("index.interval.bytes", 4096, "Bytes of log between two index entries.", 0),
     # Flushing.
     long(
         "flush.messages",
@@ -80,14 +80,14 @@ TOPIC: dict[str, Setting] = table(
         "Records after which a log is flushed; with 1, nothing is acknowledged before it is on disk.",
         1,
     ),
-    long("flush.ms", LONG_MAX, "The longest time a record may wait to be flushed to disk.", 0),
-    # What does not work yet.
+    long("flush.ms", LONG_MAX, "The longest time before a record is flushed to disk.", 0),
+    # Not implemented yet.
     *refused(
         NO_COMPACTION,
         strings(
             "cleanup.policy",
             "delete",
-            "What becomes of old records: deleted with their segment, or compacted by key.",
+            "What happens to old records: deleted with their segment, or compacted by key.",
             *("compact", "delete"),
         ),
     ),
@@ -146,7 +146,7 @@ TOPIC: dict[str, Setting] = table(
 class Synonym(NamedTuple):
     # A broker setting.
     name: str
-    # From its text to the topic setting's. Raises ValueError when the text is no value of the broker setting.
+    # Converts its text to the topic setting's. Raises ValueError for a text that is not a valid value.
     convert: Callable[[str], str] = str
 
 

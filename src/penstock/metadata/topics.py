@@ -1,8 +1,8 @@
-"""Names of topics: which are allowed, which collide, and which are the broker's own.
+"""Topic names: which are allowed, which collide, and which are internal.
 
-A topic's name is also the name of its directories, so the rule of what is allowed keeps every client out of
-the rest of the file system. What a newcomer gets wrong: ``a.b`` and ``a_b`` may not both exist. Kafka refuses
-the second one because its metrics would confuse the two, and clients rely on the refusal.
+A topic's name is also the name of its directories, so the allowed characters keep clients out of the rest of the
+file system. ``a.b`` and ``a_b`` may not both exist: Kafka refuses the second one because its metrics would
+confuse the two, and clients rely on the refusal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLUSTER_METADATA_ID = TopicId(bytes(15) + b"\x01")
 
 
 def name_error(name: str) -> str | None:
-    """Why no topic can have this name, in words for a client; None when one can."""
+    """Why this name is not allowed, as a message for the client; None when it is allowed."""
     if not name:
         return "A topic's name must not be empty."
     if name in (".", ".."):
@@ -33,15 +33,15 @@ def name_error(name: str) -> str | None:
     if len(name) > NAME_MAX:
         return f"A topic's name has at most {NAME_MAX} characters, this one has {len(name)}."
     if not _LEGAL.issuperset(name):
-        return "A topic's name is made of ASCII letters, digits, '.', '_' and '-'."
+        return "A topic's name may contain ASCII letters, digits, '.', '_' and '-' only."
     return None
 
 
 def is_internal(name: str) -> bool:
-    """Whether the broker keeps its own records in a topic of this name."""
+    """Whether this is the name of an internal topic."""
     return name in _INTERNAL
 
 
 def collision_key(name: str) -> str:
-    """Two names with the same key cannot both be topics."""
+    """Two topics cannot exist whose names have the same key."""
     return name.replace(".", "_")

@@ -1,8 +1,8 @@
-"""What the metadata is made of: brokers, partitions, topics, and the changes that write each of them down.
+"""The values of the metadata (brokers, partitions, topics) and the changes that write them to the log.
 
-Plain immutable values, gathered into one in ``image.py``. What a newcomer gets wrong: a replica's directory is
-all zeros until its broker has said where it lies, and that counts as online. A directory is offline only when
-it is named and its broker does not have it (any more).
+Plain immutable values; ``image.py`` combines them. A replica's directory is all zeros until its broker has
+reported it, and counts as online. A directory is offline only when its id is known and its broker does not have
+it (any more).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NO_LEADER = BrokerId(-1)
 # In a PartitionChangeRecord: the leader stays, and so does its epoch.
 NO_LEADER_CHANGE = -2
 
-# Values of leader_recovery_state (KIP-704). Recovering: elected although it may lack records that were
-# committed, until the leader says that it has made the best of it.
+# Values of leader_recovery_state (KIP-704). Recovering: the leader was elected although it may lack committed
+# records, and has not yet reported that its recovery is done.
 RECOVERED = 0
 RECOVERING = 1
 
@@ -31,16 +31,16 @@ RECOVERING = 1
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
 
-# Kept like settings, because Kafka's records have no place for them; never shown and never set by clients.
+# Stored as settings, because Kafka's records have no field for them. Clients never see them and cannot set them.
 # The cluster's id, on all brokers.
 CLUSTER_ID = "penstock.cluster.id"
-# On a broker that has not had its share of the replicas yet.
+# On a broker that has not received its share of the replicas yet.
 NEWCOMER = "penstock.newcomer"
-# The longest session that a controller may have given to brokers that its successor has not heard of, where that is
-# not the default. Kept like the others, for the same reason.
+# The longest session that a controller may have given to brokers, if not the default. Its successor, which has
+# not heard from these brokers, needs it.
 SESSION = "penstock.session.ms"
 
-# Kafka's directory ids that are no directories: not known, not assigned, lost.
+# Kafka's special directory ids: 0 unknown, 1 unassigned, 2 lost.
 UNASSIGNED_DIRECTORY = bytes(16)
 LOST_DIRECTORY = bytes(15) + b"\x02"
 _NOWHERE = (UNASSIGNED_DIRECTORY, bytes(15) + b"\x01")
@@ -61,21 +61,21 @@ class Endpoint(NamedTuple):
 
 class BrokerImage(NamedTuple):
     id: BrokerId
-    # Grows with each registration; a request with an older one comes from a process that was replaced.
+    # Grows with each registration. A request with an older epoch comes from a process that was replaced.
     epoch: int
-    # One process's life.
+    # Unique to one run of the process.
     incarnation_id: bytes
-    # The one for clients first.
+    # The client endpoint first.
     endpoints: tuple[Endpoint, ...]
     rack: str | None
-    # Registered, but not (or no longer) to be given leadership.
+    # Registered, but must not lead (yet, or any more).
     fenced: bool
     in_controlled_shutdown: bool
     # Ids of its data directories.
     directories: tuple[bytes, ...]
 
     def endpoint_for(self, listener: ListenerDescription) -> Endpoint:
-        """Where a client of a listener reaches this broker: at the endpoint of that name, or else at the first."""
+        """The endpoint for clients of a listener: the one with its name, or else the first."""
         for endpoint in self.endpoints:
             if endpoint.name == listener.advertises:
                 return endpoint
@@ -83,7 +83,7 @@ class BrokerImage(NamedTuple):
 
     @property
     def internal(self) -> Endpoint | None:
-        """Where other nodes reach it; None when it is alone."""
+        """The endpoint for other nodes; None on a single node."""
         for endpoint in self.endpoints:
             if endpoint.name == NODES.name:
                 return endpoint
@@ -94,34 +94,34 @@ class BrokerImage(NamedTuple):
         return not self.fenced and not self.in_controlled_shutdown
 
     def has(self, directory: bytes) -> bool:
-        """Whether a replica said to be there can be read; one that is said to be nowhere is taken at its word."""
-        # A log written by others may know brokers without directories.
+        """Whether a replica in this directory can be read. A replica without a directory can."""
+        # A log written by other software may have brokers without directories.
         return directory in self.directories or directory in _NOWHERE or not self.directories
 
 
 class PartitionImage(NamedTuple):
-    """One partition. There may be 100,000, so equal tuples in them are one object."""
+    """One partition. There may be 100,000, so equal tuples in them are one shared object."""
 
-    index: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     # In the ISR, or NO_LEADER.
     leader: BrokerId
-    # Grows with each election, be it of the same leader.
+    # Grows with each election, even if the leader stays the same.
     leader_epoch: int
-    # Grows with each change of anything here.
+    # Grows with each change of the partition.
     partition_epoch: int
     # In order of preference.
     replicas: tuple[BrokerId, ...]
     # A subset of the replicas; may be empty when there is no leader.
     isr: tuple[BrokerId, ...]
-    # The data directory of each replica, in their order; zeros where its broker has not said.
+    # The data directory of each replica, in the order of the replicas; zeros until its broker has reported it.
     directories: tuple[bytes, ...]
-    # Of a reassignment under way: replicas that will go when all of the added ones are in sync.
+    # During a reassignment: replicas that are removed when all of the added ones are in sync.
     removing_replicas: tuple[BrokerId, ...] = ()
     adding_replicas: tuple[BrokerId, ...] = ()
-    # KIP-966: replicas that left the ISR while it was too small for anything to be committed without them, so
-    # that they hold all that is. Disjoint from the ISR.
+    # KIP-966: replicas that left the ISR when it was too small to commit anything without them, so they hold
+    # everything committed. Disjoint from the ISR.
     eligible_leader_replicas: tuple[BrokerId, ...] = ()
-    # The last leader of a partition that has none and has nobody left who surely holds everything.
+    # The last leader of a leaderless partition, if no replica is left that surely holds everything committed.
     last_known_elr: tuple[BrokerId, ...] = ()
     leader_recovery_state: int = RECOVERED
 
@@ -136,21 +136,21 @@ class PartitionImage(NamedTuple):
 class TopicImage(NamedTuple):
     name: str
     id: TopicId
-    # Partition n is at place n.
+    # Partition n has index n.
     partitions: tuple[PartitionImage, ...] = ()
-    # Wall time; -1 in a log written by others.
+    # Wall time; -1 in a log written by other software.
     created_ms: int = -1
 
 
 class Delta(NamedTuple):
-    """What a batch of changes made different, for those who must act on it."""
+    """The differences that a batch of changes made."""
 
-    # Names of topics that are there now and were not before, under their present ids.
+    # Names of topics that exist now and did not exist before with their present ids.
     created: tuple[str, ...] = ()
-    # As they were when they were deleted; also those that were created and deleted by the same batch, because
-    # their directories may exist all the same.
+    # The topics as they were when deleted. Includes topics created and deleted by the same batch, because their
+    # directories may exist.
     deleted: tuple[TopicImage, ...] = ()
-    # Names of topics that were there before and have new or changed partitions.
+    # Names of topics that existed before and have new or changed partitions.
     changed: tuple[str, ...] = ()
     # Resources whose settings changed, except topics that were created or deleted.
     configs_changed: tuple[ConfigResource, ...] = ()
@@ -185,7 +185,7 @@ def config_record(resource: ConfigResource, name: str, value: str | None) -> Con
 
 
 def newcomer_record(broker: int, is_newcomer: bool) -> ConfigRecord:
-    """The change that makes a broker a newcomer, or takes that from it."""
+    """The change that marks a broker as a newcomer, or removes the mark."""
     return config_record(ConfigResource(BROKER_RESOURCE, str(broker)), NEWCOMER, "1" if is_newcomer else None)
 
 
@@ -207,7 +207,7 @@ def registration_record(broker: BrokerImage) -> RegisterBrokerRecord:
 
 
 def registered(change: RegisterBrokerRecord) -> BrokerImage:
-    """The broker that such a change registers."""
+    """The broker that this change registers."""
     return BrokerImage(
         BrokerId(change.broker_id),
         change.broker_epoch,
@@ -221,7 +221,7 @@ def registered(change: RegisterBrokerRecord) -> BrokerImage:
 
 
 def check_partition(partition: PartitionImage) -> None:
-    """Assert what must be true of a partition by itself. Called for every change, so it builds no sets."""
+    """Assert the invariants of a single partition. Called for every change, so it builds no sets."""
     replicas, isr = partition.replicas, partition.isr
     assert replicas and len(partition.directories) == len(replicas), partition
     for broker in isr:

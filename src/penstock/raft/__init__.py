@@ -1,1 +1,1 @@
-"""The metadata quorum: Raft in KRaft's flavour, as a core that decides and does nothing."""
+"""The metadata quorum: Raft as in KRaft, as a sans-IO core."""

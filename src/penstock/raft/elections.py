@@ -1,17 +1,17 @@
-"""Finding a leader, or becoming it: who stands, who gives its vote to whom, and how a cluster is born.
+"""Elections: finding the leader, standing, voting, and forming a new cluster.
 
-A node that misses its leader first asks whether it would be elected (PreVote, KIP-996), so that one that is
-merely cut off disturbs nobody with a higher epoch. A vote is for one candidate in an epoch, and for one
-whose log holds all that ours may have helped to commit. Voters are nodes *with their disks*: a vote that is
-asked of another disk is refused, because this one has never promised anything.
+A node that does not hear from its leader first asks whether it would be elected (PreVote, KIP-996), so that a
+node that is merely cut off does not disturb the others with a higher epoch. A node votes for one candidate per
+epoch, and only if the candidate's log holds everything that ours may have helped to commit. A voter is a node
+*with its disk*: a vote request for another directory is refused, because this one has never voted.
 
-**The birth of a cluster.** There is no format step: nodes with empty logs find each other by the list of
-controllers they were given. A candidate with an empty log needs the votes of *all* of them, each by the
-directory it has now; the first leader then writes the voters into the log, and from there on a majority is
-enough. Why all: a node may be wiped at any moment of this, and votes again with no memory of its first vote.
-Two candidates of one epoch would then share no voter but the wiped one, if a majority were enough. When all
-must agree they share every node that was not wiped, and each of those votes once. For the same reason nothing
-committed can be missed: whoever holds it has a log that is not empty, and refuses.
+**Forming a cluster.** There is no format step: nodes with empty logs find each other through the list of
+controllers in their settings. A candidate with an empty log needs the votes of *all* of them, each with the
+directory it has now. The first leader writes the voters into the log, and from then on a majority is enough.
+Why all: a node may be wiped during this, and then votes again without knowing of its first vote. If a majority
+were enough, two candidates of one epoch could have only the wiped voter in common. When all must agree, they
+have every node in common that was not wiped, and each of those votes once. For the same reason no committed
+record can be missed: a node that holds one has a log that is not empty, and refuses.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Elections:
         self._following = following
         self._leading = leading
 
-    # Finding the leader, or each other
+    # Finding the leader, or the other founders
 
     def tick_unattached(self, role: Unattached, now_ms: int) -> None:
         node = self._node
@@ -93,7 +93,7 @@ class Elections:
     # Standing
 
     def stand(self, voters: Voters, former_leader_id: int | None, now_ms: int) -> None:
-        """Ask whether we would be elected; alone, be elected."""
+        """Start a PreVote. A single voter is elected at once."""
         node = self._node
         timeout_at_ms = now_ms + node.draw_timeout_ms()
         role = Prospective(voters, self._votes_needed(voters), node.me, timeout_at_ms, former_leader_id)
@@ -167,7 +167,7 @@ class Elections:
         if isinstance(role, Candidate):
             node.become_unattached(node.epoch, now_ms, election_in_ms=backoff_ms)
         else:
-            # They may not have noticed yet what we have: ask anew while the time lasts.
+            # The others may not have noticed yet that the leader is gone: ask again until the timeout.
             role.asked = {}
             role.granted = [node.me]
             role.refused = []
@@ -178,7 +178,7 @@ class Elections:
     def vote(self, request: VoteRequest, token: Any, now_ms: int) -> None:
         node = self._node
         if request.voter != node.me:
-            # Meant for a disk that is gone; this one has never promised anything.
+            # Meant for a disk that is gone; this one has never voted.
             self._reply_vote(request, token, ErrorCode.INVALID_VOTER_KEY, False)
             return
         if request.epoch > node.epoch:
@@ -207,7 +207,7 @@ class Elections:
         return node.role.leader_id is None and self._is_up_to_date(request)
 
     def _is_up_to_date(self, request: VoteRequest) -> bool:
-        """Whether the candidate's log holds all that ours may have helped to commit (Raft, 5.4.1)."""
+        """Whether the candidate's log holds everything that ours may have helped to commit (Raft, 5.4.1)."""
         log = self._node.log
         return (request.last_epoch, request.end_offset) >= (log.last_epoch, log.end_offset)
 
@@ -217,10 +217,10 @@ class Elections:
             isinstance(role, Follower) and role.has_fetched and not role.is_leader_gone
         )
 
-    # A leader leaves
+    # A leader resigns
 
     def end_epoch(self, request: EndEpochRequest, token: Any, now_ms: int) -> None:
-        """It said so, and who could best follow it: those stand first."""
+        """The leader resigned and listed its preferred successors: those stand first."""
         node = self._node
         if request.epoch > node.epoch:
             node.become_unattached(request.epoch, now_ms)

@@ -1,11 +1,11 @@
-"""What the quorum is told and what it wants done: requests, their answers, and effects.
+"""The quorum's input and output: requests, their answers, and effects.
 
 Requests and answers are KRaft's messages without their wire form (``broker/quorum/messages.py`` has that).
-Effects are the counterpart of the methods of ``raft.Raft``, which return them as a list **in the order in
-which they must happen**: a ``StoreState`` is durable before the effect behind it begins, and no other method
-is called before the list is done. After an effect that touches the log the shell calls ``log_changed``.
+The methods of ``raft.Raft`` return effects as a list **in the order in which they must happen**: a ``StoreState``
+is durable before the next effect begins, and no other method is called before the list is done. After an effect
+that changes the log the shell calls ``log_changed``.
 
-They are all NamedTuples because the simulator makes millions of them.
+They are all NamedTuples because the simulator creates millions of them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from penstock.raft.storage import EpochEnd, SnapshotId, StoredState
 
 
 class VoteRequest(NamedTuple):
-    # Of the candidate; in a PreVote the one it is in, else the one it stands in.
+    # The candidate's epoch. In a PreVote, its current epoch, not yet raised.
     epoch: int
     candidate: Voter
-    # Whose vote is asked. A node with another directory has no such vote to give.
+    # Whose vote is requested. A node with another directory refuses.
     voter: Voter
-    # Of the candidate's log.
+    # The candidate's log.
     last_epoch: int
     end_offset: int
-    # Whether it only asks if it would be elected (KIP-996).
+    # Whether the candidate only asks if it would be elected (KIP-996).
     is_pre_vote: bool
 
 
 class BeginEpochRequest(NamedTuple):
-    """A new leader makes itself known to a voter."""
+    """A new leader announces itself to a voter."""
 
     epoch: int
     leader_id: int
@@ -41,7 +41,7 @@ class BeginEpochRequest(NamedTuple):
 
 
 class EndEpochRequest(NamedTuple):
-    """A leader that leaves says so, and who could best follow it."""
+    """A leader resigns. ``preferred`` are its successors, best first."""
 
     epoch: int
     leader_id: int
@@ -49,14 +49,14 @@ class EndEpochRequest(NamedTuple):
 
 
 class FetchRequest(NamedTuple):
-    """Asks for what follows a log, and says by that what this log has: all below ``offset`` is durable."""
+    """Fetches the records after the replica's log. Everything below ``offset`` is durable on the replica."""
 
     epoch: int
     replica: Voter
     offset: int
-    # Of the record before ``offset``.
+    # Epoch of the record before ``offset``.
     last_epoch: int
-    # What the replica knows to be committed; the leader answers at once when it knows more.
+    # As the replica knows it. The leader answers at once when its own is higher.
     high_watermark: int
     max_wait_ms: int
 
@@ -69,11 +69,11 @@ class SnapshotRequest(NamedTuple):
 
 
 class DescribeRequest(NamedTuple):
-    """Who are you, and whom do you know? Answered by anyone, in any role."""
+    """Asks a node for its voters, epoch and leader. Every node answers, in any role."""
 
 
 class ChangeVoterRequest(NamedTuple):
-    """Admit a voter or remove one (KIP-853)."""
+    """Add a voter or remove one (KIP-853)."""
 
     voter: Voter
     is_removal: bool
@@ -89,7 +89,7 @@ Request: TypeAlias = (
     | ChangeVoterRequest
 )
 
-# Answers. All say which epoch the answering node is in and whom it takes for the leader.
+# Answers. Each carries the answering node's epoch and the leader it knows.
 
 
 class VoteAnswer(NamedTuple):
@@ -112,11 +112,11 @@ class FetchAnswer(NamedTuple):
     epoch: int
     leader_id: int | None
     high_watermark: int = -1
-    # The logs part here, at the latest.
+    # The logs diverge here or earlier.
     diverging: EpochEnd | None = None
-    # To be loaded first: the leader's log begins behind the offset asked for.
+    # Load this snapshot first: the leader's log begins after the requested offset.
     snapshot_id: SnapshotId | None = None
-    # Batches from the offset on. The leader's shell puts them in when it sends the answer.
+    # Batches from the offset on. The leader's shell fills them in when it sends the answer.
     records: Any = None
 
 
@@ -126,7 +126,7 @@ class SnapshotAnswer(NamedTuple):
     leader_id: int | None
     snapshot_id: SnapshotId | None = None
     position: int = 0
-    # Of the whole snapshot. It and the bytes from ``position`` on are put in by the leader's shell.
+    # Size of the whole snapshot. The leader's shell fills it in, and ``data``: the bytes from ``position`` on.
     size: int = 0
     data: Any = None
 
@@ -135,16 +135,16 @@ class DescribeAnswer(NamedTuple):
     error: ErrorCode
     epoch: int
     leader_id: int | None
-    # A node with an empty log knows nobody but itself.
+    # A node with an empty log lists only itself.
     voters: Voters
     end_offset: int
 
 
 Answer: TypeAlias = VoteAnswer | EpochAnswer | FetchAnswer | SnapshotAnswer | DescribeAnswer
 
-# Control records, which the quorum writes for itself.
+# Control records, which the quorum writes for its own use.
 
-# Voters with directories, and changes of them (KIP-853).
+# Version 1: voters have directories and can be changed (KIP-853).
 KRAFT_VERSION = 1
 
 
@@ -168,43 +168,43 @@ ControlRecord: TypeAlias = LeaderChange | KRaftVersion | VotersChange
 
 
 class StoreState(NamedTuple):
-    """Replace what was stored, durably, before going on."""
+    """Replace the stored state, and make it durable before the next effect."""
 
     state: StoredState
 
 
 class Append(NamedTuple):
-    """Append these as one batch, whole or not at all. Then ``log_changed``, or ``append_failed``."""
+    """Append these as one batch, atomically. Then call ``log_changed``, or ``append_failed``."""
 
     records: tuple[ControlRecord, ...]
     epoch: int
 
 
 class AppendFetched(NamedTuple):
-    """Append batches that the leader sent. Then ``log_changed``, or ``append_failed``."""
+    """Append batches fetched from the leader. Then call ``log_changed``, or ``append_failed``."""
 
     records: Any
 
 
 class Truncate(NamedTuple):
-    """Remove everything from this offset on. Then ``log_changed``."""
+    """Remove everything from this offset on. Then call ``log_changed``."""
 
     offset: int
 
 
 class Flush(NamedTuple):
-    """Begin to make the log durable; ``flushed`` when it is. At most one is under way."""
+    """Start a flush of the log, and call ``flushed`` when it is done. At most one is in progress."""
 
 
 class Send(NamedTuple):
-    """Send a request; ``answered`` with this very request when an answer comes, or none will."""
+    """Send a request. Call ``answered`` with this same object when an answer arrives or will never arrive."""
 
     to: int
     request: Request
 
 
 class Reply(NamedTuple):
-    """Answer an incoming request, by the token it came with."""
+    """Answer an incoming request, identified by its token."""
 
     token: Any
     request: Request
@@ -212,13 +212,13 @@ class Reply(NamedTuple):
 
 
 class HighWatermark(NamedTuple):
-    """Everything below is committed, for ever."""
+    """Everything below ``offset`` is committed."""
 
     offset: int
 
 
 class WriteSnapshot(NamedTuple):
-    """Put a piece of a snapshot that is being fetched at its position."""
+    """Write a piece of the snapshot being fetched at its position."""
 
     snapshot_id: SnapshotId
     position: int
@@ -226,7 +226,7 @@ class WriteSnapshot(NamedTuple):
 
 
 class LoadSnapshot(NamedTuple):
-    """The snapshot is complete: let the log begin and end behind it, durably. Then ``log_changed``, or
+    """The snapshot is complete: make the log begin and end after it, durably. Then call ``log_changed``, or
     ``snapshot_failed``.
     """
 
@@ -234,7 +234,7 @@ class LoadSnapshot(NamedTuple):
 
 
 class RoleChanged(NamedTuple):
-    # Of the class in ``roles.py``, in lower case.
+    # The name of a class in ``roles.py``, in lower case.
     role: str
     epoch: int
     leader_id: int | None

@@ -1,12 +1,11 @@
-"""Following a leader: fetching what it has, or its snapshot first, and cutting what it does not have.
+"""Following a leader: fetching its records, or its snapshot first, and truncating what the leader does not have.
 
-A follower asks for what comes behind its log, one request at a time, and asks again only when all it has is
-durable: the offset it names is its promise that it has everything below. The leader compares epochs, never
-high watermarks (KIP-101), and says either what follows, or where the logs part, or that its log begins
-further on.
+A follower fetches from its log end, one request at a time, and only when its log is durable: the fetch offset is
+its promise that it has everything below. The leader compares epochs, never high watermarks (KIP-101). Its answer
+holds the next records, or the point where the logs diverge, or a snapshot id if its log begins later.
 
-What a newcomer gets wrong: an answer counts only for the very request that is outstanding. A later one may
-speak of a log that was cut since.
+An answer counts only for the request that is outstanding. An older answer may refer to a log that was truncated
+since.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from penstock.raft.participant import Participant
 from penstock.raft.roles import NEVER_MS, Download, Follower, Prospective
 from penstock.raft.storage import EpochEnd
 
-# A leader whose process is gone is replaced at once, but not by all at the same moment.
+# When the leader's process is gone, its followers stand without waiting for a timeout, but not all at once.
 GONE_JITTER_MS = 50
 
 
@@ -41,7 +40,7 @@ class Following:
     def __init__(self, node: Participant) -> None:
         self._node = node
 
-    # Whom to follow
+    # Choosing the leader
 
     def begin(self, epoch: int, leader_id: int, now_ms: int) -> None:
         node = self._node
@@ -53,10 +52,10 @@ class Following:
         self._fetch_when_flushed(role)
 
     def learn(self, epoch: int, leader_id: int | None, now_ms: int) -> None:
-        """Somebody said which epoch it is, and perhaps who leads it."""
+        """Another node told its epoch, and perhaps that epoch's leader."""
         node = self._node
         if leader_id == node.me.id:
-            # Said of a former life of this node: we know best whether we lead.
+            # True of this node before it restarted. It knows itself whether it leads now.
             leader_id = None
         if epoch > node.epoch:
             if leader_id is None:
@@ -71,7 +70,7 @@ class Following:
                 self.begin(epoch, leader_id, now_ms)
 
     def begin_epoch(self, request: BeginEpochRequest, token: Any, now_ms: int) -> None:
-        """A leader has made itself known."""
+        """A leader has announced itself."""
         node = self._node
         if request.voter != node.me:
             error = ErrorCode.INVALID_VOTER_KEY
@@ -81,21 +80,21 @@ class Following:
             error = ErrorCode.NONE
             self.learn(request.epoch, request.leader_id, now_ms)
             if isinstance(node.role, Prospective):
-                # The leader we doubted has spoken to us.
+                # The leader that seemed gone is alive.
                 self.begin(node.epoch, request.leader_id, now_ms)
         node.emit(Reply(token, request, EpochAnswer(error, node.epoch, node.role.leader_id)))
 
     def leader_gone(self, role: Follower, now_ms: int) -> None:
-        """Its process is gone for certain: do not wait until it has been silent for long."""
+        """The leader's process is certainly gone: do not wait for the fetch timeout."""
         if not role.is_leader_gone:
             role.is_leader_gone = True
             jitter_ms = self._node.random.randrange(GONE_JITTER_MS)
             role.timeout_at_ms = min(role.timeout_at_ms, now_ms + jitter_ms)
 
-    # Asking
+    # Requests
 
     def retry(self, role: Follower) -> None:
-        """Ask again after a failure."""
+        """Repeat the request after a failure."""
         role.fetch_at_ms = NEVER_MS
         if role.download is not None:
             self._send_snapshot_request(role, role.download)
@@ -103,7 +102,7 @@ class Following:
             self.send_fetch(role)
 
     def retry_later(self, role: Follower, now_ms: int) -> None:
-        """Our own disk has failed us: there is no hurry, but the leader must not be given up for it."""
+        """Our own disk failed: retry slowly, but soon enough not to time out the leader."""
         role.fetch_at_ms = now_ms + self._node.settings.fetch_timeout_ms // 2
 
     def log_changed(self, role: Follower) -> None:
@@ -149,13 +148,13 @@ class Following:
         download.request = SnapshotRequest(node.epoch, node.me, download.snapshot_id, download.position)
         node.emit(Send(role.leader_id, download.request))
 
-    # Being answered
+    # Answers
 
     def fetch_answered(self, request: FetchRequest, answer: FetchAnswer, now_ms: int) -> None:
         node = self._node
         role = node.role
         if not isinstance(role, Follower) or role.fetch is not request:
-            # Of an earlier request: it may speak of a log that was truncated since.
+            # The answer to an earlier request: it may refer to a log that was truncated since.
             return
         role.fetch = None
         if answer.error or answer.epoch != node.epoch:
@@ -200,14 +199,14 @@ class Following:
     def _hear(self, role: Follower, now_ms: int) -> None:
         role.has_fetched = True
         if not role.is_leader_gone:
-            # Otherwise it was sent before the leader's end.
+            # If it is gone, it sent this answer before it ended.
             role.timeout_at_ms = now_ms + self._node.settings.fetch_timeout_ms
 
     def _truncation_offset(self, diverging: EpochEnd) -> int:
-        """Where our log may still be the leader's: where the epoch it names ends, for whom it ends first.
+        """Where to truncate: the end of the epoch the leader named, in our log or in the leader's, if earlier.
 
-        When we do not have that epoch, it is where the one before ends here; the next fetch goes on from there
-        (KIP-279).
+        When we do not have that epoch, it is where the largest smaller epoch ends here; the next fetch continues
+        from there (KIP-279).
         """
         log = self._node.log
         ours = log.end_offset_for(diverging.epoch)
@@ -221,7 +220,7 @@ class Following:
         if node.role is not role:
             return
         if answer.epoch == node.epoch and answer.leader_id is None:
-            # It leads no more, and nobody else can in this epoch.
+            # It is no longer the leader, and no other node can lead this epoch.
             node.become_unattached(node.epoch, now_ms, election_in_ms=node.draw_backoff_ms())
         else:
             role.download = None

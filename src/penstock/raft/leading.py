@@ -1,12 +1,12 @@
-"""Leading an epoch: answering those who fetch, committing what a majority has, and stepping back in time.
+"""Leading an epoch: answering fetches, committing what a majority has, and resigning without a majority.
 
-The leader begins with a record of its own epoch, and nothing is committed before that one is (Raft, figure
-8): with it everything before it is. It counts its own copy only as far as it is durable, and that of others
-by the offsets they ask for. A fetch for which there is nothing yet is parked until there is, or its time is
-over.
+The leader begins with a record of its own epoch, and commits nothing before that record is replicated (Raft,
+figure 8); with it, everything before it is committed. It counts its own copy only as far as it is durable, and
+the others' by their fetch offsets. A fetch for which there are no records yet is parked until there are, or until
+it times out.
 
-What a newcomer gets wrong: it keeps looking whether a majority still fetches (check-quorum). A leader that
-was cut off would otherwise believe in itself for ever, since nobody contradicts it.
+The leader keeps checking that a majority still fetches (check-quorum). Otherwise a leader that was cut off would
+never learn that it no longer leads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.raft.quorum import reached_by_majority, voters_of
 from penstock.raft.roles import Candidate, Leader, Parked, Progress
 from penstock.raft.voter_changes import VoterChanges
 
-# An observer that was not heard for so long is forgotten.
+# An observer that has not fetched for this long is forgotten.
 OBSERVER_FORGOTTEN_MS = 300_000
 
 
@@ -47,7 +47,7 @@ class Leading:
     # Beginning and ending
 
     def begin(self, candidate: Candidate, now_ms: int) -> None:
-        """It is elected: say so in the log, and to the others."""
+        """Start leading after an election: append a LeaderChange and announce it to the other voters."""
         node = self._node
         log = node.log
         role = Leader(
@@ -62,7 +62,7 @@ class Leading:
         records: tuple[ControlRecord, ...] = (
             LeaderChange(node.me.id, candidate.voters, voters_of(candidate.granted)),
         )
-        # A legacy log has voters that no record in it names.
+        # A legacy log has voters without a record that lists them.
         if not log.voters or log.voters[-1][0] < 0:
             records += (KRaftVersion(KRAFT_VERSION), VotersChange(candidate.voters))
         node.emit(Append(records, node.epoch))
@@ -70,7 +70,7 @@ class Leading:
             node.emit(Send(voter.id, BeginEpochRequest(node.epoch, node.me.id, voter)))
 
     def resign(self, role: Leader, now_ms: int) -> None:
-        """Tell the others, those first who have most, and stand back."""
+        """Tell the other voters, preferring those that have the most records, and stop leading."""
         node = self._node
         others = [voter for voter in node.voters if voter != node.me]
         preferred = tuple(sorted(others, key=role.offset_of, reverse=True))
@@ -105,7 +105,7 @@ class Leading:
                 self._reply_fetch(parked.token, parked.request)
 
     def _remind_and_forget(self, role: Leader, now_ms: int) -> None:
-        """Make ourselves known to voters who do not fetch; forget observers who are no more."""
+        """Announce ourselves again to voters that do not fetch; forget observers that are gone."""
         node = self._node
         voters = node.voters
         for voter in voters:
@@ -120,13 +120,13 @@ class Leading:
         for replica, progress in role.progress.items():
             newest_ms[replica.id] = max(progress.fetched_ms, newest_ms.get(replica.id, progress.fetched_ms))
         for replica, progress in list(role.progress.items()):
-            # A node has one disk: of two, the one that it fetched with before is gone.
+            # A node has one disk: of two directories, the one used earlier is gone.
             is_replaced = progress.fetched_ms < newest_ms[replica.id]
             is_silent = now_ms - progress.fetched_ms > OBSERVER_FORGOTTEN_MS
             if replica not in voters and (is_replaced or is_silent):
                 del role.progress[replica]
 
-    # Being asked; any node is, whatever its role
+    # Requests, which reach a node in any role
 
     def fetch(self, request: FetchRequest, token: Any, now_ms: int) -> None:
         node = self._node
@@ -144,7 +144,7 @@ class Leading:
         progress.fetched_ms = now_ms
         forgotten = role.parked.pop(replica, None)
         if forgotten is not None:
-            # The replica has given that one up.
+            # The replica no longer waits for the earlier fetch.
             self._reply_fetch(forgotten.token, forgotten.request)
         elsewhere = self._parting(request)
         if elsewhere is not None:
@@ -177,7 +177,7 @@ class Leading:
         elif request.epoch < node.epoch:
             error = ErrorCode.FENCED_LEADER_EPOCH
         elif request.snapshot_id != node.log.snapshot_id:
-            # There is a newer one: the replica fetches again and is told.
+            # There is a newer snapshot: the replica fetches again and gets its id.
             error = ErrorCode.SNAPSHOT_NOT_FOUND
         else:
             error = ErrorCode.NONE
@@ -187,7 +187,7 @@ class Leading:
         node.emit(Reply(token, request, answer))
 
     def _parting(self, request: FetchRequest) -> FetchAnswer | None:
-        """An answer that says where the replica's log and ours part; None when it is the beginning of ours."""
+        """The answer if the replica's log diverges from ours; None when it is a prefix of ours."""
         node = self._node
         log = node.log
         offset, epoch = request.offset, request.last_epoch
@@ -196,7 +196,7 @@ class Leading:
         if offset == log.start_offset and (offset == 0 or epoch == log.start_epoch):
             return None
         if offset <= log.start_offset or epoch < log.start_epoch:
-            # Where it parts is no longer in our log.
+            # The point of divergence is no longer in our log.
             assert log.snapshot_id is not None, f"the log begins at {log.start_offset} without a snapshot"
             return FetchAnswer(
                 ErrorCode.NONE, node.epoch, node.me.id, node.high_watermark, snapshot_id=log.snapshot_id
@@ -226,11 +226,11 @@ class Leading:
     def append_failed(self, role: Leader, now_ms: int) -> None:
         self._voter_changes.end_change(role, ErrorCode.KAFKA_STORAGE_ERROR)
         if self._node.log.end_offset == role.epoch_start_offset:
-            # Without a record of its epoch it cannot lead.
+            # It cannot lead without a record of its epoch.
             self.resign(role, now_ms)
 
     def advance(self, role: Leader, now_ms: int) -> None:
-        """Commit what a majority has, once that includes a record of this epoch."""
+        """Commit what a majority has, if that includes a record of this epoch."""
         node = self._node
         entries = node.log.voters
         if not entries:

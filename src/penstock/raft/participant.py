@@ -1,13 +1,12 @@
-"""What a node of the quorum is in whatever role: its promises, how far its log is durable and committed, the
-role itself, and the effects of the call under way.
+"""The state that a quorum node has in every role: epoch and vote, how far its log is durable and committed, the
+current role, and the effects of the current call.
 
 The parts of the core share one ``Participant`` and otherwise know only those below them: ``elections.py``
-knows ``following.py`` and ``leading.py``, and ``leading.py`` knows ``voter_changes.py``. Whoever leads or
-follows may become unattached at any moment, so that one change of role is here; the others are with the
-part they begin.
+knows ``following.py`` and ``leading.py``, and ``leading.py`` knows ``voter_changes.py``. A leader or follower
+may become unattached at any moment, so that transition is here; the others are in the part they lead to.
 
-What a newcomer gets wrong: effects are wanted through ``emit`` and nothing else, because a promise that is
-not stored yet has to be stored before them.
+Careful: request effects only through ``emit``, because an epoch or vote that is not stored yet must be stored
+before them.
 """
 
 from __future__ import annotations
@@ -44,30 +43,30 @@ class Participant:
         settings: RaftSettings,
     ) -> None:
         self.me = me
-        # Those that found a cluster together.
+        # The nodes that form a new cluster.
         self.controllers = tuple(sorted(controllers)) or (me.id,)
         self.log = log
         self.random = random
         self.settings = settings
 
-        # Never shrinks. Both stored before they are spoken of.
+        # Never decreases. Epoch and vote are stored before any message mentions them.
         self.epoch = max(stored.epoch, log.last_epoch)
         self.voted_for = stored.voted_for if stored.epoch == self.epoch else None
         self._is_state_stale = False
 
-        # Exclusive. What is below is committed; it never shrinks while this node runs. A snapshot is only ever
-        # made of what is.
+        # Exclusive: everything below is committed. Never decreases while this node runs. Snapshots contain only
+        # committed records.
         self.high_watermark = log.snapshot_id.end_offset if log.snapshot_id is not None else log.start_offset
         # Exclusive. Never above the log's end.
         self.flushed_offset = log.end_offset
         self._is_flushing = False
 
         self.role: Role = Unattached(NEVER_MS, NEVER_MS)
-        # Of the last RoleChanged.
+        # The epoch in the last RoleChanged.
         self._announced_epoch = -1
         self._effects: list[Effect] = []
 
-    # What is known
+    # State
 
     @property
     def is_leader(self) -> bool:
@@ -75,12 +74,12 @@ class Participant:
 
     @property
     def is_established(self) -> bool:
-        """Whether this node leads and has committed a record of its epoch, and with it all before."""
+        """Whether this node leads and has committed a record of its epoch, and so everything before it."""
         return type(self.role) is Leader and self.high_watermark > self.role.epoch_start_offset
 
     @property
     def voters(self) -> Voters:
-        """The newest set in the log; nobody while it is empty."""
+        """The newest voter set in the log; empty if there is none."""
         entries = self.log.voters
         return entries[-1][1] if entries else ()
 
@@ -90,7 +89,7 @@ class Participant:
 
     @property
     def is_founder(self) -> bool:
-        """Whether this node could be one of those that found the cluster."""
+        """Whether this node may take part in forming a new cluster."""
         return self.log.end_offset == 0 and self.me.id in self.controllers
 
     @property
@@ -98,7 +97,7 @@ class Participant:
         """Whether all of the log is durable."""
         return self.flushed_offset == self.log.end_offset
 
-    # Roles and promises
+    # Role, epoch and vote
 
     def become_unattached(self, epoch: int, now_ms: int, *, election_in_ms: int | None = None) -> None:
         if election_in_ms is None:
@@ -107,7 +106,7 @@ class Participant:
         if self.is_voter:
             role = Unattached(election_at_ms, now_ms + self.settings.retry_backoff_ms)
         elif self.is_founder:
-            # It cannot stand before it has found the others, so it looks for them when it would stand.
+            # It must find the other founders before it can stand, so it searches when it would stand.
             role = Unattached(NEVER_MS, election_at_ms)
         else:
             role = Unattached(NEVER_MS, now_ms)
@@ -132,13 +131,13 @@ class Participant:
             self._dismiss(former)
 
     def vote_for(self, candidate: Voter) -> None:
-        """Promise this epoch's vote."""
+        """Give this epoch's vote to a candidate."""
         assert self.voted_for in (None, candidate)
         self.voted_for = candidate
         self._is_state_stale = True
 
     def _dismiss(self, former: Leader) -> None:
-        """Tell whoever waits for a leader that it leads no more."""
+        """Answer the requests parked with the former leader: it no longer leads."""
         error, epoch, leader_id = ErrorCode.NOT_LEADER_OR_FOLLOWER, self.epoch, self.role.leader_id
         for parked in former.parked.values():
             answer = FetchAnswer(error, epoch, leader_id, self.high_watermark)
@@ -151,7 +150,7 @@ class Participant:
 
     def log_changed(self) -> None:
         log = self.log
-        # A snapshot, which stands for all before the start, is durable and committed.
+        # The snapshot covers everything before the start, and is durable and committed.
         self.flushed_offset = max(min(self.flushed_offset, log.end_offset), log.start_offset)
         self.raise_high_watermark(log.start_offset)
 
@@ -169,7 +168,7 @@ class Participant:
             self.high_watermark = offset
             self.emit(HighWatermark(offset))
 
-    # Chance
+    # Random timeouts
 
     def draw_timeout_ms(self) -> int:
         return self.settings.election_timeout_ms + self.random.randrange(self.settings.election_timeout_ms)
@@ -180,13 +179,13 @@ class Participant:
     # Effects
 
     def emit(self, effect: Effect) -> None:
-        """Nothing leaves and nothing is written before the promise it may rest on is durable."""
+        """Add an effect. A changed epoch or vote is stored before it."""
         if self._is_state_stale:
             self._store_state()
         self._effects.append(effect)
 
     def take(self) -> list[Effect]:
-        """All that is wanted since the last time, which ends a call."""
+        """Return the effects of the current call, which ends here."""
         if self._is_state_stale:
             self._store_state()
         effects = self._effects
@@ -198,7 +197,7 @@ class Participant:
         self._effects.append(StoreState(StoredState(self.epoch, self.voted_for, self.role.leader_id)))
 
     def check(self) -> None:
-        """Assert what must hold between any two calls, when all effects have been carried out."""
+        """Assert the invariants. Call it when all effects have been carried out."""
         log = self.log
         role = self.role
         assert not self._is_state_stale and not self._effects, "effects were forgotten"
@@ -206,7 +205,7 @@ class Participant:
         assert log.start_offset <= self.high_watermark <= log.end_offset
         assert self.flushed_offset <= log.end_offset
         for (_, one), (_, other) in zip(log.voters, log.voters[1:]):
-            # The same again: a legacy log's, when they are written down.
+            # Equal when the first record of the voters is written to a legacy log.
             assert one == other or differ_by_one(one, other), (
                 f"two changes of the voters at once: {one}, {other}"
             )

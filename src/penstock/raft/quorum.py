@@ -1,9 +1,8 @@
-"""The arithmetic of a quorum: who the voters are, how many of them are enough, and what they have reached.
+"""The arithmetic of a quorum: voters, majorities, and the offset a majority has reached.
 
-A voter is a node *with its disk*: the directory id is made with the directory, so a node whose disk was wiped
-is another voter, which has promised nothing and must be admitted anew (KIP-853). What a newcomer gets wrong:
-two voter sets that differ by one voter have majorities that overlap; two that differ by more need not. So the
-set changes by one voter at a time.
+A voter is a node *with its disk*: the directory id is created with the directory, so a node whose disk was wiped
+is another voter, which has never voted and must be added again (KIP-853). The majorities of two voter sets that
+differ by one voter always overlap; of two that differ by more they may not. So voters change one at a time.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import NamedTuple, TypeAlias
 
 
 class Voter(NamedTuple):
-    """Also names a replica that has no vote: an observer fetches under its id and directory too."""
+    """Also identifies an observer, which has no vote but fetches with its id and directory too."""
 
     id: int
     directory: bytes
 
 
-# In the order of their ids, each id once.
+# Sorted by id. Each id occurs once.
 Voters: TypeAlias = tuple[Voter, ...]
 
 
@@ -34,13 +33,13 @@ def voter_with(voters: Voters, id: int) -> Voter | None:
 
 
 def majority(count: int) -> int:
-    """How many of so many voters are enough. Any two majorities of one set share a voter."""
+    """The size of a majority of ``count`` voters. Any two majorities of one set share a voter."""
     return count // 2 + 1
 
 
 def reached_by_majority(values: Sequence[int]) -> int:
-    """The largest value that a majority of these is at or beyond: of offsets, what is replicated on a
-    majority; of moments, since when a majority has been heard.
+    """The largest value that a majority of ``values`` has reached: for offsets, what is replicated on a majority;
+    for times, when a majority was last heard from.
     """
     return sorted(values, reverse=True)[len(values) // 2]
 

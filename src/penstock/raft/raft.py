@@ -1,28 +1,26 @@
 """The metadata quorum's algorithm: Raft as KRaft does it, with followers that pull.
 
-A plain object between a log and a network it cannot touch. Each method takes what happened and the moment,
-and returns effects in the order in which they must happen (``events.py``). The shell
-(``broker/quorum/consensus.py``) carries them out; so does the simulator (``sim/cores/raft_node.py``), which is the
-reason for this shape.
+A sans-IO core. Each method takes an event and the time, and returns effects in the order in which they must
+happen (``events.py``). The shell (``broker/quorum/consensus.py``) carries them out, and so does the simulator
+(``sim/cores/raft_node.py``).
 
     start, tick                       time
     request, answered, unreachable    the network
     log_changed, append_failed, flushed, snapshot_failed    the disk
     resign                            the node stops
 
-Four rules carry it:
+Four rules make it safe:
 
-- *A promise is durable before anyone hears of it.* Epoch and vote are stored before the next message leaves;
-  a follower fetches again only when what it appended is durable, so that its fetch offset is a promise too;
-  the leader counts itself only as far as it has flushed.
+- *A promise is durable before it is sent.* Epoch and vote are stored before the next message is sent; a follower
+  fetches again only when its log is durable, because its fetch offset is a promise too; the leader counts its own
+  copy only as far as it has flushed.
 - *The leader commits only with a record of its own epoch*, which it appends when elected (Raft, figure 8).
 - *Logs are compared by epoch, never by high watermark* (KIP-101), and an answer counts only for the request
   that is outstanding.
 - *Voters change one at a time*, and count from the moment the record is in the log, committed or not.
 
-This is the door: it brings what happened to the part whose business it is. The parts are ``elections.py``,
-``following.py``, ``leading.py`` and ``voter_changes.py``, around what a node is in every role
-(``participant.py``).
+This file is the entry point and passes each event to the part that handles it: ``elections.py``,
+``following.py``, ``leading.py`` and ``voter_changes.py``. They share the state in ``participant.py``.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ from penstock.raft.voter_changes import VoterChanges
 
 
 class Raft:
-    # Replaced only by those who test whether a mistake in one of them would be found.
+    # Replaced only in tests that plant a bug in one of them.
     participant_type: type[Participant] = Participant
     elections_type: type[Elections] = Elections
     following_type: type[Following] = Following
@@ -77,9 +75,9 @@ class Raft:
         random: random.Random,
         settings: RaftSettings,
     ) -> None:
-        """``controllers`` are the nodes that found a cluster together; empty for a node that is one alone.
+        """``controllers`` are the nodes that form a new cluster; empty for a single-node cluster.
 
-        The log is durable to its end, which is the shell's first duty.
+        The shell must have made the log durable to its end.
         """
         self._node = node = self.participant_type(
             me, controllers, log=log, stored=stored, random=random, settings=settings
@@ -98,7 +96,7 @@ class Raft:
             ChangeVoterRequest: self._voter_changes.change,
         }
 
-    # What is known
+    # State
 
     @property
     def me(self) -> Voter:
@@ -118,7 +116,7 @@ class Raft:
 
     @property
     def high_watermark(self) -> int:
-        """Exclusive. What is below is committed."""
+        """Exclusive: everything below is committed."""
         return self._node.high_watermark
 
     @property
@@ -131,7 +129,7 @@ class Raft:
 
     @property
     def is_established(self) -> bool:
-        """Whether this node leads and has committed a record of its epoch, and with it all before."""
+        """Whether this node leads and has committed a record of its epoch, and so everything before it."""
         return self._node.is_established
 
     def is_followed(self, now_ms: int) -> bool:
@@ -141,7 +139,7 @@ class Raft:
 
     @property
     def voters(self) -> Voters:
-        """The newest set in the log; nobody while it is empty."""
+        """The newest voter set in the log; empty if there is none."""
         return self._node.voters
 
     @property
@@ -149,7 +147,7 @@ class Raft:
         return self._node.is_voter
 
     def progress(self) -> list[tuple[Voter, int, int]]:
-        """What the leader knows of those who fetch: (who, to which offset, when last); nothing elsewhere."""
+        """(replica, offset, time of its last fetch) of each voter and observer; empty if not the leader."""
         role = self._node.role
         if not isinstance(role, Leader):
             return []
@@ -165,12 +163,12 @@ class Raft:
         node = self._node
         node.become_unattached(node.epoch, now_ms, election_in_ms=0 if node.is_founder else None)
         if node.voters == (node.me,) or (node.is_founder and node.controllers == (node.me.id,)):
-            # Alone: there is nobody to wait for.
+            # The only voter need not wait for others.
             self._elections.stand((node.me,), None, now_ms)
         return node.take()
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Do what is due. To be called at ``next_deadline_ms``; calling it earlier does no harm."""
+        """Do what is due. Call it at ``next_deadline_ms``; calling it earlier does no harm."""
         role = self._node.role
         if now_ms >= role.deadline_ms:
             match role:
@@ -196,12 +194,12 @@ class Raft:
     # The network
 
     def request(self, request: Request, token: Any, now_ms: int) -> list[Effect]:
-        """A request has come; it is answered by a ``Reply`` with its token, now or later."""
+        """A request arrived. A ``Reply`` with its token answers it, now or later."""
         self._handlers[type(request)](request, token, now_ms)
         return self._node.take()
 
     def answered(self, request: Request, answer: Answer | None, now_ms: int) -> list[Effect]:
-        """A ``Send`` was answered; with None it never will be."""
+        """The answer to a ``Send``; None when there will be none."""
         match answer:
             case FetchAnswer():
                 assert isinstance(request, FetchRequest)
@@ -229,14 +227,14 @@ class Raft:
             self._elections.unanswered(role, request, now_ms)
 
     def unreachable(self, node_id: int, now_ms: int) -> list[Effect]:
-        """A process is gone for certain: nobody listens where it was."""
+        """A node's process is certainly gone: its port refuses connections."""
         role = self._node.role
         if isinstance(role, Follower) and role.leader_id == node_id:
             self._following.leader_gone(role, now_ms)
         return self._node.take()
 
     def resign(self, now_ms: int) -> list[Effect]:
-        """Hand leadership over, because the node stops."""
+        """Give up leadership because the node is shutting down."""
         node = self._node
         if isinstance(node.role, Leader) and node.voters != (node.me,):
             self._leading.resign(node.role, now_ms)
@@ -245,7 +243,7 @@ class Raft:
     # The disk
 
     def log_changed(self, now_ms: int) -> list[Effect]:
-        """The log is as an effect wanted it, or the leader's node has appended records of its own."""
+        """An effect changed the log, or the leader's shell has appended records."""
         node = self._node
         node.log_changed()
         role = node.role
@@ -258,7 +256,7 @@ class Raft:
         return node.take()
 
     def append_failed(self, now_ms: int) -> list[Effect]:
-        """What ``Append`` or ``AppendFetched`` asked for did not fit on the disk; the log is as it was."""
+        """An ``Append`` or ``AppendFetched`` failed on a full disk; the log is unchanged."""
         role = self._node.role
         if isinstance(role, Follower):
             self._following.retry_later(role, now_ms)
@@ -267,7 +265,7 @@ class Raft:
         return self._node.take()
 
     def flushed(self, offset: int, now_ms: int) -> list[Effect]:
-        """All below this offset is durable."""
+        """Everything below ``offset`` is durable."""
         node = self._node
         node.flushed(offset)
         role = node.role
@@ -280,7 +278,7 @@ class Raft:
         return node.take()
 
     def snapshot_failed(self, now_ms: int) -> list[Effect]:
-        """What was downloaded is no snapshot: ask anew, from the beginning."""
+        """The downloaded snapshot is invalid: start over from the beginning."""
         role = self._node.role
         if isinstance(role, Follower):
             role.download = None
@@ -288,5 +286,5 @@ class Raft:
         return self._node.take()
 
     def check(self) -> None:
-        """Assert what must hold between any two calls, when all effects have been carried out."""
+        """Assert the invariants. Call it when all effects have been carried out."""
         self._node.check()

@@ -1,20 +1,20 @@
-"""The roles of a node in the quorum: one small class each, with what it knows only while it has the role.
+"""The roles of a node in the quorum: one small class each, with the state that belongs to the role.
 
-    Unattached  -> Follower     heard who leads the epoch
+    Unattached  -> Follower     learned who leads the epoch
     Unattached  -> Prospective  election timeout; or, with an empty log, every listed node is newborn too
     Follower    -> Prospective  fetch timeout; the leader's process is gone
     Follower    -> Unattached   the leader has resigned; any timeout of a node without a vote
     Prospective -> Candidate    enough voters say that they would elect it: the epoch grows by one
-    Prospective -> Follower     not enough do, and a leader is known that may yet be there
+    Prospective -> Follower     not enough do, and a leader is known that may still be alive
     Prospective -> Unattached   not enough do
     Candidate   -> Leader       elected
     Candidate   -> Unattached   not elected
     Leader      -> Unattached   not heard from a majority for too long; resigned; removed from the voters
-    any         -> Follower, Unattached   heard of a higher epoch
+    any         -> Follower, Unattached   learned of a higher epoch
 
-A role is replaced as a whole, so nothing of an old one can leak into the next: an answer to what an old role
-asked finds nobody who remembers asking. What outlives roles (epoch, vote, high watermark) is in
-``participant.py``, and the rules are in the parts of the core; these classes keep counts and moments.
+A role is replaced as a whole, so no state leaks into the next: an answer to a request of an old role matches no
+outstanding request. State that outlives a role (epoch, vote, high watermark) is in ``participant.py``, and the
+rules are in the parts of the core; these classes only keep counts and times.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from penstock.raft.quorum import Voter, Voters, reached_by_majority
 from penstock.raft.storage import SnapshotId
 
 NEVER_MS = 2**62
-# Of what was never heard: before any moment of a clock, which may begin at 0.
+# "Never heard from". Before any clock time, since a clock may begin at 0.
 LONG_AGO_MS = -NEVER_MS
 
 
 class Unattached:
-    """Knows the epoch and not its leader, and asks around. A node without a vote does nothing else."""
+    """Knows the epoch but not its leader, and asks other nodes. A node without a vote does nothing else."""
 
     __slots__ = ("asked", "election_at_ms", "newborns", "search_at_ms")
 
@@ -45,11 +45,11 @@ class Unattached:
 
     def __init__(self, election_at_ms: int, search_at_ms: int) -> None:
         self.election_at_ms = election_at_ms
-        # When it asks the next node, or the next time all of them.
+        # When to ask the next node; for a founder, when to ask all of them again.
         self.search_at_ms = search_at_ms
-        # Unanswered, by the node asked.
+        # Unanswered requests by node id.
         self.asked: dict[int, DescribeRequest] = {}
-        # Nodes found to have an empty log like ours, with the directories they have now.
+        # Nodes that have an empty log like ours, with their current directories.
         self.newborns: dict[int, Voter] = {}
 
     @property
@@ -71,16 +71,16 @@ class Follower:
 
     def __init__(self, leader_id: int, timeout_at_ms: int) -> None:
         self.leader_id = leader_id
-        # Moved by each answer of the leader.
+        # Each answer of the leader moves it.
         self.timeout_at_ms = timeout_at_ms
-        # Unanswered; while there is one, the log is durable and ends at its offset.
+        # Unanswered. While there is one, the log is durable and ends at its offset.
         self.fetch: FetchRequest | None = None
-        # When to try again after a failure.
+        # When to retry after a failure.
         self.fetch_at_ms = NEVER_MS
-        # Instead of a fetch, while our log lies before the leader's.
+        # Set instead of ``fetch`` while our log ends before the leader's begins.
         self.download: Download | None = None
         self.leader_high_watermark = 0
-        # Whether the leader has answered at all: only then do we vouch for it when asked for a PreVote.
+        # Whether the leader has answered yet. Until then we do not refuse a PreVote because of it.
         self.has_fetched = False
         self.is_leader_gone = False
 
@@ -90,7 +90,7 @@ class Follower:
 
 
 class Download:
-    """A snapshot on its way here."""
+    """A snapshot being downloaded from the leader."""
 
     __slots__ = ("position", "request", "snapshot_id")
 
@@ -109,9 +109,9 @@ class _Election:
         self.voters = voters
         self.needed = needed
         self.timeout_at_ms = timeout_at_ms
-        # When it asks those again from whom nothing was heard.
+        # When to ask silent voters again.
         self.ask_at_ms = NEVER_MS
-        # Unanswered, by the node asked.
+        # Unanswered requests by node id.
         self.asked: dict[int, VoteRequest] = {}
         self.granted: list[Voter] = [me]
         self.refused: list[Voter] = []
@@ -129,13 +129,13 @@ class _Election:
         return len(self.voters) - len(self.refused) < self.needed
 
     def silent(self) -> list[Voter]:
-        """Those who have neither granted nor refused, and who are not being asked."""
+        """The voters that have neither granted nor refused, and have no unanswered request."""
         heard = [*self.granted, *self.refused]
         return [voter for voter in self.voters if voter not in heard and voter.id not in self.asked]
 
 
 class Prospective(_Election):
-    """Asks whether it would be elected, before it disturbs anyone with a higher epoch (KIP-996)."""
+    """Asks whether it would be elected, before it disturbs the others with a higher epoch (KIP-996)."""
 
     __slots__ = ("former_leader_id",)
 
@@ -143,7 +143,7 @@ class Prospective(_Election):
         self, voters: Voters, needed: int, me: Voter, timeout_at_ms: int, former_leader_id: int | None
     ) -> None:
         super().__init__(voters, needed, me, timeout_at_ms)
-        # It leads this epoch, and may be silent or merely not heard by us.
+        # The leader of this epoch. It may be gone, or only cut off from us.
         self.former_leader_id = former_leader_id
 
 
@@ -154,20 +154,20 @@ class Candidate(_Election):
 
 
 class Progress:
-    """How far a replica has come, as its fetches say."""
+    """How far a replica has come, according to its fetches."""
 
     __slots__ = ("fetched_ms", "leader_end_offset", "offset")
 
     def __init__(self, fetched_ms: int, leader_end_offset: int) -> None:
-        # All below is durable there, and the same as here. 0 until it has fetched in this epoch.
+        # Everything below is durable there, and the same as here. 0 until it has fetched in this epoch.
         self.offset = 0
         self.fetched_ms = fetched_ms
-        # Ours when it last fetched. A replica that has reached it is as near as the network lets it be.
+        # Our log end offset at its last fetch. A replica that has reached it counts as caught up.
         self.leader_end_offset = leader_end_offset
 
 
 class Parked:
-    """A fetch with nothing to answer yet."""
+    """A fetch for which there are no records yet."""
 
     __slots__ = ("deadline_ms", "request", "token")
 
@@ -190,18 +190,18 @@ class Leader:
 
     def __init__(self, leader_id: int, epoch_start_offset: int, quorum_at_ms: int, begin_at_ms: int) -> None:
         self.leader_id: int = leader_id
-        # Of its LeaderChange. Nothing of older epochs is committed by counting copies (Raft, figure 8); with
-        # this record everything before it is.
+        # Offset of its LeaderChange. Records of older epochs are not committed by counting copies (Raft, figure
+        # 8), but together with this record.
         self.epoch_start_offset = epoch_start_offset
-        # When to look whether a majority still fetches. Fetches do not move it, the look does.
+        # When to check whether a majority still fetches. The check moves it; fetches do not.
         self.quorum_at_ms = quorum_at_ms
-        # When to make itself known again to voters who do not fetch.
+        # When to announce itself again to voters that do not fetch.
         self.begin_at_ms = begin_at_ms
         # Voters and observers.
         self.progress: dict[Voter, Progress] = {}
-        # At most one of each replica.
+        # At most one per replica.
         self.parked: dict[Voter, Parked] = {}
-        # A change of the voters that somebody waits for.
+        # The change of voters in progress, to be answered when it is committed.
         self.change: tuple[Any, ChangeVoterRequest] | None = None
 
     @property
@@ -216,7 +216,7 @@ class Leader:
         return 0 if progress is None else progress.offset
 
     def heard_from_majority_ms(self, voters: Voters, me: Voter, now_ms: int) -> int:
-        """Since when a majority, this node included if it has a vote, has been heard. Nobody is no majority."""
+        """When a majority was last heard from, this node included if it is a voter. LONG_AGO_MS without voters."""
         heard_ms = [now_ms if voter == me else self._heard_ms(voter) for voter in voters]
         return reached_by_majority(heard_ms) if heard_ms else LONG_AGO_MS
 

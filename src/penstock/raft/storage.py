@@ -1,8 +1,8 @@
-"""What the quorum needs of a disk: a view of its log, and what was stored of its promises.
+"""What the quorum needs from a disk: a view of its log, and the stored epoch and vote.
 
-The core only looks. What is to be written it says as effects (``events.py``), and the shell tells it when
-that has happened. The one thing to get right: ``LogView`` shows the log as it is at this moment, including
-what is not durable yet; what is durable the core is told by ``Raft.flushed``.
+The core only reads. It requests writes as effects (``events.py``), and the shell reports when they are done.
+``LogView`` shows the current log, including records that are not durable yet; ``Raft.flushed`` tells the core
+what is durable.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from penstock.raft.quorum import Voter, Voters
 
 
 class SnapshotId(NamedTuple):
-    # Exclusive: the snapshot stands for everything below.
+    # Exclusive: the snapshot covers everything below.
     end_offset: int
-    # Of the last record below.
+    # Epoch of the last record below.
     epoch: int
 
 
 class EpochEnd(NamedTuple):
-    """Where an epoch ends in some log."""
+    """Where an epoch ends in a log."""
 
     epoch: int
     end_offset: int
@@ -30,12 +30,12 @@ class EpochEnd(NamedTuple):
 class LogView(Protocol):
     @property
     def start_offset(self) -> int:
-        """Above 0 only when there is a snapshot that ends there or behind."""
+        """Above 0 only when there is a snapshot that ends at or after it."""
         ...
 
     @property
     def start_epoch(self) -> int:
-        """Of the record before ``start_offset``; 0 when the log begins at 0."""
+        """Epoch of the record before ``start_offset``; 0 when the log begins at 0."""
         ...
 
     @property
@@ -43,35 +43,35 @@ class LogView(Protocol):
 
     @property
     def last_epoch(self) -> int:
-        """Of the last record, or of the snapshot when no record follows it; 0 when there is neither."""
+        """Epoch of the last record, or of the snapshot when no record follows it; 0 when there is neither."""
         ...
 
     @property
     def snapshot_id(self) -> SnapshotId | None:
-        """The newest one, which a follower that is behind ``start_offset`` is to load."""
+        """The newest snapshot. A follower whose log ends before ``start_offset`` loads it."""
         ...
 
     @property
     def voters(self) -> Sequence[tuple[int, Voters]]:
-        """The voter sets in the log with the offsets of their records, oldest first, the snapshot's before
-        them. Committed or not: a voter set counts from the moment it is in the log.
+        """The snapshot's voter sets, then those in the log, oldest first, with the offsets of their records.
+
+        Committed or not: a voter set counts from the moment it is in the log.
         """
         ...
 
     def end_offset_for(self, epoch: int) -> EpochEnd:
-        """The largest epoch at most this one that the log knows, and where it ends.
+        """The largest epoch in the log that is at most ``epoch``, and where it ends; (-1, -1) when there is none.
 
-        It knows the epochs of its records, and ``start_epoch``, which ends where the first record begins.
-        (-1, -1) when it knows none.
+        The log has the epochs of its records, and ``start_epoch``, which ends where the first record begins.
         """
         ...
 
 
 class StoredState(NamedTuple):
-    """What a node has promised: it must outlive every crash, and be durable before anyone hears of it."""
+    """A node's epoch and vote. They must survive every crash, and be durable before any message mentions them."""
 
     epoch: int = 0
-    # In that epoch.
+    # The vote in that epoch.
     voted_for: Voter | None = None
-    # A hint for people; nothing rests on it.
+    # For operators only; the algorithm does not use it.
     leader_id: int | None = None

@@ -1,13 +1,13 @@
-"""Changing who votes, one voter at a time (KIP-853): what the leader allows, and what it does by itself.
+"""Changing the voters, one at a time (KIP-853): on request, and to replace a voter whose disk was wiped.
 
-A set of voters counts from the moment its record is in the log, committed or not. So the next change waits
-until the one before is committed, and something of the leader's own epoch with it: two sets that differ by
-one voter have majorities that overlap, and two that differ by more need not.
+A voter set counts from the moment its record is in the log, committed or not. So a change waits until the
+previous one is committed, and a record of the leader's own epoch too: the majorities of two sets that differ by
+one voter always overlap; of two that differ by more they may not.
 
-A voter whose disk was wiped is another voter to the quorum. It comes back as an observer, and when it has
-caught up the leader removes the one it was and admits the one it is. What a newcomer gets wrong: one that
-an operator removed comes back as an observer too, and must not be admitted for that. It fetches with the
-directory it had. So the set before the last one is needed for as long as the last one counts; snapshots keep it.
+To the quorum, a voter whose disk was wiped is another voter. It returns as an observer, and when it has caught up
+the leader removes the old voter and adds the new one. Careful: a voter that an operator removed returns as an
+observer too, and must not be added. It differs in that it fetches with its old directory. So the previous voter
+set is needed as long as the current one counts; snapshots keep it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class VoterChanges:
         self._append_voters(request.voter, request.is_removal)
 
     def end_change(self, role: Leader, error: ErrorCode) -> None:
-        """Answer whoever waits for a change of the voters."""
+        """Answer the request for the current change of voters, if there is one."""
         if role.change is not None:
             token, request = role.change
             role.change = None
@@ -44,11 +44,11 @@ class VoterChanges:
             node.emit(Reply(token, request, EpochAnswer(error, node.epoch, node.role.leader_id)))
 
     def replace_wiped(self, role: Leader, replica: Voter, now_ms: int) -> None:
-        """Give a voter whose disk was wiped its vote back: remove the old one, and when that is committed
-        admit the new one.
+        """Give a voter whose disk was wiped its vote back: remove the old voter, and when that is committed add
+        the new one.
 
-        It has everything we had when it asked before. To ask for all that is committed by now would be too
-        much: while changes never pause, a replica far away is always a round trip behind.
+        It has everything that we had at its previous fetch. To require everything committed by now would be too
+        strict: under constant load a distant replica is always a round trip behind.
         """
         node = self._node
         voters = node.voters
@@ -72,7 +72,7 @@ class VoterChanges:
             self._append_voters(replica, False)
 
     def may_change(self) -> bool:
-        """Whether the change before is committed, and something of this leader's epoch (Raft's known hole)."""
+        """Whether the previous change and a record of this leader's epoch are committed (a known gap in Raft)."""
         node = self._node
         return node.is_established and node.log.voters[-1][0] < node.high_watermark
 
@@ -84,14 +84,14 @@ class VoterChanges:
         if not isinstance(role, Leader):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if not self.may_change():
-            # The one before is not committed yet, or nothing of this epoch is.
+            # The previous change is not committed yet, or no record of this epoch is.
             return ErrorCode.REQUEST_TIMED_OUT
         if request.is_removal:
             if voter not in node.voters:
                 return ErrorCode.VOTER_NOT_FOUND
             rest = tuple(other for other in node.voters if other != voter)
             heard_ms = role.heard_from_majority_ms(rest, node.me, now_ms)
-            # Those who stay must be able to go on alone.
+            # The remaining voters must have a working majority.
             return ErrorCode.NONE if now_ms - heard_ms <= check_quorum_ms else ErrorCode.INVALID_REQUEST
         if voter_with(node.voters, voter.id) is not None:
             return ErrorCode.DUPLICATE_VOTER
@@ -101,7 +101,7 @@ class VoterChanges:
             or progress.offset < role.epoch_start_offset
             or now_ms - progress.fetched_ms > check_quorum_ms
         ):
-            # A voter that has to catch up first would be a voter that is down.
+            # A voter that must first catch up would count as one that is down.
             return ErrorCode.REQUEST_TIMED_OUT
         return ErrorCode.NONE
 

@@ -1,6 +1,6 @@
 """Fetching from one leader: which partitions, from where, and what its answers mean for each of them.
 
-One ``Fetcher`` per (leader, lane). It keeps the partitions that we follow there, builds the requests of an
+One ``Fetcher`` per leader and number. It keeps the partitions that we follow there, builds the requests of an
 incremental fetch session (KIP-227) and turns each response into effects. At most one request is outstanding,
 and only its own response is taken: one that was delayed or repeated says things that were true of another
 log (trap 5).

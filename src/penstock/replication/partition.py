@@ -221,13 +221,6 @@ class Partition:
         end_offset = self._own_end
         return all(follower.end_offset >= end_offset for follower in self._counting)
 
-    def end_offset_of(self, replica: int) -> int:
-        """What a leader knows a replica to have; -1 when it has not fetched in this epoch."""
-        if replica == self.me:
-            return self._own_end
-        follower = self._followers.get(replica)
-        return UNKNOWN_OFFSET if follower is None else follower.end_offset
-
     def has(self, replica: int, offset: int) -> bool:
         """Whether a leader knows that a reader at this offset can go on at a follower."""
         follower = self._followers.get(replica)

@@ -30,33 +30,6 @@ DAY_MS = 24 * HOUR_MS
 
 # Of the harmful ones, what nobody may notice before it is read: the copies may look whole and be not.
 SILENT = ("flip", "sync fails")
-ALL_FAULTS = (
-    "crash",
-    "crash while writing",
-    "crash of all",
-    "stop",
-    "pause",
-    "pause of a client",
-    "cut",
-    "one-way cut",
-    "isolation",
-    "cut from clients",
-    "reset",
-    "clog",
-    "slow disk",
-    "full disk",
-    "disk fails",
-    "clock jump",
-    "power",
-    "power of all",
-    "flip",
-    "sync fails",
-    "wipe",
-    "refusal",
-    "split",
-    "far clock",
-    "filled disk",
-)
 
 
 class Nemesis:

@@ -73,7 +73,7 @@ class Watching:
     def changed(self, _: HostedPartition) -> None:
         self.heard.append("changed")
 
-    def noted(self, _: HostedPartition) -> None:
+    def mark_dirty(self, _: HostedPartition) -> None:
         self.heard.append("noted")
 
 

@@ -148,7 +148,7 @@ def test_without_an_answer_a_proposal_is_made_again_from_the_state_then() -> Non
     assert hosted.replication.maximal_isr == (1, 2)
 
 
-def test_failures_make_the_pauses_longer_and_a_new_controller_ends_them() -> None:
+def test_failures_make_the_pauses_longer() -> None:
     here = Proposing()
     hosted = here.lead(0)
     here.fetched(hosted, 3)
@@ -158,9 +158,6 @@ def test_failures_make_the_pauses_longer_and_a_new_controller_ends_them() -> Non
         here.loop.run_for(pause_ms - 1)
         assert not here.asked
         here.loop.run_for(1)
-    here.take_asked()
-    here.no_answer()
-    here.proposals.controller_changed()
     assert here.take_asked()[0] == [(0, [1, 2, 3])]
 
 

@@ -51,7 +51,7 @@ def run(held: list[Callable[[], None]]) -> None:
 
 def left(node: Node, **options: Any) -> list[tuple[bytes, int]]:
     """What the next process would report."""
-    found: list[tuple[bytes, int]] = list(node.start(**options).flushed_note.noted())
+    found: list[tuple[bytes, int]] = list(node.start(**options).flushed_note.partitions())
     return found
 
 
@@ -130,7 +130,7 @@ def test_nothing_is_noted_before_the_controller_has_heard_of_a_power_loss(node: 
     storage = node.start(boot_id=b"boot 2")
     again = hosted(storage, partition(), is_flushed=True, flush_messages=1)
     _ = again.log
-    assert storage.flushed_note.noted() == []
+    assert storage.flushed_note.partitions() == []
     assert left(node, boot_id=b"boot 2") == []
     Registration(storage, node.logger).remember_epoch(6)  # type: ignore[arg-type]
     assert left(node, boot_id=b"boot 2") == [again.key]

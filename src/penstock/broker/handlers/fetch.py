@@ -174,8 +174,8 @@ class PendingFetch:
             self._is_scheduled = True
             self._spawn.soon(self._try_again)
 
-    def noted(self, hosted: HostedPartition) -> None:
-        """Whatever it is, it is looked at when there is an answer."""
+    def mark_dirty(self, hosted: HostedPartition) -> None:
+        """Nothing to do: the answer, when there is one, is made from the partition as it is then."""
 
     def _try_again(self) -> None:
         self._is_scheduled = False

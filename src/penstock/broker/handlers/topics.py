@@ -261,7 +261,7 @@ def create_topics(broker: Broker, request: CreateTopicsRequest, call: Call) -> A
             CreatableTopicResult(
                 name=name,
                 error_code=ErrorCode.INVALID_TOPIC_EXCEPTION,
-                error_message=f"'{name}' is for the broker, which creates it when needed.",
+                error_message=f"'{name}' is an internal topic; the broker creates it when needed.",
             )
             for name in dict.fromkeys(own)
         ]

@@ -209,7 +209,7 @@ class Membership:
             rack=self._rack,
             log_dirs=storage.directory_ids,
             previous_broker_epoch=registration.previous_broker_epoch,
-            flushed=_flushed_topics(storage.flushed_note.noted()),
+            flushed=_flushed_topics(storage.flushed_note.partitions()),
         )
         self._is_asking = True
         self._controller.ask(

@@ -186,7 +186,7 @@ class FetchSession:
             if self.waiting is not None:
                 self.waiting.changed(hosted)
 
-    def noted(self, hosted: HostedPartition) -> None:
+    def mark_dirty(self, hosted: HostedPartition) -> None:
         partition = self._hosted.get(hosted)
         if partition is not None:
             self._dirty[partition] = None

@@ -1,7 +1,7 @@
-"""Who wants to hear of a partition: readers and followers whose fetches lie here, and producers that wait.
+"""Requests parked on a partition: fetches waiting for data, produces waiting for the high watermark.
 
-A watcher stays until it goes; it is told that something changed and looks for itself. Who waits for the high
-watermark, or for the followers to delete what was deleted here, is called back once, with how it ended.
+A fetch is a watcher: it stays until it goes, is told that something changed, and looks for itself. What waits for
+the high watermark, or for the followers to delete what was deleted here, is called back once, with the result.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Watcher(Protocol):
         """Readers can see more of the partition, or it begins later, or it is led by another, or gone."""
         ...
 
-    def noted(self, partition: HostedPartition) -> None:
-        """There is something to say of the partition, when something is said anyway."""
+    def mark_dirty(self, partition: HostedPartition) -> None:
+        """The high watermark moved. Send it with the next response; do not wake one for it."""
         ...
 
 
@@ -54,7 +54,7 @@ class Waiters:
         """Call back when the followers have nothing left before an offset, or when nobody can tell here."""
         self.deleters.append((offset, callback))
 
-    # What there is to hear
+    # What happens to the partition
 
     def appended(self) -> None:
         for watcher in tuple(self.followers):
@@ -74,7 +74,7 @@ class Waiters:
             for watcher in tuple(self.readers):
                 watcher.changed(hosted)
         for watcher in self.followers:
-            watcher.noted(hosted)
+            watcher.mark_dirty(hosted)
 
     def deleted(self, have_deleted_before: Callable[[int], bool]) -> None:
         """The followers may have less than before."""

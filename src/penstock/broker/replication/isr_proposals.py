@@ -97,13 +97,6 @@ class IsrProposals:
         """There is something that a follower does not have. Called at every append, so it does next to nothing."""
         self._unsettled[hosted] = None
 
-    def controller_changed(self) -> None:
-        """Another controller: no need to wait any longer."""
-        self._failures = 0
-        if self._timer is not None:
-            self._timer.cancel()
-            self._time_is_up()
-
     def forget(self, hosted: Hosted) -> None:
         """We do not lead it any more, or it is gone."""
         self._wanted.pop(hosted, None)

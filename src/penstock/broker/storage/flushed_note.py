@@ -69,7 +69,7 @@ class FlushedNote:
         """Whether the file may say that all the partition confirmed is on the disk."""
         return key in self._written or key in self._wanted or key in (self._writing or ())
 
-    def noted(self) -> list[Key]:
+    def partitions(self) -> list[Key]:
         """What the file says: of these nothing is lost with the power."""
         return sorted(self._written)
 

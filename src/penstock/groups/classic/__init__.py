@@ -1,5 +1,5 @@
-"""The classic group protocol (JoinGroup, SyncGroup): members join, and one of them assigns the partitions to all.
+"""The classic group protocol (JoinGroup, SyncGroup): members join, and one of them computes the assignment.
 
-What groups of every protocol share is in the package above. This package may import it, except
-``coordinator.py``, which puts both together.
+The parent package has what groups of every protocol share. This package may import it, except ``coordinator.py``,
+which uses both.
 """

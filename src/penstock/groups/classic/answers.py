@@ -1,4 +1,4 @@
-"""The answers to members, and their shapes where they differ between versions."""
+"""Responses to members, whose format depends on the version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.protocol.messages.groups import (
     SyncGroupResponse,
 )
 
-# Before this version of JoinGroup the protocol's name could not be null (and was "" instead).
+# Before this version of JoinGroup the protocol name was "" instead of null.
 JOIN_NULLABLE_PROTOCOL = 7
 JOIN_SKIPS_ASSIGNMENT = 9
 LEAVE_BATCHED = 3
@@ -27,7 +27,7 @@ def join_refused(error: ErrorCode, member_id: str, version: int) -> JoinGroupRes
 
 
 def joined(group: ClassicGroup, member: Member) -> JoinGroupResponse:
-    """The current generation; the leader also hears what everybody can do."""
+    """The current generation; the leader also gets the metadata of all members."""
     is_leader = group.leader == member.id
     return JoinGroupResponse(
         generation_id=group.generation,
@@ -44,8 +44,8 @@ def static_rejoined(
 ) -> JoinGroupResponse:
     """The unchanged generation, for the new incarnation of a static member of a stable group.
 
-    It must not compute an assignment, which a stable group would ignore. From version 9 on it is told so;
-    before, the leader is named by its previous id, so that the leader itself does not recognise itself.
+    It must not compute an assignment, because a stable group would ignore it. From version 9 on the response says
+    so; before, it contains the leader's previous id, so that the leader does not recognise itself.
     """
     response = joined(group, member)
     if version >= JOIN_SKIPS_ASSIGNMENT:
@@ -75,7 +75,7 @@ def synced(group: ClassicGroup, member: Member) -> SyncGroupResponse:
 
 
 def left(results: list[MemberResponse], version: int) -> LeaveGroupResponse:
-    """One result per member, or, when only one could be named, its error at the top."""
+    """One result per member; in versions that name only one member, its error at the top."""
     if version >= LEAVE_BATCHED:
         return LeaveGroupResponse(members=results)
     return LeaveGroupResponse(error_code=results[0].error_code)

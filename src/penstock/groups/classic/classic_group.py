@@ -1,24 +1,23 @@
-"""A group of the classic protocol: its members, their votes, and what state it is in.
+"""A group of the classic protocol: its members, their protocols, and its state.
 
-Theory of operation. Members choose the partitions among themselves; the coordinator only brings them
-together, in two phases. In the *join* phase everybody says which protocols (assignors) it speaks; when all
-are there, the generation goes up and one member, the leader, learns what the others said. In the *sync* phase
-the leader hands in an assignment for each member, and each gets its own. A member that disappears, joins anew
-or changes its mind starts this over.
+Theory of operation. Members assign the partitions among themselves; the coordinator only brings them together, in
+two phases. In the *join* phase every member sends the protocols (assignors) it supports; when all have joined,
+the generation goes up and one member, the leader, gets the metadata of all members. In the *sync* phase the
+leader sends an assignment for each member, and each member gets its own. A member that disappears, joins again or
+changes its subscription starts this over.
 
     Empty               -> PreparingRebalance   a member joins
-    PreparingRebalance  -> CompletingRebalance  everybody is there, or the time is up
-    PreparingRebalance  -> Empty                ... and nobody is left
+    PreparingRebalance  -> CompletingRebalance  all members have joined, or the time is up
+    PreparingRebalance  -> Empty                ... and no member is left
     CompletingRebalance -> Stable               the leader's assignment arrives
     CompletingRebalance -> PreparingRebalance   a member comes, changes, leaves or fails
     Stable              -> PreparingRebalance   the same
     Empty               -> Dead                 deleted or expired; Dead lasts until that is committed
-    Dead                -> Empty                ... or has failed to be
+    Dead                -> Empty                ... or could not be committed
 
-This file holds the facts and keeps them consistent; ``rebalance.py`` decides when to move. What a newcomer
-gets wrong: ``pending`` are ids that were handed out but not used yet, ``unsynced`` are members of this
-generation that have not asked for their assignment. The first hold up a join phase, the second are thrown
-out.
+This file holds the state and keeps it consistent; ``rebalance.py`` decides when to move. ``pending`` are member
+ids that were sent out but not used yet; they delay the end of a join phase. ``unsynced`` are members of this
+generation that have not sent SyncGroup; they are removed at the end of the sync phase.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ TRANSITIONS = {
 
 
 class Caller(NamedTuple):
-    """Who sent a request, as far as groups care. The host is shown to people as it is given here."""
+    """The sender of a request. The host is shown to users as it is given here."""
 
     client_id: str
     host: str
@@ -94,15 +93,15 @@ class Member:
         self.client_host = caller.host
         self.rebalance_timeout_ms = 0
         self.session_timeout_ms = 0
-        # Metadata by the name of the protocol, in order of preference.
+        # Metadata by protocol name, in order of preference.
         self.protocols: dict[str, bytes] = {}
         self.assignment = b""
-        # True until it has seen a first generation; see NEW_MEMBER_TIMEOUT_MS.
+        # True until its first generation; see NEW_MEMBER_TIMEOUT_MS.
         self.is_new = False
-        # Set only by the group, which counts them.
+        # Set only by the group, which counts waiting members.
         self.waiting_join: Waiting | None = None
         self.waiting_sync: Waiting | None = None
-        # Armed, unless the member waits for an answer of ours and so cannot send heartbeats.
+        # Armed, unless the member waits for our response and so cannot send heartbeats.
         self.session = Timer(TimerKind.SESSION, group_id, member_id)
 
     @property
@@ -111,7 +110,7 @@ class Member:
 
     @property
     def is_excused(self) -> bool:
-        """Whether its silence is our doing: it waits for us. New ones are not, see NEW_MEMBER_TIMEOUT_MS."""
+        """Whether it cannot send heartbeats because it waits for us. New members: see NEW_MEMBER_TIMEOUT_MS."""
         return not self.is_new and (self.waiting_join is not None or self.waiting_sync is not None)
 
 
@@ -141,13 +140,13 @@ class ClassicGroup(Group):
     def __init__(self, group_id: str) -> None:
         super().__init__(group_id)
         self.state = State.EMPTY
-        # Wall time since when; NO_TIMESTAMP when nothing tells.
+        # Wall time of the last change of state; NO_TIMESTAMP if unknown.
         self.state_timestamp = NO_TIMESTAMP
-        # Only ever grows while the group exists.
+        # Never decreases while the group exists.
         self.generation = 0
-        # None when the group never had a member: somebody only stores offsets under its name.
+        # None when the group never had a member: it only stores offsets.
         self.protocol_type: str | None = None
-        # The protocol of this generation. Not None in Completing and Stable, None in Empty.
+        # The protocol of this generation. Set in Completing and Stable, None in Empty.
         self.protocol: str | None = None
         # A key of members; None when there are none.
         self.leader: str | None = None
@@ -157,30 +156,30 @@ class ClassicGroup(Group):
         self.members: dict[str, Member] = {}
         # Member id by instance id (KIP-345).
         self.static_members: dict[str, str] = {}
-        # How many members support a protocol; never 0.
+        # Number of members that support a protocol; never 0.
         self.protocol_counts: dict[str, int] = {}
-        # Ids handed out by MEMBER_ID_REQUIRED, oldest first. Never of members.
+        # Ids sent with MEMBER_ID_REQUIRED, oldest first. Disjoint from members.
         self.pending: dict[str, Timer] = {}
 
-        # Of the join phase.
+        # State of the join phase.
         self.waiting_joins = 0
         self.join_timer = Timer(TimerKind.JOIN, group_id)
-        # How far the first join phase of a group that was empty may be put off; None in other join phases.
+        # The latest end of the first join phase of a group that was empty; None in other join phases.
         self.initial_deadline_ms: int | None = None
         self.new_member_added = False
 
-        # Of the sync phase, in the order of members (a dict, because a set's order would not be repeatable).
+        # State of the sync phase, in the order of members (a dict, because the order of a set is not repeatable).
         self.unsynced: dict[str, None] = {}
         self.sync_timer = Timer(TimerKind.SYNC, group_id)
 
-        # What the log has about this group, besides its offsets, and knows for good.
+        # The committed record of this group in the log (not its offsets).
         self.confirmed: GroupStored | None = None
-        # Decided changes of it that are not known to be committed, in order.
+        # Decided changes of that record that are not confirmed, in order.
         self.unconfirmed: list[GroupStored | GroupRemoved] = []
 
     @property
     def stored(self) -> GroupStored | None:
-        """What the end of the log says about the group, besides its offsets: the last whole generation."""
+        """The group's record at the end of the log (not its offsets): the last whole generation."""
         if not self.unconfirmed:
             return self.confirmed
         change = self.unconfirmed[-1]
@@ -188,7 +187,7 @@ class ClassicGroup(Group):
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing would be lost if the group were not here."""
+        """Whether the group has no state worth keeping."""
         return (
             self.state is State.EMPTY
             and not self.pending
@@ -213,7 +212,7 @@ class ClassicGroup(Group):
     # Members
 
     def member_error(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        """Whether a request may speak for this member: the test before nearly everything else."""
+        """The error if a request does not come from this member. Nearly every request is checked with it first."""
         if instance_id is not None:
             owner = self.static_members.get(instance_id)
             if owner is None:
@@ -223,7 +222,7 @@ class ClassicGroup(Group):
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def supports(self, protocol_type: str, protocols: Iterable[str]) -> bool:
-        """Whether somebody with these protocols could be in this group: one of them is everybody's."""
+        """Whether a member with these protocols could join: all members must support one of them."""
         if self.state is State.EMPTY:
             return bool(protocol_type) and any(True for _ in protocols)
         count = len(self.members)
@@ -245,7 +244,7 @@ class ClassicGroup(Group):
             self.leader = member.id
 
     def remove(self, member_id: str) -> Member:
-        """Take a member out. It must have been answered before."""
+        """Remove a member. Its waiting requests must have been answered."""
         member = self.members.pop(member_id)
         assert member.waiting_join is None and member.waiting_sync is None
         self._count_protocols(member, -1)
@@ -257,7 +256,7 @@ class ClassicGroup(Group):
         return member
 
     def replace_static(self, old: Member, member_id: str, caller: Caller) -> Member:
-        """Give a static member's place to its new incarnation (KIP-345). The old one has been answered."""
+        """Replace a static member by its new incarnation (KIP-345). The old one's requests have been answered."""
         assert old.instance_id is not None and self.static_members[old.instance_id] == old.id
         new = Member(self.id, member_id, old.instance_id, caller)
         new.rebalance_timeout_ms = old.rebalance_timeout_ms
@@ -295,7 +294,7 @@ class ClassicGroup(Group):
     # Generations
 
     def elect_joined_leader(self) -> bool:
-        """Keep the leader if it has joined, or choose one who has; False when nobody has."""
+        """Keep the leader if it has joined, or choose a member that has; False if no member has joined."""
         if self.leader is None:
             return False
         if self.members[self.leader].waiting_join is None:
@@ -308,7 +307,7 @@ class ClassicGroup(Group):
     def select_protocol(self) -> str:
         """Each member votes for the first of its protocols that all members support; the most votes win.
 
-        Among equals, the protocol that was voted for first.
+        In a tie, the protocol that was voted for first wins.
         """
         count = len(self.members)
         votes: dict[str, int] = {}
@@ -362,7 +361,7 @@ class ClassicGroup(Group):
         if error is ErrorCode.NONE and generation != self.generation:
             return ErrorCode.ILLEGAL_GENERATION
         if error is ErrorCode.NONE and self.state is State.COMPLETING:
-            # It knows the new generation but not its assignment, so it cannot commit for it.
+            # The member knows the new generation but not its assignment, so it cannot commit for it.
             return ErrorCode.REBALANCE_IN_PROGRESS
         return error
 
@@ -370,7 +369,7 @@ class ClassicGroup(Group):
         if self.state is State.DEAD:
             return ErrorCode.GROUP_ID_NOT_FOUND
         if self.state is not State.EMPTY and self.protocol_type != CONSUMER_PROTOCOL_TYPE:
-            # There are members, and what they read cannot be known.
+            # There are members, and their subscriptions are unknown.
             return ErrorCode.NON_EMPTY_GROUP
         return ErrorCode.NONE
 
@@ -378,7 +377,7 @@ class ClassicGroup(Group):
         if self.protocol_type is None:
             return offset.commit_timestamp
         if self.state is State.EMPTY:
-            # Old records of Kafka's do not say when the group became empty; then the commit counts.
+            # Old records of Kafka do not contain when the group became empty; then the commit counts.
             return max(offset.commit_timestamp, self.state_timestamp)
         if self.state is State.STABLE and self.subscribed_topics is not None:
             return offset.commit_timestamp
@@ -387,7 +386,7 @@ class ClassicGroup(Group):
     # The log
 
     def store(self, decision: Decision[Change]) -> None:
-        """Write the group as it is now."""
+        """Add a change with the present state of the group."""
         change = self.to_stored()
         self.unconfirmed.append(change)
         decision.changes.append(change)
@@ -417,7 +416,7 @@ class ClassicGroup(Group):
         )
 
     def restore(self, change: GroupStored) -> None:
-        """Become what a change says. Sessions are armed by whoever ends the replay."""
+        """Take over the state of a change. The sessions are armed at the end of the replay."""
         self.forget_members()
         self.generation = change.generation
         self.protocol_type = change.protocol_type or None
@@ -440,7 +439,7 @@ class ClassicGroup(Group):
         self.subscribed_topics = self.read_subscriptions()
 
     def forget_members(self) -> None:
-        """Fall back to a group that only has offsets. Nobody may be waiting and no timer running."""
+        """Become a group that only has offsets. No member may be waiting and no timer running."""
         assert self.waiting_joins == 0 and not self.join_timer.is_armed and not self.sync_timer.is_armed
         self.members.clear()
         self.static_members.clear()
@@ -453,7 +452,7 @@ class ClassicGroup(Group):
         self.confirmed = None
 
     def check(self) -> None:
-        """Assert what must hold between any two calls of the coordinator."""
+        """Assert the invariants between two calls of the coordinator."""
         members = self.members
         assert all(member.id == member_id for member_id, member in members.items())
         owners = {member.instance_id: member.id for member in members.values() if member.is_static}
@@ -470,7 +469,7 @@ class ClassicGroup(Group):
         assert self.waiting_joins == sum(member.waiting_join is not None for member in members.values())
 
         for member in members.values():
-            assert member.session.is_armed or member.is_excused, f"{member.id} would live for ever"
+            assert member.session.is_armed or member.is_excused, f"{member.id} would never expire"
             assert member.waiting_join is None or self.state is State.PREPARING
             assert member.waiting_sync is None or self.state is State.COMPLETING
             assert member.waiting_sync is None or member.id not in self.unsynced
@@ -496,9 +495,9 @@ class ClassicGroup(Group):
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """The topics in a consumer's metadata; None when it is not of the consumer protocol.
+    """The topics in a consumer's metadata; None if it is not of the consumer protocol.
 
-    Version 0 is the beginning of every version, so that we need not know the newest.
+    Every version starts with the fields of version 0, so we need not know the newest version.
     """
     try:
         subscription = decoder(ConsumerProtocolSubscription, 0)(memoryview(metadata), 2)[0]

@@ -1,12 +1,12 @@
-"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup: what clients may ask of a group, and what they are told.
+"""The requests of members: JoinGroup, SyncGroup, Heartbeat and LeaveGroup.
 
-Versions: JoinGroup 0-9, SyncGroup 0-5, Heartbeat 0-4, LeaveGroup 0-5. The checks come in Kafka's order,
-because clients act on the first error they get.
+Versions: JoinGroup 0-9, SyncGroup 0-5, Heartbeat 0-4, LeaveGroup 0-5. The checks are in Kafka's order, because
+clients act on the first error they get.
 
-Departures from Kafka: a request that is overtaken by another of the same member is answered (Kafka forgets
-it, and what was sent behind it on the same connection then waits for ever); the first join phase of an empty
-group is ended by its timer alone (Kafka also ends it when somebody leaves); a static member that comes back
-to a stable group with other topics starts a rebalance (Kafka leaves it with the assignment for its old ones).
+Departures from Kafka: a request that is superseded by another of the same member gets a response (Kafka forgets
+it, and later requests on the same connection then wait for ever); only its timer ends the first join phase of an
+empty group (Kafka also ends it when a member leaves); a static member that comes back to a stable group with
+other topics starts a rebalance (Kafka leaves it with the assignment for its old ones).
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ from penstock.protocol.messages.groups import (
     SyncGroupResponse,
 )
 
-# From this version on a client must join with an id that we gave it (KIP-394), so that a retried first
-# JoinGroup does not leave a ghost behind.
+# From this version on a client must join with an id that we gave it (KIP-394), so that a retry of the first
+# JoinGroup does not leave a dead member behind.
 JOIN_REQUIRES_MEMBER_ID = 4
 
 
 class Joining(NamedTuple):
-    """One JoinGroup as it came in."""
+    """A JoinGroup request and its sender."""
 
     request: JoinGroupRequest
     caller: Caller
@@ -77,7 +77,7 @@ class Joining(NamedTuple):
         return join_refused(error, self.request.member_id, self.version)
 
     def protocols(self) -> dict[str, bytes]:
-        """By name, the first of a name winning, in the member's order of preference."""
+        """Metadata by protocol name, in the member's order of preference. The first of equal names wins."""
         protocols: dict[str, bytes] = {}
         for protocol in self.request.protocols:
             protocols.setdefault(protocol.name, protocol.metadata)
@@ -103,7 +103,7 @@ class Membership:
     # JoinGroup
 
     def join(self, joining: Joining, turn: Turn) -> JoinGroupResponse | None:
-        """The answer, or None when it comes with the end of the join phase."""
+        """The response, or None if it comes at the end of the join phase."""
         request = joining.request
         error = self._join_error(request)
         if error is not ErrorCode.NONE:
@@ -141,7 +141,7 @@ class Membership:
         return None
 
     def _join_error(self, request: JoinGroupRequest) -> ErrorCode:
-        """What is wrong with a request by itself."""
+        """The error in a request that does not depend on the group."""
         settings = self._settings
         if not is_valid_name(request.group_id):
             return ErrorCode.INVALID_GROUP_ID
@@ -160,14 +160,14 @@ class Membership:
         if group.state is State.EMPTY:
             return True
         if group.state is State.PREPARING:
-            # Those who wait are counted, not the members: the group may be too large already because the
-            # limit was lowered, and then the last to rejoin are the ones to go.
+            # Count waiting members, not all members: the group may be too large already because the limit was
+            # lowered, and then the last to rejoin have to go.
             is_waiting = member is not None and member.waiting_join is not None
             return is_waiting or group.waiting_joins < self.members_max
         return member is not None or len(group.members) < self.members_max
 
     def _turn_away(self, group: ClassicGroup, member_id: str, turn: Turn) -> None:
-        """There is no room: the one who asked is no longer waited for."""
+        """Stop waiting for a member that the group has no room for."""
         if member_id in group.pending:
             self._timers.cancel(group.pending.pop(member_id))
         elif member_id in group.members:
@@ -175,7 +175,7 @@ class Membership:
         self._rebalance.try_complete_join(group, turn)
 
     def _hand_out(self, group: ClassicGroup, member_id: str, session_timeout_ms: int, turn: Turn) -> None:
-        """Expect a member under this id soon."""
+        """Note an id as sent out: a member with it should join soon."""
         if len(group.pending) >= PENDING_MEMBERS_MAX:
             self._timers.cancel(group.pending.pop(next(iter(group.pending))))
         timer = Timer(TimerKind.PENDING, group.id, member_id)
@@ -209,11 +209,11 @@ class Membership:
         member = group.members[member_id]
         unchanged = list(member.protocols.items()) == list(joining.protocols().items())
         if group.state is State.COMPLETING and unchanged:
-            # It did not get our answer.
+            # The member did not get our response.
             return joined(group, member)
         if group.state is State.STABLE and unchanged and group.leader != member_id:
             return joined(group, member)
-        # A leader of a stable group joins again when something changed that only it can see: new partitions.
+        # A leader of a stable group joins again when it sees a change that only it can see: new partitions.
         self._update(group, member, joining, turn)
         self._prepare_or_complete(group, turn)
         return None
@@ -230,7 +230,7 @@ class Membership:
     def _replace_static(
         self, group: ClassicGroup, new_id: str, joining: Joining, turn: Turn
     ) -> JoinGroupResponse | None:
-        """A static member is back under a new id; whoever still uses the old one is fenced (KIP-345)."""
+        """Handle a static member that is back with a new id. The old id is fenced (KIP-345)."""
         previous = group.members[group.static_members[joining.request.group_instance_id or ""]]
         fenced = group.stop_waiting_for_join(previous)
         if fenced is not None:
@@ -253,8 +253,8 @@ class Membership:
                 self._rebalance.touch(member, turn.now_ms)
                 group.store(turn.decision)
                 return static_rejoined(group, member, previous_leader, joining.version)
-        # While the leader computes an assignment it knows the old id only, so that the new one would get
-        # nothing: the rebalance begins again (KAFKA-9801).
+        # The leader that computes an assignment knows the old id only, so the new one would get nothing: start
+        # the rebalance again (KAFKA-9801).
         self._update(group, member, joining, turn)
         self._prepare_or_complete(group, turn)
         return None
@@ -269,14 +269,14 @@ class Membership:
         while True:
             unique = UUID(int=self._random.getrandbits(128), version=4)
             member_id = f"{prefix[:CLIENT_ID_LENGTH_MAX]}-{unique}"
-            # Only a generator that was started from the same seed again could repeat itself: a simulated one.
+            # Only a simulated generator, restarted from the same seed, could repeat an id.
             if member_id not in group.members and member_id not in group.pending:
                 return member_id
 
     # SyncGroup
 
     def sync(self, request: SyncGroupRequest, waiting: Waiting, turn: Turn) -> SyncGroupResponse | None:
-        """The member's assignment, or None when it comes with the leader's."""
+        """The member's assignment, or None if it comes with the leader's request."""
         if not is_valid_name(request.group_id):
             return SyncGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
         group = self._groups.get(request.group_id)
@@ -380,7 +380,7 @@ class Membership:
         self.discard_if_blank(group)
 
     def discard_if_blank(self, group: ClassicGroup) -> None:
-        """Forget a group that nobody would miss: it was only ever asked for."""
+        """Remove a group that has no state worth keeping."""
         if group.is_blank:
             self._groups.pop(group.id, None)
 
@@ -410,7 +410,7 @@ def _sync_error(group: ClassicGroup | None, request: SyncGroupRequest) -> ErrorC
 def _set_timeouts(member: Member, joining: Joining) -> None:
     request = joining.request
     member.session_timeout_ms = request.session_timeout_ms
-    # Version 0 has no rebalance timeout. Below 0 means what 0 means: do not wait.
+    # Version 0 has no rebalance timeout. Negative values mean 0: do not wait.
     timeout_ms = request.session_timeout_ms if joining.version == 0 else request.rebalance_timeout_ms
     member.rebalance_timeout_ms = max(timeout_ms, 0)
 
@@ -418,8 +418,8 @@ def _set_timeouts(member: Member, joining: Joining) -> None:
 def _changes_topics(group: ClassicGroup, member: Member, before: dict[str, bytes]) -> bool:
     """Whether a static member came back with other topics than it left with.
 
-    The bytes of the subscription differ at every restart (the partitions it owns are in them), so only the
-    topics can be compared; where they cannot be read, nothing has changed as far as we know.
+    The bytes of the subscription differ at every restart (they contain the partitions it owns), so only the
+    topics can be compared. If they cannot be read, they count as unchanged.
     """
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE or group.protocol is None:
         return False

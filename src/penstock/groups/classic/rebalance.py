@@ -1,11 +1,11 @@
-"""When a group moves: the two phases of a rebalance and the timers that end them.
+"""The two phases of a rebalance and the timers that end them.
 
-This is the middle layer. ``classic_group.py`` below knows what a group is, ``membership.py`` above what clients
-ask; here is what follows when a member comes, goes or stays away. Every method takes a ``Turn``, which gathers
-what the coordinator's caller has to do.
+This is the middle layer. ``classic_group.py`` below has the state of a group, ``membership.py`` above handles the
+requests; this file decides what follows when a member comes, goes or stays away. Every method takes a ``Turn``,
+which collects the changes and replies.
 
-What a newcomer gets wrong: a reply put into the turn may not leave before the changes of the same turn are
-committed. So the state is Stable as soon as the leader's assignment is decided, while no member has it yet.
+A reply in the turn may not be sent before the changes of the same turn are committed. So the state is Stable as
+soon as the leader's assignment is decided, when no member has it yet.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Rebalance:
     # Sessions
 
     def touch(self, member: Member, now_ms: int) -> None:
-        """The member has shown that it lives."""
+        """Restart the session of a member that is alive."""
         self._timers.start(member.session, now_ms + member.session_timeout_ms)
 
     def remove(self, group: ClassicGroup, member: Member, error: ErrorCode, turn: Turn) -> None:
-        """Take a member out, answering what it waits for. The caller goes on with ``member_gone``."""
+        """Remove a member and answer its waiting requests. The caller continues with ``member_gone``."""
         waiting = group.stop_waiting_for_join(member)
         if waiting is not None:
             turn.answer(waiting, join_refused(error, "", waiting.version))
@@ -40,7 +40,7 @@ class Rebalance:
         group.remove(member.id)
 
     def member_gone(self, group: ClassicGroup, turn: Turn) -> None:
-        """What follows when members have been taken out."""
+        """Continue after members have been removed."""
         if group.state in (State.STABLE, State.COMPLETING):
             self.prepare(group, turn)
         else:
@@ -49,7 +49,7 @@ class Rebalance:
     # The join phase
 
     def prepare(self, group: ClassicGroup, turn: Turn) -> None:
-        """Begin a rebalance: everybody has to join again."""
+        """Begin a rebalance: all members have to join again."""
         if group.state is State.COMPLETING:
             for member in group.members.values():
                 self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS, turn)
@@ -57,7 +57,7 @@ class Rebalance:
         self._timers.cancel(group.sync_timer)
 
         if group.state is State.EMPTY:
-            # More members will come soon; waiting a little saves most of them a second rebalance (KIP-134).
+            # More members will come soon; a short delay saves most of them a second rebalance (KIP-134).
             delay_ms = self._settings.initial_rebalance_delay_ms
             group.initial_deadline_ms = turn.now_ms + max(delay_ms, group.rebalance_timeout_ms)
             group.new_member_added = False
@@ -71,7 +71,7 @@ class Rebalance:
                 self._timers.start(group.join_timer, turn.now_ms + group.rebalance_timeout_ms)
 
     def try_complete_join(self, group: ClassicGroup, turn: Turn) -> None:
-        """End the join phase if everybody is there. The first one of a group is ended by its timer alone."""
+        """End the join phase if all members have joined. Only its timer ends the first join phase of a group."""
         if group.state is State.PREPARING and group.initial_deadline_ms is None and group.everybody_joined:
             self._complete_join(group, turn)
 
@@ -93,7 +93,7 @@ class Rebalance:
             self.remove(group, member, ErrorCode.UNKNOWN_MEMBER_ID, turn)
 
         if group.members and not group.elect_joined_leader():
-            # Only silent static members are left. Their sessions will end this, or one of them comes back.
+            # Only silent static members are left, until their sessions end or one of them comes back.
             retry_ms = max(group.rebalance_timeout_ms, RETRY_MS_MIN)
             self._timers.start(group.join_timer, turn.now_ms + retry_ms)
             return
@@ -117,7 +117,7 @@ class Rebalance:
             self._timers.cancel(group.sync_timer)
 
     def assign(self, group: ClassicGroup, assignments: dict[str, bytes], turn: Turn) -> None:
-        """Take the leader's assignment. A member it forgot gets nothing; one that is not ours is ignored."""
+        """Apply the leader's assignment. A member it left out gets nothing; unknown members are ignored."""
         for member in group.members.values():
             member.assignment = assignments.get(member.id, b"")
         group.move_to(State.STABLE, turn.wall_ms)
@@ -126,11 +126,11 @@ class Rebalance:
             if member.waiting_sync is not None:
                 turn.answer(member.waiting_sync, synced(group, member))
                 member.waiting_sync = None
-                # Its session may have ended, without effect, while it waited for us.
+                # Its session may have ended without effect while it waited.
                 self.touch(member, turn.now_ms)
 
     def give_up(self, group: ClassicGroup, turn: Turn) -> None:
-        """The generation could not be stored, so it never was."""
+        """Give up a generation that could not be stored."""
         for member in group.members.values():
             member.assignment = b""
         self.prepare(group, turn)

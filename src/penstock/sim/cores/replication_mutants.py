@@ -14,10 +14,9 @@ from penstock.protocol.messages.fetch import EpochEndOffset, FetchRequest, Fetch
 from penstock.replication.events import NO_EPOCH, Assignment, Effect, IsrProposal, PartitionKey
 from penstock.replication.follower import Fetcher
 from penstock.replication.partition import UNKNOWN_BROKER_EPOCH, UNKNOWN_OFFSET, Partition, _Follower
-from penstock.sim.cores.replication import World, run
+from penstock.sim.cores.replication import World
 from penstock.sim.cores.replication_controller import ModelController
 from penstock.sim.cores.replication_replica import Replica
-from penstock.sim.report import Violation
 
 # Trap 1: truncation by high watermark (before KIP-101).
 
@@ -346,13 +345,3 @@ MUTANTS: tuple[type[World], ...] = (
     FetchCountsBeforeFlush,
     DivergingFetchCounts,
 )
-
-
-def seeds_to_kill(mutant: type[World], first: int, seeds_max: int) -> int | None:
-    """How many seeds it takes from ``first`` on; None when it lives on."""
-    for count in range(1, seeds_max + 1):
-        try:
-            run(first + count - 1, mutant)
-        except Violation:
-            return count
-    return None
