@@ -268,7 +268,7 @@ class Broker:
         """Hand over what this node leads; ``then`` it may be closed."""
 
         def left() -> None:
-            # Whoever asks from now on is better off asking another, or again.
+            # Clients should turn to another broker from now on.
             self.on_left()
             self.consensus.resign()
             self.environment.spawn.later(LAST_WORDS_MS, then)

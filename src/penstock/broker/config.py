@@ -4,7 +4,7 @@
 of what has no meaning. ``BrokerConfig.topic_config`` says what counts for a topic, settings changed while
 running included. Topics that set the same share one TopicConfig, so ten thousand cost no more than one.
 
-What a newcomer gets wrong: ``static`` holds only what somebody set, as text; the defaults are in
+``static`` holds only what somebody set, as text; the defaults are in
 ``metadata/broker_settings.py``.
 """
 

@@ -70,7 +70,7 @@ class NodePartitionHost:
         if self._membership.is_stopped:
             return  # and the logs are closed
         for hosted in hosteds[start : start + FOLLOWED_PER_TURN]:
-            # One that is gone was let go of, and the same partition may be followed again, as another object.
+            # A deleted one is not followed any more. The same partition may be back meanwhile, as another object.
             if not hosted.is_deleted:
                 self.role_changed(hosted)
         if start + FOLLOWED_PER_TURN < len(hosteds):
@@ -92,11 +92,11 @@ class NodePartitionHost:
 
     def damaged(self, hosted: HostedPartition, offset: int) -> None:
         if not self._membership.has_current_image:
-            # Who counts on the replica is not known yet. It is found again when the log is opened then.
+            # Whether the replica is in sync is not known yet. The damage is found again at the next opening.
             return
         self._logger.error("damaged", partition=repr(hosted), offset=offset)
         if self._membership.are_logs_ready:
-            # Whoever found it is in the middle of reading.
+            # The caller is in the middle of a read.
             self._environment.spawn.soon(lambda: self._directories.damaged(hosted, offset))
         else:
             self._directories.damaged(hosted, offset)

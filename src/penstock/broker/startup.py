@@ -74,23 +74,22 @@ class Startup:
         self._has_recovered = True
         for hosted in list(self._partitions):
             if hosted.image.directory(self._host.me) == LOST_DIRECTORY:
-                # The process before this one found it damaged and did not come to say that it is mended. Nobody
-                # counts on it.
+                # An earlier process found it damaged and did not report it as mended. It is not in sync.
                 self._directories.damaged(hosted, 0)
 
         def go_on() -> None:
             then()
-            # Coordinators first. And whoever gets another role meanwhile is looked at twice, which does no harm.
+            # Coordinators first. A partition whose role changes meanwhile is looked at twice, which does no harm.
             everyone = sorted(self._partitions, key=lambda hosted: hosted.topic not in self._coordinators)
             self._host.roles_changed(everyone)
 
-        # Whoever is let in may be made a leader: the controller has to know first which replicas are no good.
+        # Once let in, this broker may be made a leader. The controller must know of damaged replicas before.
         self._directories.when_reported(go_on)
 
     def _recover(self, hosted: HostedPartition) -> None:
         try:
             _ = hosted.log
         except OSError as error:
-            # The others can be served; whoever asks for this one gets a storage error.
+            # The others can be served. Requests for this one get a storage error.
             self._logger.error("cannot open", partition=repr(hosted), error=str(error))
             self._directories.damaged(hosted, 0)

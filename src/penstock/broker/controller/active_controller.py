@@ -4,9 +4,9 @@
 ``handle``, decisions go to the quorum, and an answer leaves when its decision is committed. It looks at the clock
 when the controller wants to be asked (sessions, rebalancing, the rest of a large decision).
 
-What a newcomer gets wrong: the controller has decided ahead of the log. Whenever something it decided cannot be
-appended (no room on the disk) or may not be committed (leadership lost), its state is no longer what the log
-says, and it is made anew from the log; nothing is ever taken back in place.
+The controller decides ahead of the log. When a decision cannot be appended (no room on the disk) or may not be
+committed (leadership lost), its state differs from the log. Then it is rebuilt from the log: no decision is ever
+undone in place.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import metadata_records
 from penstock.protocol.schema import Message
 
-# After the disk was full: how soon what was to be decided by the clock is tried again.
+# After the disk was full: how soon a decision by the clock is tried again.
 RETRY_MS = 1000
-# A timer that is so late was not late: this process, or its machine, was stopped.
+# A timer this late means that the process, or its machine, was stopped.
 ASLEEP_MS = 3000
-# What the controller decides by itself may be so many decisions ahead of what is committed: the next one is made
-# while the last is on its way to the others. With more, whoever asks for something waits behind all of them.
+# Decisions of its own that the controller may have in flight: the next one is made while the last is on its way to
+# the other voters. With more, a client's request would wait behind all of them.
 AHEAD_MAX = 2
 # Kafka's cluster ids are random UUIDs.
 CLUSTER_ID_BYTES = 16
@@ -88,7 +88,7 @@ class ActiveController:
 
     @property
     def image(self) -> Image | None:
-        """What was decided, be it committed or not."""
+        """The decided state, including changes that are not committed yet."""
         return None if self._controller is None else self._controller.image
 
     def on_active(self, is_active: bool) -> None:

@@ -1,7 +1,7 @@
 """How the controller notices at once that a broker's process has died: the connection of its heartbeats closes.
 
-What a newcomer gets wrong: a closed connection proves nothing by itself. The broker is asked for once more, and is
-lost only when nobody listens there; one that merely opened another connection is found to be there.
+A closed connection proves nothing by itself: the broker may have opened another one. So the controller connects to
+it, and takes it for dead only when nothing listens there.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ CREATE_TOPICS_VERSION = 7
 # A request for the controller waits this long for there to be one.
 FORWARD_TIMEOUT_MS = 20_000
 FORWARD_RETRY_MS = 50
-# After the controller has made a topic, this broker should hear of it; longer than this nobody waits.
+# How long a client that created a topic waits for this broker to know it.
 SEEN_TIMEOUT_MS = 2_000
 
 
@@ -54,7 +54,7 @@ class ControllerClient:
         channel: str = "forward",
         timeout_ms: int = FORWARD_TIMEOUT_MS,
     ) -> None:
-        """Ask the active controller, be it here; ``done(None)`` when there is no answer."""
+        """Ask the active controller, here or on another node; ``done(None)`` when there is no answer."""
         leader = self._consensus.leader_id
         if self._consensus.is_active:
             self._active_controller.handle(request, version, done, from_broker=True)
@@ -89,10 +89,10 @@ class ControllerClient:
                     or not was_known
                     or (leader is not None and self._peers.is_refused(leader, "forward"))
                 ):
-                    # It certainly was not carried out: again, when there is another controller.
+                    # It was certainly not carried out. Try again when there is another controller.
                     self._environment.spawn.later(FORWARD_RETRY_MS, ask)
                 else:
-                    # Perhaps it was carried out. The client knows better whether to ask again.
+                    # It may have been carried out. Only the client knows whether it may be repeated.
                     answer(error_response(request, version, ErrorCode.NOT_CONTROLLER))
 
             self.ask(request, version, done)
@@ -119,7 +119,7 @@ class ControllerClient:
         def created(response: Any) -> None:
             for topic in response.topics:
                 if topic.error_code == ErrorCode.TOPIC_ALREADY_EXISTS:
-                    # Another broker was asked for it at the same moment. It is there, which is what is wanted.
+                    # Another broker created it at the same moment, which is as good.
                     topic.error_code = ErrorCode.NONE
             made = [topic.name for topic in response.topics if not topic.error_code]
             self.when_seen(made, lambda: done(response))
@@ -128,7 +128,7 @@ class ControllerClient:
         self.forward(request, CREATE_TOPICS_VERSION, created)
 
     def when_seen(self, names: list[str], then: Callable[[], None]) -> None:
-        """Go on when this broker knows the topics, so that who made them finds them here."""
+        """Call ``then`` when this broker knows the topics, so that the client that made them finds them here."""
         deadline_ms = self._environment.clock.now_ms() + SEEN_TIMEOUT_MS
 
         def look() -> None:

@@ -10,8 +10,8 @@ may have been started with another, and the controller fences by its own. So a b
 stops serving before the controller gives its partitions to others, and no stale leader answers anybody. Not a whole
 session, so that a new controller, which does not know who was promised what, need not wait for one.
 
-What a newcomer gets wrong: the lease is asked for at every request (``is_serving``) and compared with the
-clock. A timer that takes it away would fire too late in a process that was just woken up.
+The lease is compared with the clock at every request (``is_serving``). A timer that ends it would fire too late in
+a process that was just woken up.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Membership:
         self._is_asking = False
         # Something changed while an answer was awaited.
         self._is_due = False
-        # Whom was asked last, and when.
+        # The node that was asked last, and when.
         self._asked: int | None = None
         self._asked_ms = 0
         self._leaving_since_ms = 0
@@ -253,7 +253,7 @@ class Membership:
     def _prepared(self) -> None:
         """Every log is open that has to be."""
         self._is_preparing = False
-        # It may have been registered once more meanwhile: then the next image begins this anew.
+        # It may have been registered again meanwhile: then the next image starts this again.
         if self.state is State.CATCHING_UP and self._consensus.image.offset >= self.epoch:
             self.state = State.FENCED
             self._ask_soon()

@@ -5,9 +5,9 @@ Two files in the first data directory, each replaced as a whole:
     penstock-registration   the broker epoch of the last registration, and the directories there were
     penstock-registering    under which incarnation id this broker has asked to be registered, and as what
 
-What a newcomer gets wrong: the previous broker epoch is a claim. Whoever names the epoch of its last registration
-says that it has lost nothing since, and stays among those in sync. So it is kept back when a disk was replaced or
-the page cache was lost: a record that only this broker confirmed would be missed by nobody.
+The previous broker epoch is a claim. A broker that names the epoch of its last registration says that it has lost
+nothing since, and stays in sync. So it is withheld when a disk was replaced or the page cache was lost: a record
+that only this broker has confirmed would be missed by nobody.
 
 For the same reason a broker takes part only under an epoch that is written down here. If it confirmed records under
 one that a full disk could not take, the process after it could only name an older epoch, and the controller would

@@ -21,7 +21,7 @@ SWEEP_INTERVAL_MS = 5_000
 # A frame must arrive within this time, or at this rate: a byte now and then is not a client.
 FRAME_TIMEOUT_MS = 60_000
 FRAME_BYTES_PER_MS_MIN = 64
-# Whoever sits on a buffer that others wait for has to keep sending.
+# A peer that holds a buffer others wait for has to keep sending.
 STALLED_MS = 5_000
 # Connections that wait for a node to be ready.
 HELD_MAX = 1_000
@@ -69,19 +69,19 @@ class Server:
         self._per_host: dict[str, int] = {}
         self._waiting_for_buffer: dict[Connection, None] = {}
         self._listener: Listener | None = None
-        # Connections that came before this node has something to say.
+        # Connections that came before this node could answer.
         self._held: list[Stream] | None = None
         self._refusals = 0
 
     def listen(self, host: str, port: int, *, hold: bool = False) -> tuple[str, int]:
-        """Serve from now on; the address really bound. With ``hold`` nobody is heard before ``open``."""
+        """Serve from now on; the address really bound. With ``hold`` connections wait for ``open``."""
         self._held = [] if hold else None
         self._listener = self.environment.network.listen(host, port, self._accept)
         self._sweep()
         return self._listener.address
 
     def open(self) -> None:
-        """Hear those who came too early."""
+        """Serve the connections that came before."""
         held, self._held = self._held, None
         for stream in held or ():
             self._accept(stream)

@@ -80,7 +80,7 @@ class FollowerLog:
             self._hosted.write_failed(error)
 
     def start_over_at(self, offset: int) -> None:
-        """What we have is of no use any more: the leader's log begins behind it, or ends before it."""
+        """Empty the log and begin at the offset: the leader's log begins behind ours, or ends before it."""
         hosted = self._hosted
         try:
             self._give_up_from(offset)
@@ -149,8 +149,8 @@ class FollowerLog:
         if offset >= core.high_watermark:
             return
         if core.may_truncate(offset) is Truncation.REFUSED:
-            # A clean leader has everything below the high watermark: somebody has erred, and cutting on
-            # would make the error last.
+            # A clean leader has everything below the high watermark. So this is an error, and cutting would make
+            # it permanent.
             raise AssertionError(f"{hosted!r} is asked to give up committed records from {offset} on")
         # There was an unclean election, perhaps while we were away, or power was lost where nothing was flushed.
         # A remembered high watermark is no reason to stay apart from what the cluster goes on with.

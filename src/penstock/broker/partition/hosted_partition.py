@@ -1,14 +1,14 @@
-"""A partition that this broker hosts: its log, its part in the replication, and who waits for it.
+"""A partition that this broker hosts: its log, its part in the replication, and the requests that wait for it.
 
 A hosted partition opens its log at the first use, so a restart with ten thousand partitions costs only those
-that are touched. Newcomers: nothing here waits. An append answers at once with the offset after its batch;
+that are touched. Nothing here blocks. An append answers at once with the offset after its batch;
 ``when_acknowledged`` calls back when the high watermark has passed it and the flush it asked for is done.
 
 The log remembers the bytes, the replication core (``penstock.replication``) decides who is in sync and what
 is committed, and this class does what both say. In ``flushed`` mode a replica's bytes count only once they
 are on its disk: the core is told of the flushed offset, and a follower asks for more only after its fsync.
-What a follower does with its log is in ``follower_log.py``. Who waits is kept in ``waiters.py`` and
-``storage/flushing.py``; what the node is told, in ``partition_host.py``.
+What a follower does with its log is in ``follower_log.py``. Waiting requests are kept in
+``waiters.py`` and ``storage/flushing.py``; what the node is told is in ``partition_host.py``.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class HostedPartition:
 
     @property
     def image(self) -> PartitionImage:
-        """What the metadata last said of it."""
+        """Its state in the committed metadata."""
         return self._image
 
     @property
@@ -250,7 +250,7 @@ class HostedPartition:
         self._host.reassigned(self)
 
     def _start_replicating(self, log: Log) -> None:
-        # Of an earlier process nobody knows how it counted.
+        # It is not known how an earlier process counted.
         self._counts_flushed = self._topic_config.is_flushed
         self._flush_before = log.log_end_offset
         self._core = Partition(
@@ -293,14 +293,14 @@ class HostedPartition:
         return self._storage.environment.clock.now_ms()
 
     def advance(self) -> None:
-        """Let everyone know who waited for the high watermark."""
+        """Answer what waited for the high watermark."""
         core = self._core
         assert core is not None
         if core.high_watermark != self.high_watermark:
             self.high_watermark = core.high_watermark
             self.waiters.committed(self.high_watermark)
         if self.waiters.deleters:
-            # Who is no longer in sync is not waited for.
+            # A replica that has left the ISR is not waited for.
             self.waiters.deleted(core.have_deleted_before)
         if self.is_leader and not self._is_established and core.has_established:
             self._is_established = True
@@ -380,7 +380,7 @@ class HostedPartition:
         return Appended(ErrorCode.NONE, base_offset, stamped, log.log_end_offset, self._appended(log))
 
     def refuse(self, records: memoryview, error: ErrorCode) -> Appended:
-        """Take nothing now, and see to it that what was sent behind it does not overtake it a moment later."""
+        """Refuse it now, and make sure that the producer's next batches do not overtake it."""
         checked = check_produced(records, max_message_bytes=self._topic_config.max_message_bytes)
         return self._not_now(checked, error) if isinstance(checked, BatchHeader) else Appended(error)
 
@@ -416,7 +416,7 @@ class HostedPartition:
         """False while the cluster does not know in which of several directories it will lie.
 
         It has to be known before the first record is there: of a disk that fails, one could not say otherwise
-        whether it holds a partition, and the partition would begin anew on another.
+        whether it holds a partition, and the partition would start empty on another.
         """
         if self._has_directory:
             return True
@@ -599,7 +599,7 @@ class HostedPartition:
         self._start_replicating(log)
 
     def deleted(self) -> None:
-        """The topic is gone, or this replica of it: tell everyone who waits."""
+        """The topic is gone, or this replica of it: answer everything that waits."""
         self.is_deleted = True
         self.flushing.stop_counting()
         self.waiters.changed()

@@ -51,7 +51,7 @@ class PartitionHost(Protocol):
         ...
 
     def reassigned(self, hosted: HostedPartition) -> None:
-        """The metadata says something new about it, be it only who is in sync."""
+        """Its metadata changed, perhaps only the in-sync replicas."""
         ...
 
     def start_raised(self, hosted: HostedPartition, then: Callable[[], None]) -> None:

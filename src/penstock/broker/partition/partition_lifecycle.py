@@ -34,7 +34,7 @@ class PartitionLifecycle:
         for topic in delta.deleted:
             for hosted in self._partitions.remove_topic(topic.name):
                 self._let_go(hosted)
-        # Settings first: who is in sync now was decided when they held.
+        # Settings first: the in-sync replicas were decided under them.
         for resource in delta.configs_changed:
             # A broker's setting may be the default of any topic's.
             names = [resource.name] if resource.type == TOPIC_RESOURCE else self._partitions.topics()

@@ -1,4 +1,4 @@
-"""Tells the controller in which data directory each replica lies, and which replicas are of no use.
+"""Reports to the controller: in which data directory each replica lies, and which replicas are damaged.
 
 A broker with several directories reports where it has put each replica (KIP-858), so that the controller knows
 what is lost with a disk. A replica whose bytes turn out to be damaged is reported as lost all the same: the
@@ -6,8 +6,7 @@ controller takes it out of the replicas in sync and gives its leadership to anot
 damaged part cut off and fetched again. In the other order, a replica in sync would be without records that
 are committed.
 
-What a newcomer gets wrong: a lost replica that is the last one in sync stays where it is. Half of the only
-copy is more than nothing.
+A damaged replica that is the last one in sync is not reported. Half of the only copy is more than nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this broker tells the controller of who is in sync.
+"""Proposals to the controller: which replicas of the partitions led here are in sync.
 
 ``IsrProposals`` gathers what the partitions we lead have to propose and sends it to the controller, one
 AlterPartition at a time.
@@ -49,7 +49,7 @@ class Asking(Protocol):
 
 
 class IsrProposals:
-    """What the partitions that we lead want changed: who is in sync."""
+    """ISR changes that the partitions led here want."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class IsrProposals:
         self._live = live
         # Worth asking for a proposal now.
         self._wanted: dict[Hosted, None] = {}
-        # Somebody may fall behind; looked at now and then. A partition where all are at the end is not in it.
+        # Where a follower may fall behind; checked now and then. Not where all followers are at the end.
         self._unsettled: dict[Hosted, None] = {}
         self._in_flight: list[tuple[Hosted, Partition, IsrProposal]] = []
         self._is_asking = False
@@ -126,7 +126,7 @@ class IsrProposals:
     def _look(self, silent: set[int] | None = None) -> None:
         """Look who has fallen behind; only where one of these is in sync, if they are named.
 
-        A broker whose last partition here was moved away stays silent for ever.
+        A broker that follows nothing here any more stays silent.
         """
         everyone = list(self._unsettled)
 

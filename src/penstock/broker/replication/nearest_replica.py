@@ -24,8 +24,8 @@ class BrokerView(Protocol):
 def nearest_replica(broker: BrokerView, hosted: HostedPartition, rack: str, offset: int) -> int:
     """A replica in the consumer's rack that has what it asks for; -1 when none is better than this one.
 
-    ``hosted`` is led here. Who asks for what is not there must hear that from the leader. A follower's word for it
-    is not believed, and the consumer would be sent to and fro for ever.
+    ``hosted`` is led here. A consumer that asks for an offset that does not exist must be told so by the leader.
+    It does not believe a follower, and would be sent back and forth without end.
     """
     if broker.rack == rack or offset < hosted.log.log_start_offset:
         return -1

@@ -32,7 +32,7 @@ FETCH_PATIENCE_MS = 4_500
 URGENT_WAIT_MS = 20
 # But not for longer than this.
 URGENT_PATIENCE_MS = 100
-# More than these are not urgent: who comes to the second loop has to move to the first one afterwards.
+# Beyond this number they wait: each partition in the second loop has to move to the first one afterwards.
 URGENT_MAX = 1_000
 
 Done: TypeAlias = Callable[[Any | None], None]
@@ -99,7 +99,7 @@ class ReplicaFetcher:
         key = hosted.key
         first, second = self._first, self._second
         if first.follows(hosted) or second.follows(hosted):
-            # Nothing to ask anew; who is in sync may have changed.
+            # It is fetched already. The in-sync replicas may have changed.
             (first if first.follows(hosted) else second).follow(hosted, is_throttled)
             return
         first.unfollow(key)
@@ -169,7 +169,7 @@ class _FetchLoop:
         self._is_closed = False
 
     def follows(self, hosted: Hosted) -> bool:
-        """Whether it does so in the leader epoch of now."""
+        """Whether it does so in the present leader epoch."""
         return (
             self.hosted.get(hosted.key) is hosted
             and self.core.leader_epoch(hosted.key) == hosted.replication.leader_epoch
@@ -199,7 +199,7 @@ class _FetchLoop:
 
     def tell(self, hosted: Hosted) -> None:
         """Raises OSError."""
-        # Who waits for a flush is looked at after it.
+        # One that waits for a flush is looked at after it.
         if self.follows(hosted) and hosted.key not in self._unflushed:
             self._moved(hosted)
             self._schedule()
@@ -238,7 +238,7 @@ class _FetchLoop:
             self._on_turn(self)
 
     def go_on(self) -> None:
-        """Ask for more, now or when there is leave to."""
+        """Ask for more, now or when the core allows it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -303,7 +303,7 @@ class _FetchLoop:
                 )
                 if effect.records or hosted.follower_log.position() != before:
                     # Also after an error: some of it may be written, and is not fetched again. And a log that
-                    # begins later now says so: whoever deleted what lay before is waiting to hear it.
+                    # begins later now says so: a DeleteRecords at the leader may be waiting for it.
                     self._await_flush(hosted)
                 if error == ErrorCode.NONE:
                     return True

@@ -42,7 +42,7 @@ class ReplicaFetchers:
         return len(self._followed)
 
     def follow(self, hosted: Hosted, *, is_throttled: bool = False) -> None:
-        """Fetch from the leader that the partition has now; for every assignment that does not make us it.
+        """Fetch from the partition's present leader. For every assignment that makes another broker lead.
 
         Raises:
             OSError: its log cannot be opened. It is not followed then.

@@ -1,4 +1,4 @@
-"""Making what was appended to a partition durable: one flush at a time, and who waits for it.
+"""Making appends to a partition durable: one flush at a time, and the requests that wait for it.
 
 A flush covers everything that was appended before it began. What is appended meanwhile shares the next one, so
 however many producers wait for their disk, a partition costs it one fsync after another and not one for each
@@ -52,7 +52,7 @@ class FlushQueue:
         def ended(_: None, error: Exception | None) -> None:
             self._running -= 1
             done(error)
-            # More than one, if need be: who was deleted meanwhile flushes nothing, and ends nothing.
+            # More than one, if need be: a deleted partition flushes nothing, and so lets no other in.
             while self._waiting and self._running < FLUSHES_MAX:
                 following = next(iter(self._waiting))
                 del self._waiting[following]
@@ -172,7 +172,7 @@ class Flushing:
         self._queue.unflushed.pop(self._hosted, None)
 
     def fail_waiters(self, error: ErrorCode) -> None:
-        """What somebody waits for will not happen here."""
+        """Answer everything that waits with an error."""
         waiters = list(self._waiters)
         self._waiters.clear()
         for _, callback in waiters:
