@@ -1,4 +1,4 @@
-"""Somebody who makes, grows, deletes and configures topics while everything else goes on."""
+"""A client that creates, grows, deletes and configures topics during a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.loop import Process
 from penstock.sim.topics import MORTAL, RECREATED, Topics
 
-# Kinds of resources, and what is done to a setting.
+# Resource types, and operations on a setting.
 TOPIC = 2
 BROKER = 4
 SET = 0
@@ -43,7 +43,7 @@ DELETE = 1
 
 
 class Administrator:
-    """Changes topics and settings while everything else goes on."""
+    """Changes topics and settings during a run."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Administrator:
         self._interval_ms = interval_ms
         self._replication_factor = replication_factor
         self._configs = configs
-        # Told of partitions that were not there before.
+        # Called with new partitions.
         self._on_made = on_made
         self._made = 0
         self.is_open = True
@@ -74,7 +74,7 @@ class Administrator:
         return self._client.process
 
     async def create(self, name: str, partitions: int, configs: dict[str, str]) -> None:
-        """Make a topic, however often it must be asked for."""
+        """Create a topic, with retries."""
         while True:
             request = CreateTopicsRequest(
                 topics=[
@@ -102,11 +102,11 @@ class Administrator:
         await self._announce(name, 0)
 
     async def _announce(self, name: str, before: int) -> None:
-        """Wait until a broker knows of the new partitions, then let them be used."""
+        """Wait until a broker knows the new partitions, then announce them."""
         while True:
             await self._client.refresh([name])
             places = self._client.places.get(name, [])
-            # A broker that lags may still tell of the topic that had this name before.
+            # A broker that lags may still return the deleted topic with this name.
             if len(places) > before and places[0].topic_id not in self._topics.deleting:
                 self._topics.existing[name] = places[0].topic_id
                 self._topics.since_ms[places[0].topic_id] = self.process.loop.now_ms
@@ -133,7 +133,7 @@ class Administrator:
             await what()
 
     def _alive(self) -> list[str]:
-        """Those that are this one's to change."""
+        """The topics that this administrator may change."""
         return [name for name in self._topics.alive() if name != RECREATED]
 
     def _any(self) -> str | None:
@@ -174,11 +174,11 @@ class Administrator:
         await self.delete(self._topics.existing[self._chance.choice(mortal)])
 
     async def delete(self, topic_id: bytes) -> None:
-        """Delete a topic, however often it must be asked for."""
-        # From now on nothing about it is certain.
+        """Delete a topic, with retries."""
+        # From now on nothing is guaranteed for it.
         self._topics.deleting[topic_id] = None
         while True:
-            # By id: an attempt that is late must not meet a new topic of the same name.
+            # By id: a late retry must not delete a new topic with the same name.
             request = DeleteTopicsRequest(topics=[DeleteTopicState(topic_id=topic_id)], timeout_ms=5_000)
             response = await self._client.call(None, request, 6, timeout_ms=8_000)
             if response is not None and response.responses[0].error_code in (
@@ -213,7 +213,7 @@ class Administrator:
             self.changes += 1
 
     async def _elect(self) -> None:
-        """Let the preferred replicas lead."""
+        """Elect the preferred leaders."""
         if len(self._client.brokers) < 2:
             return
         request = ElectLeadersRequest(election_type=0, topic_partitions=None, timeout_ms=5_000)
@@ -238,7 +238,7 @@ class Administrator:
     async def _delete_records(self) -> None:
         name = self._any()
         places = self._client.places.get(name or "", [])
-        # Deletion names topics by name: one that is late must not meet another topic.
+        # DeleteRecords goes by name: a late request must not reach another topic.
         if not places or MORTAL in places[0].topic:
             return
         place = self._chance.choice(places)
@@ -267,7 +267,7 @@ class Administrator:
 async def set_config(
     client: Client, resource_type: int, resource_name: str, setting: str, value: str | None
 ) -> bool:
-    """Change one setting, or with None go back to its default; whether that was acknowledged."""
+    """Change one setting, or with None reset it to its default; whether that was acknowledged."""
     change = IncrementalAlterableConfig(
         name=setting, config_operation=SET if value is not None else DELETE, value=value
     )

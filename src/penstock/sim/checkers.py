@@ -1,10 +1,10 @@
-"""What goes on inside the nodes, and whether it can all be true: the checkers with a view of everything.
+"""Checkers that look inside the nodes.
 
-``Inspector.look`` goes over every running node several times a second: images at the same offset are equal,
-the metadata logs agree as far as they are committed, a leader epoch has one leader, a quorum epoch one controller,
-nobody serves without a lease, watermarks and starts only rise. ``final`` compares the copies of every partition
-byte by byte. The numbers are those of the invariants the project holds itself to;
-what clients see is judged in ``client_checkers.py``.
+``Inspector.look`` checks every running node several times a second: images at the same offset are equal, the
+metadata logs agree as far as they are committed, a leader epoch has one leader, a quorum epoch has one
+controller, no node serves without a lease, high watermarks and log starts only rise. ``final`` compares the
+copies of every partition byte by byte. The numbers are those of the project's invariants; ``client_checkers.py``
+checks what clients see.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READ_BYTES = 1 << 20
 
 
 class EqualImages:
-    """22: the image at an offset is the same on every node and in every life of it."""
+    """22: the image at an offset is the same on every node and after every restart."""
 
     def __init__(self) -> None:
         self._images: dict[int, tuple[Image, str]] = {}
@@ -42,20 +42,20 @@ class EqualImages:
 
 
 class OneHistory:
-    """21, 22: what is committed in the metadata log is the same on every node and in every life of it.
+    """21, 22: the committed part of the metadata log is the same on every node and after every restart.
 
-    The files are read behind the nodes' backs: who asks a node to read may change what it does next.
+    The files are read directly from the simulated disk: a read through the node could change what it does next.
     """
 
     def __init__(self) -> None:
-        # By base offset: (next offset, epoch, checksum), and who had it first.
+        # By base offset: (next offset, epoch, checksum), and the first node that had it.
         self._batches: dict[int, tuple[tuple[int, int, int], str]] = {}
-        # For each life of a node: how far it was read, (committed, file, position in it).
+        # For each start of a node: how far it was read (committed, file, position in it).
         self._read: dict[tuple[str, int], tuple[int, str, int]] = {}
         self.compared = 0
 
     def saw(self, machine: Machine, segments: list[str], committed: int) -> None:
-        """A node's metadata log, in these files, is committed up to this offset."""
+        """Check a node's metadata log in these files, which is committed up to this offset."""
         key = (machine.host, machine.starts)
         before, path, position = self._read.get(key, (0, "", 0))
         if committed <= before:
@@ -87,7 +87,7 @@ class OneHistory:
 
 
 class LeasesEnd:
-    """6: who serves clients has heard of the controller within its lease, and was not fenced before that."""
+    """6: a broker that serves clients has a lease from the controller, and was not fenced before that."""
 
     def __init__(self) -> None:
         # By (broker, broker epoch): when it was first seen fenced.
@@ -109,11 +109,11 @@ class LeasesEnd:
 
 
 class OneLeader:
-    """17: one leader for each leader epoch of a partition, and epochs that only rise."""
+    """17: each leader epoch of a partition has one leader, and epochs only rise."""
 
     def __init__(self) -> None:
         self._leaders: dict[tuple[bytes, int, int], tuple[int, str]] = {}
-        # For each node, how far it was.
+        # For each node, the last epochs it had.
         self._epochs: dict[tuple[str, bytes, int], tuple[int, int]] = {}
         self.elections = 0
 
@@ -135,7 +135,7 @@ class OneLeader:
 
 
 class OneController:
-    """17, 21: one active controller for each quorum epoch."""
+    """17, 21: each quorum epoch has one active controller."""
 
     def __init__(self) -> None:
         self._controllers: dict[int, str] = {}
@@ -151,7 +151,7 @@ class OneController:
 
 
 class RisingWatermarks:
-    """19: a leader's high watermark only rises, and is never beyond its log."""
+    """19: a leader's high watermark only rises, and never exceeds its log end."""
 
     def __init__(self) -> None:
         self._watermarks: dict[tuple[str, int, bytes, int, int], int] = {}
@@ -175,7 +175,7 @@ class RisingWatermarks:
 
 
 class RisingStarts:
-    """25: while a leader leads, the start of its log moves only up."""
+    """25: the log start of a leader only rises in one epoch."""
 
     def __init__(self) -> None:
         self._starts: dict[tuple[str, int, bytes, int, int], int] = {}
@@ -192,17 +192,17 @@ class RisingStarts:
 
 
 class CompleteLeaders:
-    """18: who leads has everything that was committed before."""
+    """18: a leader has everything that was committed before."""
 
     def __init__(self) -> None:
-        # The highest watermark that any leader had, and the epoch it had it in.
+        # The highest high watermark of any leader, and its epoch.
         self._committed: dict[tuple[bytes, int], tuple[int, int]] = {}
 
     def saw(
         self, machine: Machine, topic_id: bytes, partition: int, epoch: int, high_watermark: int, end: int
     ) -> None:
         committed, of_epoch = self._committed.get((topic_id, partition), (0, -1))
-        # One of an older epoch does not know yet that it no longer leads.
+        # A leader of an older epoch may not know yet that it no longer leads.
         if epoch >= of_epoch and end < committed:
             raise Violation(
                 f"{machine.host} leads {topic_id.hex()}-{partition} in epoch {epoch} and ends at {end}; "
@@ -224,7 +224,7 @@ class Inspector:
         self._controllers = OneController()
         self._watermarks = RisingWatermarks()
         self._complete = CompleteLeaders()
-        # Partitions that clients were told of, and that must be there at the end.
+        # Partitions that clients know of, and that must exist at the end.
         self._expected: dict[Place, None] = {}
         self._checked: dict[str, Image] = {}
         self._bytes_compared = 0
@@ -235,7 +235,7 @@ class Inspector:
 
     @property
     def metadata_compared(self) -> int:
-        """Batches of metadata that a second node has too."""
+        """Metadata batches that were compared with those of another node."""
         return self._history.compared
 
     @property
@@ -248,7 +248,7 @@ class Inspector:
     def places(self) -> list[Place]:
         return [place for place in self._expected if place.topic_id not in self._topics.deleting]
 
-    # While it runs
+    # During the run
 
     def look(self) -> None:
         now_ms = self._cluster.loop.now_ms
@@ -292,17 +292,17 @@ class Inspector:
     # At the end
 
     def what_is_missing(self) -> str:
-        """Empty when every node runs and every partition has its leader and all its copies."""
+        """What is not in order; empty when every node runs and every partition has a leader and a full ISR."""
         nodes: list[RunningNode] = []
         for machine in self._cluster.machines.values():
             if not machine.is_running or machine.node is None or not machine.node.is_ready:
-                return f"{machine.host} is not there ({machine.failure or 'not ready'})"
+                return f"{machine.host} is not running ({machine.failure or 'not ready'})"
             nodes.append(machine.node)
         newest = max(nodes, key=lambda each: each.image.offset).image
         for place in self.places():
             topic = newest.topics.get(place.topic)
             if topic is None or topic.id != place.topic_id or place.partition >= len(topic.partitions):
-                return f"{place} is in nobody's image"
+                return f"{place} is not in the newest image"
         for each in nodes:
             for topic in each.image.topics.values():
                 for partition in topic.partitions:
@@ -319,8 +319,9 @@ class Inspector:
         return not self.what_is_missing()
 
     def is_sound(self) -> bool:
-        """Whole, and so that the disk of any machine may be lost: all voters vote, and leaders agree with their
-        images, which they may be ahead of.
+        """Whether any one machine could lose its disk now.
+
+        The cluster is whole, all voters vote, and leaders agree with their images, which they may be ahead of.
         """
         if not self.is_whole():
             return False
@@ -334,7 +335,7 @@ class Inspector:
         return True
 
     def ends(self) -> dict[Place, int]:
-        """Where each partition's committed records end, according to its leader."""
+        """The end of each partition's committed records, according to its leader."""
         ends = {}
         for place in self.places():
             for machine in self._cluster.running:
@@ -376,7 +377,7 @@ class Inspector:
 
 
 def read_all(log: Log, start: int, end: int) -> bytes:
-    """The batches between two offsets, both where a batch begins."""
+    """The batches between two offsets, which must be batch boundaries."""
     data = b""
     at = start
     while at < end:

@@ -1,8 +1,8 @@
-"""A small Kafka client for simulated machines: connections, metadata, and one call at a time to a broker.
+"""A small Kafka client for simulated machines: connections, metadata, and calls to brokers.
 
-It does what any client library does and nothing clever: asks for metadata when something goes wrong, closes a
-connection that does not answer, connects again. The workloads in ``workload.py`` and ``members.py`` build on
-it. Answers are None when nobody knows what became of the request: the connection broke or the time was up.
+It does what any client library does: it refreshes its metadata when something goes wrong, closes a connection
+that does not answer, and reconnects. The producers, readers and group members are built on it. A response is None
+when the outcome of the request is unknown: the connection broke or the request timed out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Address = tuple[str, int]
 
 
 class Place(NamedTuple):
-    """A partition, by the id of its topic: one that was deleted and made again is another topic."""
+    """A partition, identified by topic id: a topic that is deleted and created again is another topic."""
 
     topic_id: bytes
     topic: str
@@ -46,7 +46,7 @@ class Leadership(NamedTuple):
 
 
 class Wire:
-    """One connection: requests go out as they come, answers come back in the same order."""
+    """One connection: requests are sent at once, responses come back in the same order."""
 
     def __init__(self, process: Process, network: SimNetwork, address: Address) -> None:
         self._process = process
@@ -79,7 +79,7 @@ class Wire:
         self._flush()
 
         def time_is_up() -> None:
-            # The answer may still come, but nobody can wait for it any more: those behind it would, too.
+            # Close the connection: requests behind this one would have to wait for its response too.
             if not promise.is_kept:
                 self.close()
 
@@ -87,7 +87,7 @@ class Wire:
         return promise
 
     def send(self, request: Message, version: int) -> None:
-        """A request that is not answered."""
+        """Send a request that has no response."""
         self._send(APIS[type(request).KEY], version, request)
         self._flush()
 
@@ -126,13 +126,13 @@ class Wire:
             answer = bytes(self._received[4 : 4 + size])
             del self._received[: 4 + size]
             correlation_id, api, version, promise = self._waiting.popleft()
-            assert struct.unpack_from(">i", answer)[0] == correlation_id, "answers come in the order asked"
+            assert struct.unpack_from(">i", answer)[0] == correlation_id, "responses are out of order"
             skip = 4 + api.response_header_version(version)
             try:
                 response, end = api.decode_response[version](memoryview(answer), skip)
             except DecodeError as error:
-                raise AssertionError(f"{api.name} answered with bytes that break the protocol") from error
-            assert end == len(answer), f"{len(answer) - end} bytes behind an answer to {api.name}"
+                raise AssertionError(f"the response to {api.name} cannot be decoded") from error
+            assert end == len(answer), f"{len(answer) - end} bytes after the response to {api.name}"
             promise.keep(response)
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class Wire:
 
 
 class Client:
-    """Knows the brokers and who leads what, as far as it was told."""
+    """A client with the brokers and leaders it knows from metadata."""
 
     def __init__(
         self, process: Process, fabric: Fabric, bootstrap: Iterable[Address], chance: random.Random
@@ -158,7 +158,7 @@ class Client:
         self._bootstrap = list(bootstrap)
         self.brokers: dict[int, Address] = {}
         self._wires: dict[tuple[Address, str], Wire] = {}
-        # What the newest metadata say; an older answer from a broker that lags does not count (KIP-320).
+        # From the newest metadata; older responses of brokers that lag are ignored (KIP-320).
         self.leaders: dict[Place, Leadership] = {}
         self.places: dict[str, list[Place]] = {}
 
@@ -169,7 +169,7 @@ class Client:
         await sleep(self.process, self.chance.uniform(20, 300))
 
     def wire(self, address: Address, channel: str = "") -> Wire:
-        """The connection to a broker; long polls have channels of their own."""
+        """The connection to a broker; long polls use separate channels."""
         wire = self._wires.get((address, channel))
         if wire is None or wire.is_closed:
             wire = self._wires[(address, channel)] = Wire(self.process, self._network, address)
@@ -184,10 +184,10 @@ class Client:
         timeout_ms: float = CALL_TIMEOUT_MS,
         channel: str = "",
     ) -> Any:
-        """The answer, or None. Without a broker: any."""
+        """The response, or None. ``broker`` None means any broker."""
         if broker is None:
             known = list(self.brokers.values()) or self._bootstrap
-            # Those we were told of may all be gone.
+            # The known brokers may all be gone.
             address = self.chance.choice(known if self.chance.random() < 0.8 else self._bootstrap)
         elif broker in self.brokers:
             address = self.brokers[broker]

@@ -1,12 +1,12 @@
-"""What clients saw, and whether it can all be true: the checkers on the outside of the cluster.
+"""Checkers of what clients see.
 
-Each class guards one truth and says so in its first line; the numbers are those of the invariants the project
-holds itself to. They are told of everything as it happens and raise ``Violation`` at the first contradiction,
-while the state that led to it is still there to look at. What can only be judged at the end (was everything
-read that was acknowledged?) is asked by ``final``.
+Each class guards one invariant and states it in its first line; the numbers are those of the project's
+invariants. They are called for every event and raise ``Violation`` at the first contradiction, while the state
+that led to it can still be inspected. ``final`` checks what can only be judged at the end (was everything
+acknowledged also read?).
 
-What a newcomer gets wrong: an acknowledgement with acks=1 proves nothing about later, and no answer proves
-nothing at all. Only what was acknowledged with acks=all, or read by a consumer, is true for ever.
+An acknowledgement with acks=1 guarantees nothing for later, and a missing response says nothing. Only records
+acknowledged with acks=all, or read by a consumer, must exist for ever.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import NamedTuple
 from penstock.sim.client import Place
 from penstock.sim.report import Violation
 
-# Of every broker: two thirds of broker.session.timeout.ms. What clocks that drift make of it comes on top.
+# The lease of every broker: two thirds of broker.session.timeout.ms. The slack allows for clock drift.
 LEASE_MS = 6_000
 LEASE_SLACK_MS = 500
-# Where the epoch of an answer does not matter.
+# Used where the epoch of a response does not matter.
 NEWEST_EPOCH = 2**31 - 1
 
 
@@ -31,11 +31,11 @@ class Seen(NamedTuple):
 
 
 class OneValuePerOffset:
-    """3, 15: one value at every offset of a partition, for ever, whoever reads it."""
+    """3, 15: every offset of a partition has one value, for ever, for every reader."""
 
     def __init__(self) -> None:
         self.values: dict[Place, dict[int, Seen]] = {}
-        # The timestamps of what was read.
+        # The timestamps of the records read.
         self.times: dict[Place, dict[int, int]] = {}
         self.compared = 0
 
@@ -53,26 +53,26 @@ class OneValuePerOffset:
             )
 
     def end(self, place: Place) -> int:
-        """Behind the last offset that anybody saw."""
+        """The offset after the last one read."""
         return max(self.values.get(place, {}), default=-1) + 1
 
 
 @dataclass(slots=True)
 class Sent:
     place: Place
-    # Within one producer order is kept; empty where nobody promises that.
+    # Records of one producer are in order; empty where order is not promised.
     producer: str
     number: int
-    # Whether an acknowledgement of it is a promise: acks=all.
+    # Whether its acknowledgement is a promise: acks=all.
     is_promise: bool
-    # Where it was acknowledged to be; -1 while it was not.
+    # The acknowledged offset; -1 until then.
     offset: int = -1
-    # The broker said that it was not and never will be written.
+    # The broker said that it did not and will not write it.
     has_failed: bool = False
 
 
 class EveryPromiseKept:
-    """1, 2, 4, 5, 10: what was acknowledged is read, once, in order, and what was refused never is."""
+    """1, 2, 4, 5, 10: acknowledged records are read, once, in order, and refused records never are."""
 
     def __init__(self, values: OneValuePerOffset, starts: StartsOnlyGrow) -> None:
         self._values = values
@@ -80,7 +80,7 @@ class EveryPromiseKept:
         self.sent: dict[bytes, Sent] = {}
         # Where each value was read.
         self._found: dict[bytes, tuple[Place, int]] = {}
-        # Number -> offset for each producer, which go up together.
+        # Number -> offset for each producer; both rise together.
         self._order: dict[tuple[str, Place], dict[int, int]] = {}
         self.acknowledged = 0
         self.refused = 0
@@ -143,7 +143,7 @@ class EveryPromiseKept:
                 )
 
     def final(self, read_to: dict[Place, int]) -> None:
-        """Everything was read up to these offsets: nothing may be missing."""
+        """Check that nothing is missing, after everything up to these offsets was read."""
         for value, sent in self.sent.items():
             if not sent.is_promise or sent.offset < 0 or sent.place not in read_to:
                 continue
@@ -163,17 +163,17 @@ class EveryPromiseKept:
 
 
 class StartsOnlyGrow:
-    """25: a log's start moves only up, and only as far as somebody asked."""
+    """25: a log's start only rises, and only as far as a deletion was requested."""
 
     def __init__(self) -> None:
-        # What is acknowledged to be gone, with the leader epoch that it was asked of.
+        # Acknowledged deletions: (start offset, epoch of the leader that was asked).
         self._deleted: dict[Place, tuple[int, int]] = {}
         self._asked: dict[Place, int] = {}
         # Partitions whose retention may remove anything that is committed.
         self.expiring: dict[Place, None] = {}
 
     def asked(self, place: Place, offset: int) -> None:
-        """Somebody asks for deletion; it may take effect from now on."""
+        """A deletion was requested; it may take effect from now on."""
         self._asked[place] = max(self._asked.get(place, 0), offset)
 
     def deleted(self, place: Place, start: int, epoch: int = 0) -> None:
@@ -182,7 +182,7 @@ class StartsOnlyGrow:
             self._deleted[place] = (start, epoch)
 
     def acknowledged(self, place: Place) -> tuple[int, int]:
-        """What was acknowledged to be gone: (before this offset, by a leader of this epoch or a newer)."""
+        """The acknowledged deletion: (before this offset, by a leader of this epoch)."""
         return self._deleted.get(place, (0, 0))
 
     def saw(
@@ -194,8 +194,10 @@ class StartsOnlyGrow:
         epoch: int = NEWEST_EPOCH,
         since: tuple[int, int] | None = None,
     ) -> None:
-        """A consumer was told where the log starts, by a leader of this epoch; ``since`` is what had been
-        acknowledged when it asked. A leader that is older than the one that acknowledged has not heard of it.
+        """Check the log start in a response of a leader of this epoch.
+
+        ``since`` is the deletion that had been acknowledged when the consumer asked. A leader of an older epoch
+        than that of the deletion may not know of it.
         """
         deleted, of_epoch = self.acknowledged(place) if since is None else since
         if start < deleted and epoch >= of_epoch:
@@ -215,7 +217,7 @@ class StartsOnlyGrow:
 
 
 class EveryPollGoesOn:
-    """8, 9: who reads a partition by assignment gets every offset once, in order, with none left out."""
+    """8, 9: a reader with assigned partitions gets every offset once, in order, without gaps."""
 
     def __init__(self, starts: StartsOnlyGrow) -> None:
         self._starts = starts
@@ -231,22 +233,22 @@ class EveryPollGoesOn:
 
 @dataclass(slots=True)
 class _Commits:
-    # Offset committed by the last acknowledged commit, and its generation.
+    # Offset and generation of the last acknowledged commit.
     acknowledged: int = -1
     generation: int = -1
-    # (generation, offset) of commits of which nobody knows what became.
+    # (generation, offset) of commits whose outcome is unknown.
     open: list[tuple[int, int]] = field(default_factory=list)
-    # Acknowledged when the topic was being deleted: they may count for the next topic of that name.
+    # Acknowledged while the topic was being deleted: they may count for the next topic with the same name.
     strays: list[int] = field(default_factory=list)
 
     def answered(self, generation: int, offset: int) -> None:
-        # An answer may come to a client that slept while a newer generation committed.
+        # A response may reach a client that was paused while a newer generation committed.
         if generation >= self.generation or (generation, offset) in self.open:
             self.open.remove((generation, offset))
 
 
 class CommitsSurvive:
-    """23: what a group committed is what its next member is told."""
+    """23: the next member of a group gets the offset that the group committed."""
 
     def __init__(self) -> None:
         self._commits: dict[tuple[str, Place], _Commits] = {}
@@ -268,14 +270,14 @@ class CommitsSurvive:
             commits.strays.append(offset)
             return
         if generation < commits.generation:
-            return  # the answer was slow; a newer generation has committed since
+            return  # a slow response: a newer generation has committed since
         commits.acknowledged, commits.generation = offset, generation
-        # An older generation can do nothing any more.
+        # An older generation can no longer commit.
         commits.open = [entry for entry in commits.open if entry[0] >= generation]
         self.acknowledged += 1
 
     def fetched(self, group: str, place: Place, offset: int, by: str) -> None:
-        """A member resumes at this offset; -1 for none committed."""
+        """A member resumes at this offset; -1 if there is no commit."""
         commits = self._commits.get((group, place), _Commits())
         self.resumed += 1
         if offset != commits.acknowledged and offset not in [entry[1] for entry in commits.open]:
@@ -287,8 +289,9 @@ class CommitsSurvive:
             )
 
     def _strays(self, group: str, place: Place) -> list[int]:
-        """Offsets of other topics of that name which may have been taken for this one's: clients commit by name,
-        and what they sent may arrive when their topic is gone.
+        """Offsets of other topics with the same name that may have been committed to this one.
+
+        Clients commit by name, and their request may arrive after their topic was deleted.
         """
         strays: list[int] = []
         for (by, other), commits in self._commits.items():
@@ -319,19 +322,19 @@ class OneOwner:
 
 
 class OldLeadersFallSilent:
-    """6, 17: when a newer leader has answered, an older one answers for the rest of its lease and no longer.
+    """6, 17: once a newer leader has answered, an older one answers only for the rest of its lease.
 
-    Where a leader is fenced because it is silent, its lease has ended before; where its leadership is moved while
-    it lives, or it was taken for dead, it may not have heard of that yet.
+    A leader that is fenced because it sends no heartbeats has lost its lease before. A leader whose leadership is
+    moved while it is alive, or that was wrongly taken for dead, may not know of it yet.
     """
 
     def __init__(self) -> None:
-        # When a leader of each epoch first answered somebody.
+        # When a leader of each epoch first answered a request.
         self._first_ms: dict[Place, dict[int, float]] = {}
         self.answers = 0
 
     def answered(self, place: Place, epoch: int, asked_ms: float, now_ms: float, by: str) -> None:
-        """A request of that time was answered by a leader of this epoch."""
+        """A leader of this epoch answered a request sent at ``asked_ms``."""
         self.answers += 1
         first_ms = self._first_ms.setdefault(place, {})
         first_ms.setdefault(epoch, now_ms)
@@ -344,7 +347,7 @@ class OldLeadersFallSilent:
 
 
 class TimesFindRecords:
-    """3: who asks for a time is told the first record of that time or later."""
+    """3: a query by time returns the first record with that time or a later one."""
 
     def __init__(self, values: OneValuePerOffset, starts: StartsOnlyGrow) -> None:
         self._values = values
@@ -357,7 +360,7 @@ class TimesFindRecords:
         return min((offset for offset, at_ms in times.items() if at_ms >= time_ms), default=-1)
 
     def found(self, place: Place, time_ms: int, expected: int, offset: int, by: str) -> None:
-        """The answer to a question that was put when ``expected`` was."""
+        """Check a response; ``expected`` was computed when the request was sent."""
         self.asked += 1
         is_there = expected >= max(0, self._starts.deleted_before(place))
         if is_there and not 0 <= offset <= expected:
@@ -373,7 +376,7 @@ class TimesFindRecords:
 
 
 class ClientCheckers:
-    """All of them, for the workload to tell what it sees."""
+    """All checkers of what clients see."""
 
     def __init__(self) -> None:
         self.values = OneValuePerOffset()

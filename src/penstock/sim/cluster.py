@@ -1,9 +1,9 @@
-"""The nodes of a simulated cluster: real broker code, each on a machine of its own with a disk and a network.
+"""The nodes of a simulated cluster: real broker code, each on its own machine with a disk and a network.
 
-A ``Machine`` outlives its processes. What can happen to one is here: it starts, stops in good order, crashes,
-loses power, is paused, has its disk wiped. What comes out of the broker's code, as an exception or through
-``on_failure``, is judged here too: an assertion that fails is always a violation, for nothing that a disk or a
-network does may break one; a node that gives up with a reason is one only when its disk was never harmed.
+A ``Machine`` outlives its processes. It can start, stop cleanly, crash, lose power, be paused, and have its disk
+wiped. Exceptions and ``on_failure`` of the broker's code are judged here too: a failed assertion is always a
+violation, because no fault of a disk or a network may cause one; a node that gives up with a reason is a
+violation only if its disk was never harmed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ LOG_LINES_KEPT = 300
 
 
 def rack_of(number: int, racks: int) -> str | None:
-    """Nodes, and consumers, are in the racks in turn."""
+    """Nodes, and consumers, are assigned to racks in turn."""
     return f"rack-{number % racks}" if racks else None
 
 
 class SimLogger(Logger):
-    """Keeps the last lines instead of writing them."""
+    """A logger that keeps the last lines in memory."""
 
     def __init__(self, cluster: Cluster, machine: Machine) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class SimLogger(Logger):
 
 
 class Machine:
-    """A host with its disk, and the process on it while there is one."""
+    """A host with its disk, and the process on it, if one runs."""
 
     def __init__(self, node_id: int, disk: Disk) -> None:
         self.node_id = node_id
@@ -70,9 +70,9 @@ class Machine:
         self.process: Process | None = None
         self.files: SimFiles | None = None
         self.node: RunningNode | None = None
-        # Why the last process gave up; empty when it did not.
+        # Why the last process gave up; empty if it did not.
         self.failure = ""
-        # Whether anything was done to the disk that excuses giving up.
+        # Whether the disk was harmed, which excuses giving up.
         self.is_harmed = False
         self.has_power = True
         self.wall_skew_ms = 0
@@ -98,11 +98,11 @@ class Cluster:
         voters: int,
         data_dirs: int,
         settings: Mapping[str, str],
-        # What single nodes have instead.
+        # Overrides for single nodes.
         settings_of: Mapping[int, Mapping[str, str]] | None = None,
-        # In turn; 0 for no racks.
+        # Number of racks; 0 for none.
         racks: int = 0,
-        # The metadata are snapshot after so many.
+        # Metadata records between two snapshots.
         snapshot_records: int,
     ) -> None:
         self.loop = loop
@@ -118,12 +118,12 @@ class Cluster:
         self._data_dirs = tuple(f"/disk{number}" for number in range(1, data_dirs + 1))
         self.voters = range(1, voters + 1)
         self.lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
-        # Told whenever a process is gone.
+        # Called when a process has ended.
         self.on_ended: Callable[[Machine], None] = lambda machine: None
 
     @property
     def addresses(self) -> list[Address]:
-        """Where clients begin."""
+        """The bootstrap addresses of clients."""
         return [(machine.host, CLIENT_PORT) for machine in self.machines.values()]
 
     @property
@@ -195,7 +195,7 @@ class Cluster:
         process.spawn.soon(main)
 
     def stop(self, machine: Machine) -> None:
-        """Ask the process to end in good order, which takes a while."""
+        """Ask the process to stop cleanly, which takes a while."""
         if machine.is_running and machine.node is not None and not machine.is_stopping:
             machine.is_stopping = True
             self.note(machine.host, "is asked to stop", {})
@@ -204,13 +204,13 @@ class Cluster:
             process.spawn.soon(lambda: node.stop(lambda: self._ended(machine, process, "stopped")))
 
     def crash(self, machine: Machine) -> None:
-        """The process ends here and now; the machine goes on."""
+        """End the process at once; the machine stays on."""
         if machine.is_running:
             assert machine.process is not None
             self._ended(machine, machine.process, "crashed")
 
     def set_clock(self, machine: Machine, wall_skew_ms: int) -> None:
-        """Set the wall clock this far from the true time, ahead or behind. It stays there over restarts."""
+        """Set the offset of the wall clock from true time. It survives restarts."""
         machine.wall_skew_ms = wall_skew_ms
         if machine.process is not None:
             machine.process.clock.wall_skew_ms = wall_skew_ms
@@ -235,19 +235,19 @@ class Cluster:
     # What comes out of the code
 
     def gave_up(self, machine: Machine, reason: str) -> None:
-        """The node cannot go on, and says why."""
+        """The node gave up, with a reason."""
         machine.failure = reason
         self.note(machine.host, "gave up", {"reason": reason})
-        # A node need not start on a full disk, but one that runs goes on.
+        # A node need not start on a full disk, but a running one must continue.
         is_excused = machine.node is None and machine.disk.is_full
         if not machine.is_harmed and not is_excused:
             self.loop.violate(f"{machine.host} gave up though its disk was never harmed: {reason}")
         self.crash(machine)
 
     def escaped(self, machine: Machine, error: Exception) -> None:
-        """An exception that nobody caught."""
+        """An uncaught exception of the broker's code."""
         if isinstance(error, OSError) and machine.is_stopping:
-            # It could not leave everything in order; the next start will look for itself.
+            # It could not stop cleanly; the next start recovers.
             self.note(machine.host, "could not stop cleanly", {"error": error})
             self.crash(machine)
             return

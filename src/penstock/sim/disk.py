@@ -1,13 +1,13 @@
-"""A machine's file system in memory, with everything that disks do to people.
+"""A machine's file system in memory, with all the faults of real disks.
 
-Every file has two contents: what was written (the page cache, which survives the end of a process) and what
-is on the disk (which survives the end of power). Between them stands the list of changes since. So it is with
-the names in every directory: a file that was made, renamed or removed is so for good only when its directory
-was synced. ``Disk.lose_power`` keeps what is on the disk and, as a real one may, any part of the rest.
+Every file has two contents: what was written (the page cache, which survives the end of a process) and what is on
+the disk (which survives a loss of power). Between them is the list of changes since. The same is true of the
+names in every directory: creating, renaming or removing a file is durable only when its directory was synced.
+``Disk.lose_power`` keeps what is on the disk and, as a real disk may, any part of the rest.
 
-``SimFiles`` is the door for one process: it notices when the process is dead, and is where a process can be
-made to die between two operations. A newcomer may look for a strict file system here: it is the most malicious
-one that keeps the promises of ``environment.py``, and not a simulation of any that exists.
+``SimFiles`` is the file system for one process: it notices when the process is dead, and can make a process die
+between two operations. It is the most malicious file system that keeps the promises of ``environment.py``, not a
+simulation of an existing one.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from penstock.environment import Buffer
 from penstock.sim.loop import Process, ProcessDied
 
 PAGE_BYTES = 512
-# What a disk says of itself. Nobody stops at it: what fits is for ``fill`` to say.
+# The reported capacity. It is not enforced; ``fill`` limits what fits.
 CAPACITY_BYTES = 1 << 21
-# Of a disk that nobody fills.
+# Free space of a disk that is not filled.
 PLENTY_BYTES = 1 << 40
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class Content:
-    """What the name of a file points to (an inode)."""
+    """The content of a file (an inode)."""
 
     __slots__ = ("_changes", "_dropped", "_flipped", "data", "durable", "locked_by", "modified_ms")
 
     def __init__(self) -> None:
         self.data = bytearray()
         self.durable = bytearray()
-        # Since ``durable``: bytes appended, or the size truncated to.
+        # Changes since ``durable``: bytes appended, or the size truncated to.
         self._changes: deque[bytes | int] = deque()
-        # How many changes came before those.
+        # Number of changes before those.
         self._dropped = 0
-        # What changed on the disk by itself and is still right in memory: (position, mask).
+        # Bits flipped on the disk that are still right in memory: (position, mask).
         self._flipped: list[tuple[int, int]] = []
         self.modified_ms = 0
-        # Until that process ends.
+        # Locked until that process ends.
         self.locked_by: Process | None = None
 
     @property
     def version(self) -> int:
-        """How many changes there have been."""
+        """Number of changes so far."""
         return self._dropped + len(self._changes)
 
     @property
@@ -71,7 +71,7 @@ class Content:
             self._next_change(lambda data: data)
 
     def sync_failed(self, version: int) -> None:
-        """The disk did not take the changes before a version, and the kernel now counts them as written."""
+        """The disk lost the changes before a version, and the kernel counts them as written."""
         while self._dropped < version:
             self._next_change(lambda data: bytes(len(data)))
 
@@ -92,7 +92,7 @@ class Content:
                 break
             rest += change
         if rest:
-            # The size may be as new as it likes, each page of it written or not.
+            # The size may be that of any later write, and each page may be written or not.
             rest = rest[: chance.randint(0, len(rest))]
             how = chance.randrange(3)
             if how == 0:
@@ -104,14 +104,14 @@ class Content:
         self._settle()
 
     def flip(self, position: int, mask: int, *, is_cached: bool) -> None:
-        """Change one durable byte behind everybody's back; one that is in the page cache shows later."""
+        """Change one durable byte. If it is in the page cache, reads see it only later."""
         self.durable[position] ^= mask
         self._flipped.append((position, mask))
         if not is_cached:
             self.drop_cache()
 
     def drop_cache(self) -> None:
-        """From now on the bytes that changed on the disk are read from there."""
+        """Read flipped bytes from the disk from now on."""
         for position, mask in self._flipped:
             self.data[position] ^= mask
         self._flipped.clear()
@@ -124,7 +124,7 @@ class Content:
 
 
 class Directory:
-    """Names and what they point to."""
+    """The entries of a directory."""
 
     __slots__ = ("_changes", "durable", "entries")
 
@@ -172,25 +172,25 @@ class Directory:
 
 
 class Disk:
-    """The disks of one machine, all their data directories in one tree."""
+    """The disks of one machine: all data directories in one tree."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.root = Directory()
         self.boot_id = chance.randbytes(16).hex()
-        # Bytes that still fit; None for plenty. What is removed or cut off makes room again.
+        # Free bytes; None means unlimited. Removing and truncating files frees bytes.
         self.room_bytes: int | None = None
-        # The directories on a file system that is full, and how many bytes still fit there.
+        # Directories on full file systems, and how many bytes still fit there.
         self._full: dict[str, int] = {}
-        # Below these directories every write fails, and every fsync.
+        # Every write and fsync below these directories fails.
         self.failing: tuple[str, ...] = ()
-        # So many fsyncs fail next, once each: what they should have written is lost (fsyncgate).
+        # The number of fsyncs that will fail, once each. What they should have written is lost (fsyncgate).
         self.failing_syncs = 0
-        # How much longer than usual the work of threads takes.
+        # Factor by which the work of threads is slower.
         self.slowness = 1.0
-        # How often a read finds nothing in memory.
+        # Share of reads that are not in the page cache.
         self.cold_reads = 0.0
-        # How often the descriptor of an open file was needed for another one meanwhile.
+        # Share of accesses before which the file's descriptor was closed to open another file.
         self.evictions = 0.0
         self.syncs = 0
         self.power_losses = 0
@@ -212,14 +212,14 @@ class Disk:
         self.root = Directory()
 
     def fill(self, below: str = "/", *, left_bytes: int = 0) -> None:
-        """Somebody else's files take all but ``left_bytes`` of the file system that holds these directories.
+        """Other files fill the file system of these directories, up to ``left_bytes``.
 
-        From now on writes below them end in ENOSPC, until ``free``; removing and truncating files makes room.
+        From now on writes below them end in ENOSPC, until ``free``; removing and truncating files frees bytes.
         """
         self._full[below.rstrip("/")] = left_bytes
 
     def free(self, below: str | None = None) -> None:
-        """There is plenty of room again, below these directories or everywhere."""
+        """Undo ``fill``, below these directories or everywhere."""
         if below is None:
             self._full.clear()
             self.room_bytes = None
@@ -228,18 +228,18 @@ class Disk:
 
     @property
     def is_full(self) -> bool:
-        """Whether somebody fills it, or a part of it."""
+        """Whether it, or a part of it, is filled."""
         return self.room_bytes is not None or bool(self._full)
 
     def free_bytes(self, path: str) -> int:
-        """What still fits below a directory."""
+        """Free bytes below a directory."""
         rooms = [room for below, room in self._full.items() if _is_below(path, below)]
         if self.room_bytes is not None:
             rooms.append(self.room_bytes)
         return min(rooms, default=PLENTY_BYTES)
 
     def take_room(self, path: str, size: int) -> None:
-        """Raises OSError when that many bytes do not fit. A negative size makes room."""
+        """Use up free bytes; a negative size frees bytes. Raises OSError if they do not fit."""
         if size > self.free_bytes(path):
             raise OSError(errno.ENOSPC, "the disk is full", path)
         for below in self._full:
@@ -255,13 +255,13 @@ class Disk:
         self.slowness = 1.0
 
     def thread_ms(self, lane: str) -> float:
-        """How long a piece of a thread's work takes."""
+        """Duration of one piece of a thread's work."""
         took = self.chance.expovariate(1 / 2)
         if self.chance.random() < 0.01:
             took += self.chance.uniform(0, 100)
         return took * self.slowness
 
-    # Looking behind the processes' backs
+    # Access that processes do not notice
 
     def files(self, below: str = "/") -> Iterator[tuple[str, Content]]:
         """Every file below a directory with its path, in the order of the names."""
@@ -285,7 +285,7 @@ class SimFiles:
     def __init__(self, disk: Disk, process: Process) -> None:
         self.disk = disk
         self._process = process
-        # After so many more changes to the disk the process ends, by ``die``; None for never.
+        # The number of changes to the disk after which the process ends, by ``die``; None for never.
         self.changes_left: int | None = None
         self.die: Callable[[], None] = process.end
 
@@ -321,7 +321,7 @@ class SimFiles:
                 node = Directory()
                 parent.set(name, node)
                 if below == 0:
-                    parent.sync()  # a mount point, there before any of us
+                    parent.sync()  # a mount point: it existed before the process
             if not isinstance(node, Directory):
                 raise FileExistsError(errno.EEXIST, "not a directory", path)
             parent = node
@@ -418,7 +418,7 @@ class SimFiles:
             raise ProcessDied
 
     def changing(self, path: str, size: int = 0) -> None:
-        """Called before every change of the disk: the moment when things go wrong."""
+        """Called before every change of the disk. Faults are injected here."""
         self.alive()
         if self.changes_left is not None:
             self.changes_left -= 1
@@ -441,7 +441,7 @@ class SimFiles:
         return node
 
     def create(self, path: str) -> Content:
-        """The content at a path, a new and empty one if there was none."""
+        """The content at a path; created empty if missing."""
         self.alive()
         if self.disk.find(path) is None:
             directory, name = self._parent(path)
@@ -466,7 +466,7 @@ class SimFiles:
         content.modified_ms = self._process.clock.wall_ms()
 
     def _make_room(self, path: str) -> None:
-        """A file is about to go away."""
+        """Free the bytes of a file that is about to be removed."""
         node = self.disk.find(path)
         if isinstance(node, Content):
             self.disk.take_room(path, -len(node.data))
@@ -480,7 +480,7 @@ class SimFiles:
 
 
 class SimFile:
-    """``environment.File``: opened when first used, and again whenever its descriptor was taken away."""
+    """``environment.File``: opened at first use, and again whenever its descriptor was closed."""
 
     __slots__ = ("_content", "_files", "_path", "_was_opened")
 
@@ -497,7 +497,7 @@ class SimFile:
         if self._content is not None and disk.evictions and disk.chance.random() < disk.evictions:
             self._content = None
         if self._content is None:
-            # Opened again, it must still be there.
+            # When opened again, it must still exist.
             self._content = files.content(self._path) if self._was_opened else files.create(self._path)
             self._was_opened = True
         return self._content
@@ -508,7 +508,7 @@ class SimFile:
 
     @property
     def size(self) -> int:
-        # As on a real machine, known without looking once it was opened.
+        # As on a real machine, the size is known once it was opened.
         return len((self._content or self._opened()).data)
 
     def append(self, buffers: Sequence[Buffer]) -> None:
@@ -547,7 +547,7 @@ class SimFile:
 
     def prepare_sync(self) -> Callable[[], None]:
         content = self._opened()
-        # What is written later may be made durable by the same fsync, or not: nobody may count on it.
+        # Later writes may or may not become durable with the same fsync: callers must not count on it.
         version = content.version
         return lambda: self._files.sync_content(self._path, content, version)
 

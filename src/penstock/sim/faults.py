@@ -1,13 +1,13 @@
-"""What goes wrong, and when: the nemesis of a simulated cluster.
+"""The nemesis: injects faults into a simulated cluster.
 
-It strikes at random moments with one of the faults that the plan of the run allows, and undoes each after a
-while. ``heal`` undoes all of them at once and for good.
+At random times it injects one of the faults in the run's plan, and undoes it after a while. ``heal`` undoes all
+of them at once and stops.
 
-Some faults a cluster survives only one at a time: when a machine has lost power (in ``replicated`` mode, where
-records count before they are on a disk), or its disk was damaged or wiped, the other copies must be whole. So
-these strike a second machine only when ``is_whole`` says that every partition has all its copies again. Where they
-strike, nobody lowers ``min.insync.replicas`` to 1 (``Plan.in_sync_min``). What a newcomer gets wrong: these are
-the only places where mercy is allowed. The checkers excuse nothing.
+A cluster survives some faults only one at a time: when a machine has lost power (in ``replicated`` mode, where
+records are committed before they are on a disk), or its disk was damaged or wiped, the other copies must be
+whole. So these faults hit a second machine only when ``is_whole`` says that every partition has all its copies
+again. Plans with these faults never lower ``min.insync.replicas`` to 1 (``Plan.in_sync_min``). All exceptions are
+made here: the checkers make none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.sim.cluster import CLIENT_PORT, INTERNAL_PORT, Cluster, Machine
 from penstock.sim.loop import Event, Process
 from penstock.sim.plans import HARMFUL
 
-# In the header of a batch.
+# Positions in the header of a batch.
 LENGTH_AT = 8
 EPOCH_AT = 12
 EPOCH_BYTES = 4
@@ -28,7 +28,7 @@ EPOCH_BYTES = 4
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
-# Of the harmful ones, what nobody may notice before it is read: the copies may look whole and be not.
+# Harmful faults that may go unnoticed until the data is read: copies may look whole and not be.
 SILENT = ("flip", "sync fails")
 
 
@@ -40,9 +40,9 @@ class Nemesis:
         faults: Sequence[str],
         interval_ms: float,
         clients: Mapping[str, Process],
-        # Each has a clock and a random stream of its own: (name, mean distance in time).
+        # Faults with their own schedule and random stream: (name, mean interval).
         later_faults: Sequence[tuple[str, float]] = (),
-        # Whether power may fail anywhere at any time: what counts is on the disks.
+        # Whether any machine may lose power at any time, because everything acknowledged is on disk.
         is_flushed: bool,
         is_whole: Callable[[], bool],
     ) -> None:
@@ -52,16 +52,16 @@ class Nemesis:
         self._chance = cluster.loop.streams["faults"]
         self._faults = list(faults)
         self._interval_ms = interval_ms
-        # By host; there may be more of them later.
+        # By host; clients may be added later.
         self._clients = clients
         self._is_flushed = is_flushed
         self._is_whole = is_whole
-        # The machine that harm was last done to.
+        # The machine that was last harmed.
         self._victim: Machine | None = None
-        # In a way that may not show for long: no other machine may be harmed any more.
+        # The harm may stay unnoticed for long: no other machine may be harmed any more.
         self._is_silently_harmed = False
         self._is_over = False
-        # Undoes what was done to a clock that is far off.
+        # Resets a clock that was set far off.
         self._set_clock_right: Callable[[], None] | None = None
         self._restarts: dict[int, Event] = {}
         self.counts: dict[str, int] = {}
@@ -112,7 +112,7 @@ class Nemesis:
         return False
 
     def _soon(self, strike: Callable[[Machine], bool], machine: Machine) -> None:
-        """Within two seconds, mostly at once."""
+        """Strike within two seconds, mostly at once."""
 
         def now() -> None:
             if not self._is_over:
@@ -132,7 +132,7 @@ class Nemesis:
         self._loop.after(duration_ms, over, "undo")
 
     def heal(self) -> None:
-        """No more faults; everything is repaired and running."""
+        """Stop injecting faults, repair everything and start all nodes."""
         self._is_over = True
         self._fabric.mend_all()
         if self._set_clock_right is not None:
@@ -151,13 +151,13 @@ class Nemesis:
             if not machine.is_running:
                 self._restart(machine, 0)
             elif machine.is_harmed:
-                # A directory that failed stays offline until somebody has repaired it and starts the node.
+                # A failed directory stays offline until it is repaired and the node restarted.
                 self._cluster.crash(machine)
 
     # Processes
 
     def _ended(self, machine: Machine) -> None:
-        """Somebody is there to start it again, sooner or later."""
+        """Restart an ended process after a while."""
         if machine.has_power:
             longest_ms = 500 if self._is_over else 20_000
             self._restart(machine, 50 + longest_ms * self._chance.random() ** 3)
@@ -215,9 +215,9 @@ class Nemesis:
         return True
 
     def _far_clock(self, machine: Machine) -> bool:
-        """Somebody sets the clock of one machine, by an hour or by days, and notices after a while."""
+        """Set the clock of one machine wrong, by an hour or by days, for a while."""
         if self._set_clock_right is not None:
-            return False  # what most clocks say is the time
+            return False  # one at a time: most clocks must be right
         chance = self._loop.streams["fault far clock"]
         before_ms = machine.wall_skew_ms
         by_ms = chance.choice([HOUR_MS, 2 * DAY_MS, 10 * DAY_MS, 400 * DAY_MS]) * chance.choice([-1, 1])
@@ -281,7 +281,7 @@ class Nemesis:
         )
 
     def _split(self, machine: Machine) -> bool:
-        """The machine and some clients on one side, everybody else on the other."""
+        """Split the network: the machine and some clients on one side, all others on the other."""
         chance = self._loop.streams["fault split"]
         near = [machine.host, *(host for host in self._clients if chance.random() < 0.3)]
         far = [host for host in (*self._others(machine), *self._clients) if host not in near]
@@ -291,7 +291,7 @@ class Nemesis:
         )
 
     def _refusal(self, machine: Machine) -> bool:
-        """The machine lives and takes no new connections; perhaps it has lost those it had."""
+        """The machine refuses new connections; perhaps it also loses its present ones."""
         chance = self._loop.streams["fault refusal"]
         ports = chance.choice([[CLIENT_PORT], [INTERNAL_PORT], [CLIENT_PORT, INTERNAL_PORT]])
         for port in ports:
@@ -344,7 +344,7 @@ class Nemesis:
         return True
 
     def _filled_disk(self, machine: Machine) -> bool:
-        """Somebody else's files fill one disk, for longer than a broker can wait."""
+        """Other files fill one disk, for longer than a broker can wait."""
         chance, disk = self._loop.streams["fault filled disk"], machine.disk
         below = f"/disk{chance.randint(1, 2)}"
         disk.fill(below, left_bytes=chance.choice([0, 100, 2_000, 20_000]))
@@ -368,13 +368,13 @@ class Nemesis:
         return True
 
     def _flip(self, machine: Machine) -> bool:
-        """One wrong bit in a record that lies there since long.
+        """Flip one bit in a record that has been on disk for long.
 
-        Not while the power is off: then nobody could tell it from a write that never reached the disk.
+        Not while the power is off: then it would look like a write that never reached the disk.
 
-        A broker that runs checks once what others wrote, and never what it wrote itself (decision 0013). A bit
-        that flips behind that is for consumers to find as long as the process lives, and no promise is broken by
-        it; so what this process has written or checked stays right in the page cache until the next one starts.
+        A running broker checks what others wrote once, and never checks what it wrote itself (decision 0013). As
+        long as the process lives, a bit that flips after that is for consumers to find, and breaks no promise. So
+        bytes that this process has written or checked stay right in the page cache until the next process starts.
         """
         if not machine.has_power:
             return False
@@ -396,7 +396,7 @@ class Nemesis:
         return True
 
     def _wipe(self, machine: Machine) -> bool:
-        """Another disk, empty: nothing excuses a node that cannot begin with that."""
+        """Replace the disk by an empty one. The node must be able to start with that."""
         if self._is_the_only_copy(machine):
             return False
         self._cluster.wipe(machine)
@@ -405,7 +405,7 @@ class Nemesis:
         return True
 
     def _is_the_only_copy(self, machine: Machine) -> bool:
-        """Whether nobody else counts for some partition, as in the first moments of a topic."""
+        """Whether a partition has no other copy that counts, as in the first moments of a topic."""
         images = [each.node.image for each in self._cluster.machines.values() if each.node is not None]
         newest = max(images, key=lambda image: image.offset, default=None)
         return newest is None or any(
@@ -436,10 +436,10 @@ class Nemesis:
 
 
 def _noticeable(data: bytes, position: int) -> int:
-    """The position, or one near it where damage can be noticed at all.
+    """The position, or one near it where damage can be detected.
 
-    No checksum covers the leader epoch of a batch, so a wrong one that fits between its neighbours is taken for
-    true by everybody (and by Kafka). And a last batch that says it is longer looks like one that a crash cut short.
+    No checksum covers the leader epoch of a batch, so a wrong epoch that fits between its neighbours is accepted
+    (by Kafka too). And a last batch with a larger length looks like one that a crash cut short.
     """
     with suppress(CorruptBatch):  # damaged before
         for start, header in batches(data):

@@ -1,13 +1,12 @@
-"""Virtual time: one clock and one queue of events for every process of the simulated world.
+"""Virtual time: one clock and one queue of events for every process of a simulated run.
 
 Nothing waits. ``Loop.run_for`` takes the next event out of the queue, sets the time to it and calls it, so an
-idle hour costs nothing. Everything random comes from ``Streams``: one generator for each kind of chance, so
-that, say, one more draw by the workload does not change the weather on the network.
+idle hour costs nothing. All randomness comes from ``Streams``: one generator for each purpose, so that, say, one
+more draw by the workload does not change the behaviour of the network.
 
-A ``Process`` is what an event belongs to. One that is dead gets no events any more, one that is paused gets
-them later and in the same order; a restarted node is a new process. What a newcomer gets wrong: order. As on
-a real loop, ``soon`` keeps the order of its calls within one process, and nothing else keeps any: timers, the
-ends of threads' work and packets each come late by a random while.
+Events belong to a ``Process``. A dead process gets no more events, a paused one gets them later in the same
+order; a restarted node is a new process. As on a real loop, ``soon`` keeps the order of its calls within one
+process, and no other order is guaranteed: timers, finished work of threads and packets each have a random delay.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from penstock.sim.report import Violation
 
 Value = TypeVar("Value")
 
-# When every simulated world begins: some day in 2023.
+# The wall time at the start of every run: a day in 2023.
 WALL_START_MS = 1_700_000_000_000
 SOON_US_MAX = 40
 TIMER_LATE_US_MAX = 400
@@ -32,11 +31,11 @@ THREAD_START_US_MAX = 300
 
 
 class ProcessDied(BaseException):
-    """Thrown through the code of a process that dies in the middle of it. Nobody may catch it but the loop."""
+    """Raised in the code of a process that dies in the middle of it. Only the loop may catch it."""
 
 
 class Streams:
-    """One generator for each kind of chance, all from one seed."""
+    """One random generator for each purpose, all from one seed."""
 
     def __init__(self, seed: int | str) -> None:
         self.seed = seed
@@ -45,20 +44,20 @@ class Streams:
     def __getitem__(self, name: str) -> random.Random:
         made = self._made.get(name)
         if made is None:
-            # A text as a seed is hashed by SHA-512, the same in every process.
+            # A string seed is hashed with SHA-512, the same in every process.
             made = self._made[name] = random.Random(f"{self.seed}/{name}")
         return made
 
 
 class Event:
-    """A callback in the queue; also the Timer that ``Spawn.later`` returns."""
+    """A callback in the queue; also the Timer returned by ``Spawn.later``."""
 
     __slots__ = ("callback", "kind", "process")
 
     def __init__(self, callback: Callable[[], None], kind: str, process: Process | None) -> None:
         self.callback: Callable[[], None] | None = callback
         self.kind = kind
-        # None: nobody's, the world's own.
+        # None: an event of the simulator itself.
         self.process = process
 
     def cancel(self) -> None:
@@ -82,15 +81,15 @@ class Loop:
 
     @property
     def trace_hash(self) -> str:
-        """What happened so far, in short: equal for equal seeds, on every machine and in every process."""
+        """A hash of the events so far: equal for equal seeds, on every machine and in every process."""
         return self._trace.hexdigest()[:16]
 
     def note(self, text: str) -> None:
-        """Make something part of the trace."""
+        """Add a text to the trace."""
         self._trace.update(text.encode())
 
     def violate(self, message: str) -> None:
-        """End the run, also from inside code that would catch an exception."""
+        """End the run, even from code that would catch an exception."""
         if self._violation is None:
             self._violation = Violation(message)
         raise self._violation
@@ -123,7 +122,7 @@ class Loop:
         self.run_until_us(self.now_us + int(duration_ms * 1000))
 
     def run_until(self, condition: Callable[[], bool], within_ms: float) -> bool:
-        """Let time pass until the condition holds; whether it came to hold in time."""
+        """Run until the condition holds; False if it does not within the time."""
         end_us = self.now_us + int(within_ms * 1000)
         while not condition():
             if not self._queue or self._queue[0][0] > end_us:
@@ -164,7 +163,7 @@ class Loop:
 
 
 class Process:
-    """One run of one program on one host, from its start to its end, with its own clock and threads."""
+    """One run of a program on a host, with its own clock and threads."""
 
     def __init__(
         self,
@@ -172,7 +171,7 @@ class Process:
         host: str,
         *,
         wall_skew_ms: int = 0,
-        # Milliseconds of its clocks that go by in a real one.
+        # Milliseconds of its clocks per real millisecond.
         rate: float = 1.0,
         thread_ms: Callable[[str], float] | None = None,
     ) -> None:
@@ -180,9 +179,9 @@ class Process:
         self.host = host
         self.label = host.encode()
         self.is_alive = True
-        # Called with whatever exception a callback lets out.
+        # Called with an exception that a callback raises.
         self.on_exception: Callable[[Exception], None] | None = None
-        # Called once, when it has ended: what the kernel cleans up.
+        # Called once at the end: the clean-up that the kernel does.
         self.on_end: dict[Callable[[], None], None] = {}
         self._paused_until_us = 0
         self._deferred: list[Event] = []
@@ -198,7 +197,7 @@ class Process:
         return self.loop.now_us < self._paused_until_us
 
     def may_run(self, event: Event) -> bool:
-        """Whether an event may run now; one of a paused process is kept for later."""
+        """Whether an event may run now; an event of a paused process is kept for later."""
         if not self.is_alive:
             return False
         if self._deferred or self.is_paused:
@@ -230,7 +229,7 @@ class Process:
         now_us = self.loop.now_us
         for place, event in enumerate(deferred):
             self.loop.requeue(now_us + place, event)
-        # What is asked for soon from now on comes behind what has waited.
+        # New calls of ``soon`` come after the deferred events.
         self._soon_us = max(self._soon_us, now_us + len(deferred))
 
     def next_soon_us(self) -> int:
@@ -239,20 +238,20 @@ class Process:
 
 
 class SimClock:
-    """A process's two clocks: both drift, and the wall clock is also wrong and may be set."""
+    """The two clocks of a process. Both drift; the wall clock also has an offset and may be set."""
 
     def __init__(self, loop: Loop, wall_skew_ms: int, rate: float) -> None:
         self._loop = loop
         self.rate = rate
         self.wall_skew_ms = wall_skew_ms
-        # Machines count from when they were switched on, each from another moment.
+        # The monotonic clock of each machine starts at another value.
         self._monotonic_start_ms = loop.streams["schedule"].randrange(1_000_000)
 
     def now_ms(self) -> int:
         return self._monotonic_start_ms + int(self._loop.now_us * self.rate / 1000)
 
     def boot_id(self) -> str:
-        return ""  # each start is one after the machine was off
+        return ""  # every start counts as one after a reboot
 
     def wall_ms(self) -> int:
         return WALL_START_MS + self.wall_skew_ms + int(self._loop.now_us * self.rate / 1000)
@@ -262,9 +261,9 @@ class SimSpawn:
     def __init__(self, process: Process, thread_ms: Callable[[str], float]) -> None:
         self._process = process
         self._loop = process.loop
-        # How long the next work of a lane takes.
+        # Duration of the next work in a lane.
         self._thread_ms = thread_ms
-        # For each lane when each of its threads has nothing left to do.
+        # For each lane: when each of its threads is free.
         self._lanes: dict[str, list[int]] = {}
 
     def soon(self, callback: Callable[[], None]) -> None:
@@ -288,7 +287,7 @@ class SimSpawn:
         end_us = threads[thread] = start_us + int(self._thread_ms(lane) * 1000)
 
         def run() -> None:
-            # Its effects come at the very end: whoever dies meanwhile has done nothing.
+            # Its effects come at the very end: a process that dies before has done nothing.
             result: Result | None = None
             error: Exception | None = None
             try:
@@ -300,11 +299,11 @@ class SimSpawn:
         self._loop.at(end_us, run, f"thread {lane}", self._process)
 
 
-# Coroutines for the simulated clients: plain Python ones, driven by the loop above.
+# Coroutines for the simulated clients: plain Python coroutines, driven by the loop above.
 
 
 class Promise(Generic[Value]):
-    """A value that is not there yet. One coroutine may await it."""
+    """A future value. One coroutine may await it."""
 
     __slots__ = ("_waiter", "is_kept", "value")
 
@@ -314,7 +313,7 @@ class Promise(Generic[Value]):
         self._waiter: Callable[[], None] | None = None
 
     def keep(self, value: Value) -> None:
-        """The first value counts."""
+        """Set the value. Only the first call counts."""
         if not self.is_kept:
             self.is_kept = True
             self.value = value
@@ -322,7 +321,7 @@ class Promise(Generic[Value]):
                 self._waiter()
 
     def wait(self, waiter: Callable[[], None]) -> None:
-        assert self._waiter is None, "two wait for one promise"
+        assert self._waiter is None, "two coroutines wait for one promise"
         self._waiter = waiter
 
     def __await__(self) -> Generator[Promise[Value], None, Value]:
@@ -355,7 +354,7 @@ def start(process: Process, coroutine: Coroutine[Promise[Any], None, None]) -> P
             promise.wait(lambda: process.spawn.soon(step))
 
     def close() -> None:
-        # It is never stepped again; closed, it does not make Python complain about that.
+        # It is never resumed. Closing it avoids Python's warning.
         if not coroutine.cr_running:  # type: ignore[attr-defined]
             coroutine.close()
 

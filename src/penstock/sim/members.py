@@ -1,8 +1,8 @@
-"""Members of classic consumer groups: join, sync, read, commit, leave or die, and resume where it was committed.
+"""Members of classic consumer groups: join, sync, read, commit, leave or die, and resume from the committed
+offset.
 
-A member checks what the group promises it: that nobody else owns its partitions in this generation, and that
-it resumes exactly where the group last committed. It reads each partition through, so what it commits is
-always behind something that was read.
+A member checks the promises of the group: no other member owns its partitions in this generation, and it resumes
+exactly where the group last committed. It commits only offsets up to the end of what can be read.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from penstock.sim.topics import EARLIEST, LATEST, Topics, list_offset
 SESSION_MS = 6_000
 REBALANCE_MS = 8_000
 PROTOCOL_VERSION = 0
-# The coordinator does not know this member, or knows a newer life of it.
+# The coordinator does not know this member, or knows a newer incarnation of it.
 GONE = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
 
 
 class Member:
-    """One member of a group, from joining to leaving, again and again."""
+    """One member of a group, which joins and leaves again and again."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Member:
         name: str,
         *,
         subscription: list[str],
-        # Of a static member: it comes back as who it was (KIP-345).
+        # The instance id of a static member (KIP-345).
         instance: str | None = None,
     ) -> None:
         self._client = client
@@ -71,11 +71,11 @@ class Member:
         self._coordinator: int | None = None
         self._member_id = ""
         self._generation = -1
-        # What the last sync gave us.
+        # The assignment of the last sync.
         self._owned: list[Place] = []
         self.is_open = True
         self.generations = 0
-        # Good ones: it was in a generation, with its share.
+        # Successful heartbeats: the member was in a generation with an assignment.
         self.heartbeats = 0
         self.commits = 0
 
@@ -90,12 +90,12 @@ class Member:
                 await self._stay()
             else:
                 await client.back_off()
-            # Somebody who rests is somebody whose partitions others must take.
+            # While this member rests, others must take its partitions.
             if self._chance.random() < 0.1:
                 if self._chance.random() < 0.5:
                     await self._leave()
                 elif self._instance is not None:
-                    # A new process of the same member, perhaps before anybody missed it.
+                    # A new process of the same static member, perhaps before the old one's session ended.
                     self._member_id = ""
                 await client.pause(self._chance.uniform(100, 2 * SESSION_MS))
 
@@ -123,7 +123,7 @@ class Member:
         return response
 
     def _moved(self, error: int) -> bool:
-        """Whether the coordinator says it is not (yet, or any more)."""
+        """Whether there was an error. If the coordinator has moved, look for it again."""
         if error in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
             self._coordinator = None
         return error != ErrorCode.NONE
@@ -188,13 +188,13 @@ class Member:
                 if partition < len(places):
                     place = places[partition]
                     self._owned.append(place)
-                    # A static member has another id in each of its lives.
+                    # A static member has a new member id in each incarnation.
                     owner = self._instance or self._member_id
                     self._checkers.owners.owns(self._group, self._generation, place, owner)
         return True
 
     def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
-        """Every partition to one member in turn."""
+        """Assign the partitions to the members in turn."""
         members = sorted(member.member_id for member in joined.members)
         shares: dict[str, dict[str, list[int]]] = {member: {} for member in members}
         turn = 0
@@ -289,7 +289,7 @@ class Member:
         return positions
 
     async def _advance(self, place: Place, positions: dict[Place, int]) -> bool:
-        """Commit a little further on, at the most to the end; whether this generation goes on."""
+        """Commit a later offset, at most the end; False when this generation is over."""
         end = await list_offset(self._client, place, LATEST)
         start = await list_offset(self._client, place, EARLIEST)
         if end is None or start is None:
@@ -326,7 +326,8 @@ class Member:
             return False
         error = response.topics[0].partitions[0].error_code
         if error:
-            # Fenced for certain; anything else may have been written before the coordinator lost its place.
+            # These errors mean fenced. With others, the commit may have been written before the coordinator
+            # moved.
             if error in (ErrorCode.ILLEGAL_GENERATION, *GONE):
                 commits.refused(self._group, place, generation, offset)
             self._moved(error)

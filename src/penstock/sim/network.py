@@ -1,14 +1,14 @@
 """The network between the simulated machines: connections like TCP's, over links that delay, clog and break.
 
-What the kernels do is here, so it goes on while a process is paused: accepting connections, keeping bytes in
+This is what the kernels do, so it goes on while a process is paused: accepting connections, keeping bytes in
 order, telling the other end when a process died. A connection has two ``Pipe``s. Each delivers its packets in
-order, one after the other; while its link is cut they wait, and go on some time after it is mended, unless the
-sender's kernel lost patience before that. So a cut shows as silence first and as a broken connection later,
-and the two ends may see the break at very different times, or one of them never.
+order. While its link is cut they wait, and continue some time after it is mended, unless the sender's kernel
+timed out before. So a cut shows as silence first and as a broken connection later, and the two ends may see the
+break at very different times, or one of them never.
 
-Cuts are made between hosts and in one direction: ``cut("a", "b")`` loses what a sends to b, and thereby also
-its acknowledgements of what b sends. What a newcomer gets wrong: a host without power answers nothing, while
-one on which merely the process died refuses at once. The broker acts on that difference.
+A cut is between hosts and in one direction: ``cut("a", "b")`` drops what a sends to b, and thereby also its
+acknowledgements of what b sends. A host without power does not answer, while a host whose process died refuses
+connections at once. The broker acts on that difference.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from zlib import crc32
 from penstock.environment import Buffer, File, Listener, Stream
 from penstock.sim.loop import Event, Loop, Process
 
-# Between a packet's arrival and the process's next turn.
+# The longest delay between a packet's arrival and the process's callback.
 WAKE_US_MAX = 150
-# Where the kernel takes ports from when asked for any.
+# The first port used when port 0 is requested.
 FIRST_ANY_PORT = 40_000
 SYN_RETRY_MS = (1_000, 2_000, 4_000)
 FIN: bytes | None = None
 
 
 class Weather:
-    """How well the network carries; the swarm turns these."""
+    """Parameters of the network, set by the plan and by faults."""
 
     def __init__(self) -> None:
         self.latency_ms = 0.5
-        # Mean of what comes on top, exponentially.
+        # Mean of an additional, exponentially distributed delay.
         self.jitter_ms = 0.5
-        # How often a packet is held up, and up to how long.
+        # Share of packets that are delayed further, and the longest delay.
         self.clogs = 0.0
         self.clog_ms_max = 2_000.0
-        # How often what is sent in one piece arrives in two.
+        # Share of sends that arrive in two pieces.
         self.splits = 0.0
         self.window_bytes = (4_096, 65_536, 262_144)
-        # How long a kernel goes on repeating what is not acknowledged.
+        # How long a kernel retransmits before it breaks the connection.
         self.patience_ms = (4_000, 20_000)
 
 
 class Fabric:
-    """All hosts and what connects them."""
+    """All hosts and the connections between them."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
@@ -57,7 +57,7 @@ class Fabric:
         self._pipes: dict[Pipe, None] = {}
         self._cuts: dict[tuple[str, str], None] = {}
         self._without_power: dict[str, None] = {}
-        # Who lives, and yet takes no new connection at these ports: a firewall, a full queue.
+        # Ports of live hosts that refuse new connections: a firewall, a full queue.
         self._refusing: dict[tuple[str, int], None] = {}
         self._any_port = FIRST_ANY_PORT
         self.connections_made = 0
@@ -86,7 +86,7 @@ class Fabric:
             pipe.mended()
 
     def power_lost(self, host: str) -> None:
-        """The machine is off: nothing of it says goodbye. Its processes have ended already or do so next."""
+        """The machine is off and sends nothing more. Its processes have ended already or do so next."""
         self._without_power[host] = None
         for pipe in list(self._pipes):
             if pipe.source == host:
@@ -99,7 +99,7 @@ class Fabric:
         self._mended()
 
     def reset_some(self, source: str, target: str) -> int:
-        """Break the connections between two hosts: what is on its way is lost. How many there were."""
+        """Break the connections between two hosts and lose packets in flight; returns their number."""
         count = 0
         for pipe in list(self._pipes):
             if (pipe.source, pipe.target) == (source, target) and not pipe.receiver.is_gone:
@@ -109,7 +109,7 @@ class Fabric:
         return count
 
     def refuse(self, host: str, port: int) -> None:
-        """New connections from other hosts are refused; those that are there go on."""
+        """Refuse new connections from other hosts; existing ones continue."""
         self._refusing[(host, port)] = None
 
     def refuse_no_more(self, host: str, port: int) -> None:
@@ -165,7 +165,7 @@ class Fabric:
             del self._listeners[key]
 
     def connect(self, caller: Process, listener: SimListener) -> tuple[SimStream, SimStream]:
-        """Both ends of a new connection: the caller's and the one to be accepted."""
+        """Both ends of a new connection: the caller's and the acceptor's."""
         near = SimStream(self.loop, caller, listener.process.host)
         far = SimStream(self.loop, listener.process, caller.host)
         for sender, receiver in ((near, far), (far, near)):
@@ -180,7 +180,7 @@ class Fabric:
 
 
 class Pipe:
-    """One direction of a connection: packets in order, at most a window of bytes ahead of the reader."""
+    """One direction of a connection: packets in order, at most a window of unread bytes."""
 
     __slots__ = (
         "_arrival",
@@ -204,16 +204,16 @@ class Pipe:
         self.source = sender.process.host
         self.target = receiver.process.host
         self._window = fabric.chance.choice(fabric.weather.window_bytes)
-        # How many more bytes the sender may send before the reader reads.
+        # Bytes that the sender may still send before the reader reads.
         self._room = self._window
-        # (when it arrives at the earliest, bytes or FIN), in order.
+        # (earliest arrival, bytes or FIN), in order.
         self._packets: deque[tuple[int, bytes | None]] = deque()
         self._last_ready_us = 0
-        # Of the first packet.
+        # Arrival of the first packet.
         self._arrival: Event | None = None
-        # The first packet came to a cut.
+        # The first packet waits for a cut to end.
         self._is_stalled = False
-        # Runs while something is not acknowledged because of a cut.
+        # The retransmission timeout; armed while a cut delays an acknowledgement.
         self._patience: Event | None = None
 
     @property
@@ -251,7 +251,7 @@ class Pipe:
         if self.receiver.is_gone:
             self._packets.clear()
             if not fabric.is_cut(self.target, self.source):
-                # Nobody has this connection any more: the kernel says so.
+                # The other end is gone: the kernel sends a reset.
                 sender = self.sender
                 fabric.loop.at(
                     fabric.loop.now_us + fabric.latency_us(), lambda: sender.broken(errno.ECONNRESET), "reset"
@@ -277,7 +277,7 @@ class Pipe:
             self.sender.broken(errno.ETIMEDOUT)
 
     def mended(self) -> None:
-        """A link was mended, perhaps ours: what waited is repeated at the kernel's next attempt."""
+        """A link was mended, perhaps ours: waiting packets are retransmitted at the kernel's next attempt."""
         if self._fabric.is_cut(self.source, self.target):
             return
         if self._patience is not None and not self._fabric.is_cut(self.target, self.source):
@@ -291,7 +291,7 @@ class Pipe:
                 self._expect(self._fabric.loop.now_us + delay_us)
 
     def consumed(self, count: int) -> None:
-        """The reader has read: the sender may send more, when it hears of it."""
+        """The reader has read: after the acknowledgement, the sender may send more."""
         if self._room > self._window // 2:
             self._room += count
             return
@@ -307,14 +307,14 @@ class Pipe:
         fabric.loop.at(fabric.loop.now_us + fabric.latency_us(), acknowledged, "window")
 
     def lose(self) -> None:
-        """What is on its way does not arrive."""
+        """Drop the packets in flight."""
         self._packets.clear()
         if self._arrival is not None:
             self._arrival.cancel()
             self._arrival = None
 
     def ended(self) -> None:
-        """One end is gone; when both are, nothing is left."""
+        """One end is gone. When both are, drop the pipe."""
         if self.sender.is_gone and self.receiver.is_gone:
             self.lose()
             if self._patience is not None:
@@ -348,11 +348,11 @@ class SimStream:
         self.process = process
         self.peer = peer
         self._received = bytearray()
-        # The other end has closed, behind what was received.
+        # The other end has closed, after the received bytes.
         self._has_ended = False
-        # The connection broke, and how; what was received is lost with it.
+        # Error code of a broken connection; 0 if it is not broken. Received bytes are lost with it.
         self._failure = 0
-        # Nobody is there any more: closed, or its process ended.
+        # This end is closed, or its process ended.
         self.is_gone = False
         self._on_readable: Callable[[], None] | None = None
         self._on_writable: Callable[[], None] | None = None
@@ -407,7 +407,7 @@ class SimStream:
         if self._failure:
             pass
         elif self._received:
-            # As kernels do: who closes without reading what came breaks the connection.
+            # As in real kernels, closing with unread bytes resets the connection.
             self._break_other_end()
         else:
             self.outgoing.send(FIN)
@@ -426,7 +426,7 @@ class SimStream:
         self._rouse()
 
     def broken(self, failure: int) -> None:
-        """The connection is no more, for this end."""
+        """The connection is broken for this end."""
         if self.is_gone or self._failure:
             return
         self._failure = failure
@@ -456,7 +456,7 @@ class SimStream:
         self.outgoing.ended()
 
     def _rouse(self) -> None:
-        """Let the process have its turn, if there is something that it waits for."""
+        """Schedule the process's callbacks, if it waits for something that is ready."""
         if self._wake is None and (self._is_readable() or self._is_writable()):
             at_us = self._loop.now_us + self._loop.jitter_us(WAKE_US_MAX)
             self._wake = self._loop.at(at_us, self._turn, "ready", self.process)
@@ -473,7 +473,7 @@ class SimStream:
             self._on_readable()
         if self._is_writable() and self._on_writable is not None:
             self._on_writable()
-        # As with a real selector: as long as there is something, again.
+        # Level-triggered, like a real selector.
         self._rouse()
 
 
@@ -488,7 +488,7 @@ class SimListener:
         self._is_open = True
 
     def accept(self, stream: SimStream) -> None:
-        """The kernel has made a connection; the process hears of it at its next turn."""
+        """The kernel has accepted a connection; the process gets it at its next turn."""
 
         def accepted() -> None:
             if self._is_open:
@@ -513,7 +513,7 @@ class SimNetwork:
         return self._fabric.listen(self._process, host, port, on_connect)
 
     def connect(self, host: str, port: int, done: Callable[[Stream | None, OSError | None], None]) -> None:
-        """``done`` with a connection, or with the reason why there is none, later."""
+        """Call ``done`` later, with a connection or with an error."""
         fabric, process = self._fabric, self._process
         loop = fabric.loop
 

@@ -1,7 +1,6 @@
-"""Starting the broker's real code in a simulated process, and looking inside it.
+"""Starts the broker's real code in a simulated process, and gives access to its internals.
 
-The only place that knows how a node is put together. Everything that the checkers see of a running node goes
-through ``RunningNode``.
+Only this file knows how a node is put together. The checkers see a running node only through ``RunningNode``.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from penstock.metadata.image import Image
 
 
 class RunningNode:
-    """A node that runs."""
+    """A running node."""
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
-        # It was let in and serves clients.
+        # Registered and serving clients.
         self.is_ready = False
         self._node: Node | None = None
 
@@ -75,7 +74,7 @@ class RunningNode:
 
     @property
     def silence_ms(self) -> int:
-        """Since when it last asked the controller and was answered, by its own clock."""
+        """Time since the controller last answered it, by the node's own clock."""
         return self.broker.environment.clock.now_ms() - self.broker.membership._last_heard_ms
 
     def hosted(self, topic: str, partition: int) -> HostedPartition | None:
@@ -88,7 +87,7 @@ class RunningNode:
                 yield hosted
 
     def vouches_for(self, path: str, position: int) -> bool:
-        """Whether the node has written or checked this byte of a log, and so will not check it again."""
+        """Whether the node has written or checked this byte of a log, so that it will not check it again."""
         for hosted in self.broker.partitions:
             for segment in hosted.log._segments.items if hosted.is_open else ():
                 if segment.path == path:
@@ -99,7 +98,7 @@ class RunningNode:
         return False
 
     def check(self) -> None:
-        """Assert what must hold between any two events."""
+        """Assert the invariants between two events."""
         broker = self.broker
         broker.membership.check()
         broker.replication.check()
@@ -121,7 +120,7 @@ def start_node(
     on_ready: Callable[[], None],
     on_failure: Callable[[str], None],
 ) -> RunningNode:
-    """Raises ServeError or OSError when the node cannot start."""
+    """Start a node. Raises ServeError or OSError when it cannot start."""
     running = RunningNode(options.node_id)
 
     def ready(_: tuple[str, int] | None) -> None:
@@ -129,7 +128,7 @@ def start_node(
         on_ready()
 
     node = running.node = Node(environment, options, config, logger, on_ready=ready, on_failure=on_failure)
-    # Snapshots are rare for ever in runs as short as these, unless they are made often.
+    # By default there would be no snapshots in such short runs.
     node.broker.consensus.committed.snapshot_records = snapshot_records
     node.start()
     return running

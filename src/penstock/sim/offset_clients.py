@@ -1,7 +1,7 @@
-"""Clients that ask questions whose answers can be judged: where is this time, what did the group commit?
+"""Clients that query offsets: by time, and those that a group committed.
 
-A ``TimeQuerier`` asks for offsets by the times of records that somebody has read. An ``OffsetCommitter`` commits
-offsets of a topic that is deleted and made again, without being a member of its group, and asks for them.
+A ``TimeQuerier`` queries offsets by the times of records that were read. An ``OffsetCommitter`` commits offsets
+of a topic that is deleted and created again, without being a member of its group, and fetches them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from penstock.sim.client import Client, Place
 from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.topics import RECREATED, Topics, list_offset
 
-# Clients commit by name. A coordinator that has not heard of a topic yet takes its name for that of the topic
-# before it; within this time it has heard of it, or has lost its lease.
+# Clients commit by name. A coordinator that does not know of a new topic yet takes its name for the old topic.
+# After this time it knows, or has lost its lease.
 HEARD_OF_MS = 10_000
 NO_GENERATION = -1
 
@@ -42,7 +42,7 @@ class TimeQuerier:
         while True:
             await client.pause(self._chance.expovariate(1 / self._interval_ms))
             known = self._checkers.values.times
-            # By name: one that is deleted could be taken for another.
+            # Queries go by name, so a deleted topic could be mistaken for another.
             places = [
                 place
                 for place, found in known.items()
@@ -62,7 +62,7 @@ class TimeQuerier:
 
 
 class OffsetCommitter:
-    """Commits for a group without members, and asks what was committed."""
+    """Commits for a group without members, and fetches the commits."""
 
     def __init__(
         self, client: Client, checkers: ClientCheckers, topics: Topics, group: str, *, interval_ms: float
@@ -74,7 +74,7 @@ class OffsetCommitter:
         self._group = group
         self._interval_ms = interval_ms
         self._coordinator: int | None = None
-        # Every commit is another offset, so that each is known by it.
+        # Every commit has a different offset, which identifies it.
         self._committed = 0
 
     async def run(self) -> None:
@@ -93,7 +93,7 @@ class OffsetCommitter:
                 await self._ask(self._chance.choice(places))
 
     def _is_known(self, place: Place) -> bool:
-        """Whether everybody has heard of the topic, and nobody wants it gone."""
+        """Whether all brokers know of the topic, and it is not being deleted."""
         since_ms = self._topics.since_ms.get(place.topic_id)
         return (
             since_ms is not None

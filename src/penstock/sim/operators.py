@@ -1,7 +1,7 @@
-"""People who change things for reasons of their own: settings of topics, and topics that are made again.
+"""Clients that change settings, and that delete and create topics again.
 
-An ``Operator`` turns settings up and down while clients write: nothing that was acknowledged under one value may
-be lost under another. A ``Recreator`` deletes a topic and makes another of the same name, over and over.
+An ``Operator`` changes settings while clients write: nothing that was acknowledged under one value may be lost
+under another. A ``Recreator`` deletes a topic and creates another with the same name, again and again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from penstock.sim.client import Client
 from penstock.sim.topics import RECREATED, Topics
 
 HOUR_MS = 3_600_000
-# What settings are changed to; None is back to the default. No value lets anything expire in a run.
+# Values that settings are changed to; None resets to the default. No value lets anything expire in a run.
 VALUES: dict[str, tuple[str | None, ...]] = {
     "min.insync.replicas": ("1", "2", "3"),
     "retention.ms": (str(HOUR_MS), str(24 * HOUR_MS), "-1", None),
@@ -20,7 +20,7 @@ VALUES: dict[str, tuple[str | None, ...]] = {
     "flush.ms": ("100", "5000", None),
     "unclean.leader.election.enable": ("false", None),
 }
-# Also where a topic says nothing, which is how it is with the offsets of groups.
+# Also set for all brokers, which affects topics without their own value, such as the offsets topic.
 BROKER_WIDE = ("min.insync.replicas",)
 
 
@@ -41,7 +41,7 @@ class Operator:
         self._chance = client.chance
         self._topics = topics
         self._settings = settings
-        # How low the minimum in sync may be set; and more than there are copies is never reached.
+        # Limits of min.insync.replicas: more than there are copies could never be reached.
         self._in_sync_min = in_sync_min
         self._copies = copies
         self._interval_ms = interval_ms
@@ -68,7 +68,7 @@ class Operator:
 
 
 class Recreator:
-    """Deletes one topic and makes it again."""
+    """Deletes one topic and creates it again."""
 
     def __init__(self, administrator: Administrator, topics: Topics, client: Client) -> None:
         self._administrator = administrator
@@ -81,7 +81,7 @@ class Recreator:
         chance = self._client.chance
         await self._administrator.create(RECREATED, chance.randint(1, 2), {})
         while self.is_open:
-            # Long enough that everybody has heard of it, sometimes.
+            # Sometimes long enough for all brokers to know of it.
             await self._client.pause(chance.uniform(2_000, 25_000))
             if self.is_open:
                 await self._administrator.delete(self._topics.existing[RECREATED])

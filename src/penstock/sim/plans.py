@@ -1,12 +1,12 @@
-"""The plan of a simulated run: everything that its seed decides before it begins.
+"""The plan of a simulated run: everything that its seed decides before the start.
 
-Most things are left out of most plans: a run in which everything goes wrong at once explores less than one in
-which three things do, often.
+Most plans leave most things out: a run in which everything goes wrong at once explores less than one in which
+three things do, often.
 
-A seed keeps its meaning. ``generation`` says which plans it was drawn from: those of a later generation have
-more in them, drawn from random streams of their own, and everything that an earlier generation has is drawn as
-it always was. So a seed that once found something is replayed with the plan it had then. What is added to the
-plans comes with a new generation, never into an old one.
+A seed keeps its meaning. ``generation`` says which kind of plan it belongs to: plans of a later generation have
+more in them, drawn from separate random streams, and everything of an earlier generation is drawn as before. So a
+seed that once found a bug is replayed with the same plan. Additions to the plans come with a new generation,
+never in an old one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from penstock.sim.loop import Streams
 
-# Every run may have these; of the others a run has some.
+# Any plan may have these; of the other faults it has some.
 NETWORK_FAULTS = ("cut", "one-way cut", "isolation", "cut from clients", "reset", "clog")
 PROCESS_FAULTS = (
     "crash",
@@ -28,10 +28,10 @@ PROCESS_FAULTS = (
 )
 DISK_FAULTS = ("slow disk", "full disk", "disk fails")
 
-# These cost a machine some of what it has; the others do not.
+# These faults destroy data on a machine; the others do not.
 HARMFUL = ("power", "flip", "sync fails", "wipe")
 
-# Faults of the second generation: how often a plan has them, and their mean distance in time.
+# Faults of the second generation: how often a plan has them, and their mean interval in ms.
 LATER_FAULTS = {
     "wipe": (0.3, 20_000.0),
     "refusal": (0.3, 12_000.0),
@@ -39,10 +39,10 @@ LATER_FAULTS = {
     "far clock": (0.3, 15_000.0),
     "filled disk": (0.3, 15_000.0),
 }
-# These need others: copies of what they destroy, brokers that know better.
+# These need other nodes: with copies of the destroyed data, or with right clocks.
 NEED_COPIES = ("wipe", "split", "far clock")
 
-# What an operator changes under way.
+# Settings that an operator changes during a run.
 CHANGED_SETTINGS = (
     "min.insync.replicas",
     "retention.ms",
@@ -57,7 +57,7 @@ NEWEST = 2
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything about a run that is decided before it begins."""
+    """Everything about a run that is decided before the start."""
 
     seed: int
     seconds: float
@@ -84,33 +84,33 @@ class Plan:
     members: int
     administers: bool
     produce_interval_ms: float
-    # When all is healed, every node is started again.
+    # Whether every node is restarted after the healing.
     restarts_all: bool
 
-    # Since the second generation; the first has none of it.
+    # Fields since the second generation; the defaults are those of the first.
     generation: int = 1
-    # Each of these strikes by itself, from its own random stream: (name, mean distance in time).
+    # Faults with their own schedule and random stream: (name, mean interval).
     later_faults: tuple[tuple[str, float], ...] = ()
-    # Settings of topics that change under way.
+    # Topic settings that change during the run.
     changed_settings: tuple[str, ...] = ()
-    # Of each node: whether it is in flushed mode where a topic does not say; empty when all are as ``is_flushed``.
+    # For each node: whether its default is flushed mode; empty when all are as ``is_flushed``.
     flushed_nodes: tuple[bool, ...] = ()
-    # Nodes are in so many racks, and consumers read from the nearest replica; 0 for none.
+    # Number of racks; consumers read from the nearest replica. 0 for none.
     racks: int = 0
-    # So many of the members are static.
+    # Number of static members.
     static_members: int = 0
-    # Somebody asks for offsets by time.
+    # Whether a client queries offsets by time.
     asks_by_time: bool = False
-    # A topic is deleted and made again, over and over, with a group that commits to it.
+    # Whether a topic is deleted and created again repeatedly, with a group that commits to it.
     recreates: bool = False
 
     @property
     def in_sync_min(self) -> int:
-        """How low the minimum in sync may be set under way.
+        """The lowest min.insync.replicas that may be set during the run.
 
-        With 1, a replica that has lost what it held may have become the only one that counts before anybody knows
-        of the loss: the others were stopped or restarted, and nobody is eligible beside it. That is an allowed
-        loss, so never 1 where machines lose what they hold.
+        With 1, a replica that has lost data may have become the only member of the ISR before the loss is known:
+        the others were stopped or restarted, and no other replica is eligible. That loss is allowed, so the
+        minimum is never 1 where machines lose data.
         """
         harm = {fault for fault in (*self.faults, *dict(self.later_faults)) if fault in HARMFUL}
         if self.is_always_flushed:
@@ -119,12 +119,12 @@ class Plan:
 
     @property
     def reads_by_id(self) -> bool:
-        """Whether readers name topics by their ids: where topics are made again, names do not tell them apart."""
+        """Whether readers use topic ids: names cannot distinguish a topic from its successor."""
         return self.generation > 1 and (self.recreates or self.administers)
 
     @property
     def is_always_flushed(self) -> bool:
-        """Whether everything that is acknowledged is on disks, so that power may fail anywhere at any time."""
+        """Whether everything acknowledged is on disk, so that any machine may lose power at any time."""
         return self.is_flushed and not self.flushed_nodes and "flush.messages" not in self.changed_settings
 
     @property
@@ -134,7 +134,7 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Of every broker."""
+        """The settings of every broker."""
         settings = {
             "auto.create.topics.enable": "false",
             "offsets.topic.num.partitions": "2",
@@ -146,13 +146,13 @@ class Plan:
             "penstock.durability": _durability(self.is_flushed),
         }
         if self.generation > 1:
-            # What expires, and should not, must have the time to.
+            # Records that expire wrongly must have the time to do so.
             settings["log.retention.check.interval.ms"] = "5000"
         return settings
 
     @property
     def settings_of(self) -> dict[int, dict[str, str]]:
-        """What single brokers have instead, by node."""
+        """Overrides of single brokers, by node."""
         return {
             node_id: {"penstock.durability": _durability(is_flushed)}
             for node_id, is_flushed in enumerate(self.flushed_nodes, start=1)
@@ -243,12 +243,12 @@ def _second_generation(plan: Plan) -> Plan:
         changed_settings=changed,
         racks=streams["plan racks"].choice([0, 0, 0, 2, 3]) if plan.nodes > 1 else 0,
         static_members=streams["plan static members"].choice([0, 0, 1, 2]) if plan.members else 0,
-        # Times are looked up in the headers of batches, which are not checked for that.
+        # Queries by time use the headers of batches, which are not checked then.
         asks_by_time=is_in("times", 0.5) and "flip" not in plan.faults,
         recreates=is_in("recreation", 0.35),
     )
     if made.is_always_flushed:
         return made
-    # Some records are only in memory: one machine at a time may lose its power, if there are others.
+    # Some records are only in memory: only one machine at a time may lose power, and only if there are others.
     spared = ("power of all",) if has_copies else ("power", "power of all")
     return replace(made, faults=tuple(fault for fault in made.faults if fault not in spared))

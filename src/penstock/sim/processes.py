@@ -1,7 +1,7 @@
-"""Jobs in a process of their own, in virtual time: ``environment.Processes`` for one simulated node.
+"""Jobs in a separate process, in virtual time: ``environment.Processes`` for one simulated node.
 
-A job takes a random while, and its effects come at the very end of it. It may be killed before that, with the node
-or alone. Then it has made some of its changes to the disk, up to any of them, as a real one would have.
+A job takes a random time, and its effects come at its very end. It may be killed before that, with the node or
+alone. Then it has made a random number of its changes to the disk, as a real job would have.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SimProcesses:
         self._disk = disk
         self._loop = process.loop
         self._waiting: deque[tuple[bytes, Callable[[Any, Exception | None], None]]] = deque()
-        # Of the job that runs.
+        # State of the running job.
         self._running: tuple[bytes, Callable[[Any, Exception | None], None]] | None = None
         self._worker: Process | None = None
         self._files: SimFiles | None = None
@@ -41,7 +41,7 @@ class SimProcesses:
         argument: Argument,
         done: Callable[[Result | None, Exception | None], None],
     ) -> None:
-        # As a real one: nothing is shared, and what cannot be pickled is found here.
+        # As with a real process, nothing is shared. Objects that cannot be pickled fail here.
         self._waiting.append((pickle.dumps((job, argument)), done))
         if self._running is None:
             self._begin()
@@ -52,7 +52,7 @@ class SimProcesses:
             self._cut_short()
 
     def kill(self) -> None:
-        """The process of the job that runs is killed, in the middle of it."""
+        """Kill the process of the running job."""
         assert self._running is not None
         _, done = self._running
         self._cut_short()
@@ -78,7 +78,7 @@ class SimProcesses:
         self._files = SimFiles(self._disk, worker)
         duration_ms = self._chance.expovariate(1 / JOB_MS) * self._disk.slowness
         self._end = self._loop.after(duration_ms, self._finish, "job", worker)
-        # The node's end is the job's, in the middle of it.
+        # When the node ends, the job ends too, in the middle of its work.
         self._process.on_end[self._cut_short] = None
 
     def _finish(self) -> None:

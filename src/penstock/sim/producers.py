@@ -1,10 +1,9 @@
 """The producers of a simulated run, each on a host of its own.
 
-An ``IdempotentProducer`` writes to one partition, as careful as the Java client: it repeats a batch until it is
-acknowledged, in order, with up to five in flight. A
-``OneShotProducer`` sends once and takes what it gets.
+An ``IdempotentProducer`` writes to one partition like the Java client: it retries a batch until it is
+acknowledged, in order, with up to five in flight. A ``OneShotProducer`` sends each batch once.
 
-Traffic is sparse on purpose: what is interesting happens between two records, and every request costs real
+Traffic is sparse on purpose: the interesting events happen between two records, and every request costs real
 time.
 """
 
@@ -31,7 +30,7 @@ ALL = -1
 PRODUCE_TIMEOUT_MS = 3_000
 TOPIC_IDS_SINCE_VERSION = 13
 
-# The broker has written nothing and says so; with any other error perhaps it has.
+# With these errors the broker has written nothing. With any other error it may have.
 DEFINITE = (
     ErrorCode.NOT_ENOUGH_REPLICAS,
     ErrorCode.MESSAGE_TOO_LARGE,
@@ -75,7 +74,7 @@ class IdempotentProducer:
         *,
         identity: Identity,
         interval_ms: float,
-        # Wrote to the topic that had this name before: this one goes on where that was.
+        # The producer of the deleted topic with this name; the new one continues its sequence.
         predecessor: IdempotentProducer | None = None,
     ) -> None:
         self._client = client
@@ -91,7 +90,7 @@ class IdempotentProducer:
         self._identity: Identity = identity if predecessor is None else predecessor._identity
         self._sequence: int = 0 if predecessor is None else predecessor._sequence
         self._pending: list[_Batch] = []
-        # Whether more should be sent once this is acknowledged.
+        # Whether to produce new batches.
         self.is_open = True
         self.acknowledged = 0
 
@@ -180,8 +179,10 @@ class IdempotentProducer:
         return True
 
     async def _look_behind(self, refusal: ErrorCode, answers: list[Promise[Any]]) -> None:
-        """What was sent behind a refused batch must not be called out of order: librdkafka would begin another
-        sequence, and store twice what it has stored and nobody has acknowledged.
+        """Check that batches sent after a refused one are not answered with OUT_OF_ORDER_SEQUENCE_NUMBER.
+
+        librdkafka would then start a new sequence and write records again that are already stored but not
+        acknowledged.
         """
         for answer in answers:
             result = _only(await answer)
@@ -196,10 +197,10 @@ class IdempotentProducer:
                 )
 
     def _forgotten(self, error: ErrorCode) -> None:
-        """Everything before the first pending batch was acknowledged, so the leader must know it."""
+        """Check that the leader may have lost this producer's state: all earlier batches were acknowledged."""
         place = self._place
         if place.topic_id in self._topics.deleting or self._checkers.starts.deleted_before(place) > 0:
-            # Its records are gone, and with them perhaps what was known of their producer.
+            # Its records were deleted, and perhaps the producer's state with them.
             self._identity = Identity()
             self._pending.clear()
             self._sequence = 0
@@ -211,7 +212,7 @@ class IdempotentProducer:
 
 
 class OneShotProducer:
-    """A producer that sends each batch once, without an id, and lives with what becomes of it."""
+    """A producer without an id that sends each batch once and never retries."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Consumers by assignment: each reads every partition of every topic, from whoever leads it.
+"""Consumers with assigned partitions: each reads every partition of every topic, from its leader.
 
-A reader has a fetch session with every broker and checks all it is served: checksums, order, epochs, the high
-watermark. It names the leader epoch it believes in and the epoch of the last batch it read (KIP-320), so a
-leader that does not have what was read says so, and that is a violation: what was read is committed.
+A reader has a fetch session with every broker and checks every response: checksums, order, epochs, the high
+watermark. It sends the leader epoch it knows and the epoch of the last batch it read (KIP-320), so a leader that
+lacks something the reader has read reports that. It is a violation: what was read is committed.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ TOPIC_IDS_SINCE_VERSION = 13
 
 
 class Position:
-    """Where a reader is in a partition."""
+    """A reader's position in a partition."""
 
     def __init__(self) -> None:
         self.offset = 0
-        # Of the last batch read.
+        # Leader epoch of the last batch read.
         self.epoch = -1
 
 
 class _Asking(NamedTuple):
-    """What a reader knew when it asked a broker."""
+    """What a reader knew when it sent a fetch."""
 
     asked_ms: float
     broker: int
-    # The partitions that the broker was asked for as their leader; the others are merely nearer there.
+    # Partitions that the broker leads; of the other partitions it is a nearer replica.
     led: list[Place]
-    # What had been acknowledged to be gone.
+    # The acknowledged deletions.
     deleted: dict[Place, tuple[int, int]]
 
 
 class Reader:
-    """A consumer that reads every partition of its topics, from whoever leads it."""
+    """A consumer that reads every partition of its topics from its leader."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Reader:
         name: str,
         *,
         rack: str | None = None,
-        # A broker that is cut off answers for the topic that had the name before, in the same epoch. Only an id
-        # tells the two apart, as in Kafka.
+        # A broker that is cut off may answer for a deleted topic with the same name, in the same epoch. Only the
+        # id distinguishes them, as in Kafka.
         by_id: bool = False,
     ) -> None:
         self._client = client
@@ -68,12 +68,12 @@ class Reader:
         version = self._chance.choice([11, 12, 13, 15, 17])
         self.version = max(version, TOPIC_IDS_SINCE_VERSION) if by_id else version
         self.positions: dict[Place, Position] = {}
-        # Told to leaders, which may then name a replica that is nearer.
+        # Sent to leaders, which may then name a nearer replica.
         self._rack = rack or ""
-        # The nearer replica, and the leader epoch in which it was named.
+        # The nearer replica, and the leader epoch in which the leader named it.
         self._nearer: dict[Place, tuple[int, int]] = {}
         self.read_nearby = 0
-        # The high watermark last told by the leader of an epoch.
+        # The last high watermark from the leader of an epoch.
         self._watermarks: dict[tuple[Place, int], int] = {}
 
     async def run(self) -> None:
@@ -92,7 +92,7 @@ class Reader:
             await client.pause(self._chance.uniform(500, 3_000))
 
     def offset(self, place: Place) -> int:
-        """Behind the last record read."""
+        """The offset after the last record read."""
         position = self.positions.get(place)
         return 0 if position is None else position.offset
 
@@ -112,7 +112,7 @@ class Reader:
         return nearer if epoch == leadership.epoch and nearer in self._client.brokers else leadership.broker
 
     async def _poll(self, broker: int) -> None:
-        """Fetch from one broker, for ever, in one session after the other."""
+        """Fetch from one broker for ever, in one session after another."""
         client = self._client
         session_id = session_epoch = 0
         in_session: dict[Place, tuple[int, int]] = {}
@@ -137,7 +137,7 @@ class Reader:
                 session_epoch,
                 rack=self._rack,
             )
-            # As it is now: when the answer comes, this reader may know better.
+            # The state at the time of the request: it may change before the response.
             asking = _Asking(
                 client.process.loop.now_ms,
                 broker,
@@ -165,7 +165,7 @@ class Reader:
     async def _received(
         self, response: FetchResponse, asked: dict[Place, tuple[int, int]], asking: _Asking
     ) -> bool:
-        """Whether all partitions, asked for by (offset, leader epoch), were answered without an error."""
+        """Check a response; True if no partition, asked for by (offset, leader epoch), has an error."""
         by_name = {
             (
                 place.topic_id if self.version >= TOPIC_IDS_SINCE_VERSION else place.topic,
@@ -183,7 +183,7 @@ class Reader:
                 position, epoch = self.positions[place], asked[place][1]
                 is_leader = place in asking.led
                 if not is_leader and (data.error_code or data.diverging_epoch is not None):
-                    # Only the leader's word counts.
+                    # Only errors from the leader count.
                     self._nearer.pop(place, None)
                     continue
                 if data.preferred_read_replica >= 0:
@@ -207,7 +207,7 @@ class Reader:
                         since=asking.deleted.get(place),
                     )
                     self.read_nearby += not is_leader
-                    if is_leader:  # a follower that was started again has to learn it anew
+                    if is_leader:  # a restarted follower has to learn the high watermark first
                         self._watermark_moved(place, epoch, data.high_watermark)
                     try:
                         self._read(place, position, _bytes(data.records), data.high_watermark)
@@ -240,7 +240,7 @@ class Reader:
                 )
             for record in decode_records(records, at, bytes_max=RECORDS_BYTES_MAX):
                 if record.offset < position.offset:
-                    continue  # the batch begins before what was asked for
+                    continue  # the batch begins before the requested offset
                 assert record.value is not None
                 self._checkers.polls.polled_from(place, position.offset, record.offset, self.name)
                 self._checkers.values.saw(place, record.offset, record.value, header.leader_epoch, self.name)
@@ -304,7 +304,7 @@ def fetch_request(
 
 
 def _was_answered(response: FetchResponse, place: Place, version: int) -> bool:
-    """Whether a partition is in the answer, without an error."""
+    """Whether a partition is in the response, without an error."""
     named = place.topic_id if version >= TOPIC_IDS_SINCE_VERSION else place.topic
     return any(
         data.partition_index == place.partition and not data.error_code

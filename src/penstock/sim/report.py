@@ -1,8 +1,8 @@
-"""What a simulated run found out: a violation or none, numbers, and the one line that replays it.
+"""The result of a simulated run: a violation or none, counts, and the command line that replays it.
 
-The whole-cluster simulator and the simulators of single cores all raise ``Violation`` and answer with a
-``Report``, so that one command can run and show them. A run without a violation proves nothing if nothing
-happened in it: ``counts`` say how much did.
+The whole-cluster simulator and the simulators of single cores all raise ``Violation`` and return a ``Report``, so
+that one command can run and show them. A run without a violation proves nothing if nothing happened in it:
+``counts`` show how much did.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib import import_module
 
 
 class Violation(AssertionError):
-    """Something that must never happen has happened."""
+    """An invariant was broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +21,17 @@ class Report:
     # "cluster", or the name of a core.
     what: str
     seed: int
-    # What was broken, in one line or with a traceback; None when nothing was.
+    # The broken invariant, in one line or with a traceback; None when there is none.
     violation: str | None = None
     virtual_ms: int = 0
     events: int = 0
-    # Equal for equal seeds, whatever the process.
+    # Equal for equal seeds, in every process.
     trace_hash: str = ""
-    # How often what happened: commits, elections, crashes, ...
+    # Event counts: commits, elections, crashes, ...
     counts: Mapping[str, int] = field(default_factory=dict)
-    # The command that does this run again.
+    # The command that repeats this run.
     replay: str = ""
-    # The last lines that the nodes logged, for whoever looks into a violation.
+    # The last lines that the nodes logged, to investigate a violation.
     log: tuple[str, ...] = ()
 
     @property
@@ -44,7 +44,7 @@ CORES = ("raft", "replication", "controller")
 
 
 def run_core(name: str, seed: int) -> Report:
-    """One life of a core. Also an invariant of the core's own that fails is a violation."""
+    """Run one core. A failed assertion of the core itself is a violation too."""
     module = import_module(f"penstock.sim.cores.{name}")
     replay = f"penstock sim cores --core {name} --seed {seed}"
     try:

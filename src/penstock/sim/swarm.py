@@ -1,13 +1,11 @@
-"""One simulated run of a whole cluster from one number: how the cluster is made, what befalls it, what it must
-show for it.
+"""One simulated run of a whole cluster from one seed.
 
-The plan of a run is drawn from its seed (``plans.py``). A run has two phases. In the first the nemesis strikes
-while the clients work, and everything that clients see must be true. Then all is healed, and everything must
-come back by itself: every partition led, every copy in sync, every pending record acknowledged, everything
-acknowledged read.
+The plan of a run is drawn from its seed (``plans.py``). A run has two phases. In the first the nemesis injects
+faults while the clients work, and everything that clients see must be correct. Then all faults are healed, and
+the cluster must recover by itself: every partition has a leader, every copy is in sync, every pending record is
+acknowledged, everything acknowledged is read.
 
-What a newcomer gets wrong: a run that found nothing may have done nothing. ``_assert_that_much_happened`` is as
-much a check as the others.
+A run without a violation may have done nothing, so ``_assert_that_much_happened`` is a check like the others.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from penstock.sim.report import Report, Violation
 from penstock.sim.topics import RECREATED, Topics
 
 INSPECTION_MS = 250
-# After everything was healed.
+# Limits after everything was healed.
 LIVENESS_MS = 90_000
 SETTLING_MS = 30_000
 
@@ -66,7 +64,7 @@ class Run:
             machine.rate = 1 + chance.uniform(-plan.clock_drift, plan.clock_drift)
         self.inspector = Inspector(self.cluster, self.topics)
         self.nemesis: Nemesis | None = None
-        # Nothing new is written from now on.
+        # Whether producers have stopped writing new records.
         self._is_closing = False
         # By host.
         self._clients: dict[str, Process] = {}
@@ -77,7 +75,7 @@ class Run:
         self.administrator: Administrator | None = None
         self.operator: Operator | None = None
         self.recreator: Recreator | None = None
-        # The newest to the topic that is made again, by partition and number.
+        # The latest producers of the recreated topic, by partition and number.
         self._recreated_producers: dict[tuple[int, int], IdempotentProducer] = {}
 
     # The run
@@ -92,11 +90,11 @@ class Run:
         except Violation as found:
             violation = str(found)
         except Exception as found:
-            # An assertion of the broker's own, asked by the inspector; or the simulator's own fault, with which the
-            # other seeds of a long run have nothing to do.
+            # A broker's own assertion, called by the inspector; or a bug in the simulator, which must not stop
+            # the other seeds of a long run.
             violation = "".join(traceback.format_exception(found))
         report = self._report(violation)
-        # Nobody is left waiting: coroutines are closed, connections forgotten.
+        # Close all coroutines and drop all connections.
         for process in self._clients.values():
             process.end()
         for machine in self.cluster.machines.values():
@@ -118,7 +116,7 @@ class Run:
         )
 
     def _begin(self) -> None:
-        """A cluster without faults, with its first topic."""
+        """Start the cluster without faults and create its first topic."""
         for machine in self.cluster.machines.values():
             self.cluster.start(machine)
         plan = self.plan
@@ -156,13 +154,13 @@ class Run:
             clients=self._clients,
             later_faults=plan.later_faults,
             is_flushed=plan.is_always_flushed,
-            # The first generation wiped nobody, and asked for less.
+            # Plans of the first generation have no wipes, and need less.
             is_whole=self.inspector.is_whole if plan.generation == 1 else self.inspector.is_sound,
         )
         self.loop.run_for(plan.seconds * 1000)
 
     def _be_alive(self) -> None:
-        """All is well again: now everything has to come to its end."""
+        """Heal everything and check that all work completes."""
         assert self.nemesis is not None and self.administrator is not None
         self.nemesis.heal()
         self.cluster.note("nemesis", "has healed everything", {})
@@ -179,7 +177,7 @@ class Run:
         if not self.loop.run_until(is_whole, LIVENESS_MS):
             missing = self.inspector.what_is_missing() or "a node that was wiped does not vote again"
             raise Violation(f"not whole {LIVENESS_MS} ms after everything was healed: {missing}")
-        # Whatever can be written is written in a cluster that is whole.
+        # Everything that can be written is written in a healthy cluster.
         before = [producer.acknowledged for producer in self.producers]
         heartbeats = sum(member.heartbeats for member in self.members)
         self.loop.run_for(SETTLING_MS)
@@ -202,7 +200,7 @@ class Run:
             raise Violation(f"never acknowledged in {LIVENESS_MS} ms without faults: {waiting}")
 
     def _end(self) -> None:
-        """Read everything once more, from the beginning, and compare."""
+        """Read everything again from the beginning, and compare."""
         self.loop.run_for(5_000)
         ends = self.inspector.ends()
         last = self._start_reader("last-reader")
@@ -222,7 +220,7 @@ class Run:
         self._assert_that_much_happened()
 
     def _assert_that_much_happened(self) -> None:
-        """A run that proves something has written, read and met faults."""
+        """A meaningful run has written and read records."""
         if self.checkers.promises.acknowledged < 5:
             raise Violation(f"vacuous: {self.checkers.promises.acknowledged} records acknowledged")
         if self.checkers.polls.polled < 5:
@@ -247,7 +245,7 @@ class Run:
         )
 
     def _start_later_clients(self) -> None:
-        """Those that only plans since the second generation have."""
+        """Start the clients that only plans since the second generation have."""
         plan = self.plan
         if plan.changed_settings:
             client = self._client("operator")
@@ -286,13 +284,13 @@ class Run:
         return reader
 
     def _use(self, places: list[Place]) -> None:
-        """Write to partitions that were just made."""
+        """Start producers for new partitions."""
         plan, chance = self.plan, self.loop.streams["swarm"]
         shared, identity = self._client(f"producer-{len(self.producers)}"), Identity()
         for place in places:
             self.inspector.expect(place)
             for number in range(plan.producers if place.partition == 0 else 1):
-                # The name seeds its random stream and is part of its values: another would change every run.
+                # The name seeds its random stream and is part of its values: another name would change every run.
                 name = f"lane-{len(self.producers)}"
                 client = shared if number == 0 else self._client(name)
                 key = (place.partition, number)

@@ -1,4 +1,4 @@
-"""The topics of a run, as the clients that make, use and delete them know of each other's doings."""
+"""The topics of a run, shared by the clients that create, use and delete them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from penstock.sim.client import Client, Place
 
 EARLIEST = -2
 LATEST = -1
-# Topics with this in their name may be deleted, and made again: clients name them by their ids only.
+# Topics with this in their name may be deleted and created again: clients use their ids only.
 MORTAL = "mortal"
-# The one that a ``Recreator`` deletes and makes again, and nobody else.
+# The topic that only a ``Recreator`` deletes and creates again.
 RECREATED = f"{MORTAL}-again"
 
 
 class Topics:
     def __init__(self) -> None:
-        # Those that exist, as far as anybody was told: name -> id.
+        # Existing topics, as far as any client knows: name -> id.
         self.existing: dict[str, bytes] = {}
-        # By id. Being deleted, or deleted: nothing about them is certain any more.
+        # By id: topics that are being or have been deleted. Nothing is guaranteed for them.
         self.deleting: dict[bytes, None] = {}
-        # By id: when somebody was first told of it.
+        # By id: when a client first knew of it.
         self.since_ms: dict[bytes, float] = {}
 
     def alive(self) -> list[str]:
@@ -27,7 +27,7 @@ class Topics:
 
 
 async def list_offset(client: Client, place: Place, which: int) -> int | None:
-    """Where a partition begins or ends, from its leader; None when it does not say."""
+    """An offset of a partition from its leader (EARLIEST, LATEST or by time); None without a valid response."""
     leadership = client.leader(place)
     if leadership is None:
         return None

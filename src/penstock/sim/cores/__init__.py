@@ -1,1 +1,1 @@
-"""Simulators of single cores: no broker, no bytes, thousands of seeds a minute."""
+"""Simulators of single cores: no broker, no bytes, thousands of seeds per minute."""

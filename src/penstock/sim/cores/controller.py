@@ -1,13 +1,13 @@
-"""The real controller in the replication simulator: ``metadata.Controller`` where the model of one was.
+"""The replication simulator with the real controller: ``metadata.Controller`` in place of the model.
 
-The worlds of ``replication.py`` have real replicas and a small model of a controller. Here the controller is
-real too, and more happens to it: it is replaced by another one that knows nothing but the log, brokers stop in
-good order, administrators move replicas and change their minds. What is checked stays the same, above all that
-whoever may be elected holds all that is committed; and after every decision the controller checks itself and
-the log must give the image that was decided.
+The worlds of ``replication.py`` have real replicas and a small model of a controller. Here the controller is real
+too, and more happens to it: it is replaced by another one that knows only the log, brokers stop cleanly,
+administrators move replicas and cancel that. The checks are the same, above all that every replica that may be
+elected holds everything committed. After every decision the controller checks itself, and replaying the log must
+give the decided image.
 
-What a newcomer gets wrong: decisions are committed at once. One that is lost with its controller is, to
-everybody else, a request that was never answered, and those are lost here all the time.
+Decisions are committed at once. A decision that is lost with its controller would look to the others like a
+request without a response, and those are frequent here anyway.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from penstock.sim.report import Report
 
 BROKERS_MAX = 5
 VERSION = 3
-# Not compared with anything here: a broker that has heard of its registration has all that came with it.
+# Not compared with anything here: a broker that knows its registration has all metadata that came with it.
 CAUGHT_UP = 2**62
 SETTINGS = {
     "broker.session.timeout.ms": str(SESSION_MS),
@@ -83,7 +83,7 @@ SETTINGS = {
 
 
 class RealController(ModelController):
-    """Speaks as the model does; every change of the metadata log is one entry of its history."""
+    """Has the interface of the model; every change of the metadata log is one entry of its history."""
 
     revision_type: type[Revision] = Revision
 
@@ -92,19 +92,19 @@ class RealController(ModelController):
         self._now_ms = 0
         self._random = random.Random(len(replicas))
         self._image, _ = Image().apply(_beginning(replicas, min_isr))
-        # As many as there are offsets, so that a broker epoch is a place in it.
+        # As many entries as offsets, so that a broker epoch is an index in it.
         self.history: list[Change] = [BrokerChange(0, 0, True)] * (self._image.offset + 1)
         self.fail_overs = 0
         self._controller = self._new_controller()
         self._follow(self._image)
 
-    # What the model does
+    # The interface of the model
 
     def register(self, broker: int, *, is_unclean: bool, now_ms: int) -> int:
         known = self._image.brokers[BrokerId(broker)]
         request = BrokerRegistrationRequest(
             broker_id=broker,
-            # A life of a broker has one epoch, and before it comes what the log has now.
+            # Unique per start of a broker: each start has one epoch, the next offset of the log.
             incarnation_id=(self._image.offset + 1).to_bytes(16, "big"),
             listeners=[Listener(name=CLIENTS.name, host="h", port=9092)],
             log_dirs=[_directory(broker)],
@@ -168,7 +168,7 @@ class RealController(ModelController):
         )
         assert response.responses[0].error_code == ErrorCode.NONE, response
 
-    # What the real one does besides
+    # What only the real controller does
 
     def fail_over(self, now_ms: int) -> None:
         self.fail_overs += 1
@@ -176,7 +176,7 @@ class RealController(ModelController):
         self._controller = self._new_controller()
 
     def stop(self, broker: int, now_ms: int) -> bool:
-        """A broker asks to stop; whether it may."""
+        """A broker asks to stop; True if it may."""
         epoch = self._image.brokers[BrokerId(broker)].epoch
         return self._beat(broker, epoch, now_ms, want_shut_down=True).should_shut_down
 
@@ -224,7 +224,7 @@ class RealController(ModelController):
     def _decided(self, decision: Decision[Message]) -> Decision[Message]:
         if decision.changes:
             self._controller.check()
-            # One by one, as a broker that is slow would see them.
+            # One by one, as a slow broker would see them.
             for change in decision.changes:
                 before = self._image
                 self._image, delta = before.apply([change])
@@ -238,7 +238,7 @@ class RealController(ModelController):
                     self.history.append(MinIsrChange(int(change.value or 1)))
                 else:
                     self.history.append(BrokerChange(0, 0, True))
-            assert self._image == self._controller.image, "the log does not give what was decided"
+            assert self._image == self._controller.image, "replaying the log does not give the decided image"
             self._follow(self._image)
         return decision
 
@@ -252,11 +252,11 @@ class RealController(ModelController):
 
 
 class MovableReplica(Replica):
-    """A replica that is deleted when its broker is no longer one of the partition's."""
+    """A replica that is deleted when its broker is no longer among the partition's replicas."""
 
-    # Of the last assignment taken: an older one must not delete anything.
+    # Epochs of the last assignment: an older one must not delete anything.
     newest: tuple[int, int] = (-1, -1)
-    # What was held before these epochs is gone, and rightly so.
+    # Epochs of the deletion: records from before are rightly gone.
     deleted_at: tuple[int, int] = (-1, -1)
 
     def assigned(self, assignment: Assignment) -> None:
@@ -293,7 +293,7 @@ class ControllerWorld(World):
         self.real = self.controller
         dice = self.random
         self._faults += [name for name in _FAULTS if dice.random() < 0.7]
-        # Any node may come to have any partition.
+        # Any node may get any partition.
         for node in self.nodes.values():
             for index in range(len(self.committed)):
                 if not any(replica.index == index for replica in node.replicas.values()):
@@ -312,7 +312,8 @@ class ControllerWorld(World):
             other = self.nodes[member].replicas[replica.key]
             assert isinstance(other, MovableReplica)
             if other.deleted_at > epochs:
-                # This leader has not heard yet that one of its replicas was moved away. All who are left have it.
+                # This leader does not know yet that one of its replicas was moved away. The other replicas have
+                # the records.
                 return
         super()._all_have(replica, offset)
 
@@ -322,7 +323,7 @@ class ControllerWorld(World):
         self.real.fail_over(self.now_ms)
 
     def _renew_leader(self, node: Node) -> None:
-        """Nobody can ask the real one for that."""
+        """The real controller has no request for that, so move the leadership."""
         self._move_leader(node)
 
     def _stop(self, node: Node) -> None:
@@ -356,12 +357,12 @@ _FAULTS = ("_fail_over", "_stop", "_reassign", "_reassign")
 
 
 def run(seed: int, mutant: type[World] | None = None) -> Report:
-    """One life. Raises ``Violation`` when something happened that must not."""
+    """Run one seed. Raises ``Violation``."""
     return (mutant or ControllerWorld)(seed).live()
 
 
 def _beginning(replicas: list[tuple[int, ...]], min_isr: int) -> list[Message]:
-    """Brokers that have been there before, and partitions that wait for them."""
+    """The initial log: registered brokers, and partitions that wait for them."""
     changes: list[Message] = [
         registration_record(
             BrokerImage(

@@ -1,7 +1,7 @@
-"""Planted bugs of the controller: each is a rule of elections or of the ISR, broken on purpose.
+"""Planted bugs of the controller: each breaks a rule of elections or of the ISR on purpose.
 
-As in ``replication_mutants.py``: every one must be found within a number of seeds, or the simulator is blind to
-it. They override one rule of the real controller, or stand between it and the brokers.
+As in ``replication_mutants.py``, every mutant must be found within a number of seeds, or the simulator is blind
+to it. They override one rule of the real controller, or stand between it and the brokers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.replication.events import Assignment, IsrProposal
 from penstock.sim.cores.controller import ControllerWorld, RealController
 from penstock.sim.cores.replication_mutants import TrustsItsSettings
 
-# Trap 7: whoever lost its page cache still counts as one that holds everything.
+# Trap 7: a replica that lost its page cache still counts as complete.
 
 
 class _TrustsTheForgetful(Revision):
@@ -29,7 +29,7 @@ class ForgetfulReplicasStayEligible(ControllerWorld):
     controller_type = _TrustsTheForgetfulController
 
 
-# Trap 7: eligible leaders outlive the time in which nothing was committed without them.
+# Trap 7: eligible leaders are kept although records were committed without them.
 
 
 class _NeverForgets(Revision):
@@ -46,7 +46,7 @@ class EligibleLeadersAreKept(ControllerWorld):
     controller_type = _NeverForgetsController
 
 
-# Trap 12: anybody alive is elected rather than nobody, and nothing tells that it was unclean.
+# Trap 12: any live replica is elected rather than none, and not marked as unclean.
 
 
 class _ElectsAnybody(Revision):
@@ -84,8 +84,8 @@ class ReassignmentEndsEarly(ControllerWorld):
     controller_type = _IsHastyController
 
 
-# A reassignment ends as soon as all new replicas are in sync, however few that leaves (Kafka's rule), and one
-# that is cancelled goes back to whatever there was.
+# A reassignment ends as soon as all new replicas are in sync, however few that leaves (Kafka's rule), and a
+# cancelled one always returns to the old replicas.
 
 
 class _CountsNobody(Revision):
@@ -109,7 +109,7 @@ class ReassignmentLeavesTooFew(ControllerWorld):
     controller_type = _CountsNobodyController
 
 
-# Trap 8: an earlier life of a replica is let into the ISR (KIP-903).
+# Trap 8: an earlier incarnation of a replica is admitted to the ISR (KIP-903).
 
 
 class _IgnoresBrokerEpochs(RealController):
@@ -124,7 +124,7 @@ class BrokerEpochsAreIgnored(ControllerWorld):
     controller_type = _IgnoresBrokerEpochs
 
 
-# Traps 9 and 11: a proposal is taken whatever it was made from, as long as the leader is the same.
+# Traps 9 and 11: an outdated proposal is accepted if the leader is the same.
 
 
 class _IgnoresPartitionEpochs(RealController):
@@ -139,7 +139,7 @@ class PartitionEpochsAreIgnored(ControllerWorld):
     controller_type = _IgnoresPartitionEpochs
 
 
-# Trap 9: a proposal of what is already so leaves the partition epoch as it is, and with it older proposals valid.
+# Trap 9: a proposal of the present ISR does not raise the partition epoch, so older proposals stay valid.
 
 
 class _SavesAChange(RealController):
@@ -158,7 +158,7 @@ class SameIsrIsNoChange(ControllerWorld):
     controller_type = _SavesAChange
 
 
-# Trap 7: leaders go by the settings they have heard of.
+# Trap 7: leaders use the settings they know.
 
 
 class CommitsUnderAnOldMinimum(ControllerWorld):

@@ -1,13 +1,13 @@
-"""A quorum of cores in virtual time, with everything that can go wrong between and under them.
+"""A quorum of cores in virtual time, with faults of messages, processes and disks.
 
-Messages are lost, doubled, delayed and overtaken; links are cut in one direction or both; nodes stop for a
-while, or crash and lose what was not synced; disks of a minority are wiped, also while the cluster is being
-born; voters are added and removed. After every event the node it happened to is checked against all that any
-node ever promised (``Ledger``). Then everything heals, and the quorum must come to life: one leader, every
-wiped voter replaced, a new entry committed everywhere.
+Messages are lost, duplicated, delayed and overtaken; links are cut in one direction or both; nodes pause, or
+crash and lose what was not synced; disks of a minority are wiped, even while the cluster is founded; voters are
+added and removed. After every event the node is checked against everything that any node ever promised
+(``Ledger``). Then everything heals, and the quorum must recover: one leader, every wiped voter replaced, a new
+entry committed everywhere.
 
-Only cores run here: no bytes, no asyncio, no files. So a seed takes some tens of milliseconds, and the rare
-interleavings are found by number. What one seed did, it does again: all randomness comes from it.
+Only cores run here: no bytes, no asyncio, no files. So a seed takes some tens of milliseconds, and the number of
+seeds finds rare interleavings. All randomness comes from the seed, so a run can be repeated.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Simulation:
         )
 
     def _propose(self) -> None:
-        """A client asks a node; if it leads, it appends."""
+        """A client sends a proposal to a node; if it leads, it appends."""
         world = self.world
         draw = world.clients_draw
         world.later(1 + draw.randrange(world.swarm.propose_every_ms), self._propose)
@@ -77,15 +77,17 @@ class Simulation:
         world = self.world
         world.is_healing = True
         self._network.cuts.clear()
-        # One entry to a round trip is a fault too: a wiped disk could not be filled again in the time there is.
+        # One entry per round trip is a fault too: a wiped disk could not catch up in time.
         world.swarm.fetched_max = FETCHED_MAX
         for node in self.nodes.values():
             node.paused_until_ms = min(node.paused_until_ms, world.now_ms)
             world.later(1, node.boot, node.life)
 
     def _ailment(self) -> str | None:
-        """What is still wrong. Nothing: one established leader, every voter with the disk it has, all nodes
-        as far as what was committed.
+        """What is still wrong; None when everything is in order.
+
+        That means one established leader, every voter with its present disk, and everything committed on all
+        nodes.
         """
         leaders = [node for node in self.nodes.values() if node.raft is not None and node.raft.is_established]
         if len(leaders) != 1:
@@ -111,5 +113,5 @@ class Simulation:
 
 
 def run(seed: int, mutant: str | None = None) -> Report:
-    """One seed. Raises Violation, which names the seed."""
+    """Run one seed. Raises Violation, which names the seed."""
     return Simulation(seed, Raft if mutant is None else MUTANTS[mutant]).run()

@@ -1,7 +1,6 @@
-"""What goes wrong in a simulated quorum: crashes, wiped disks, cuts, pauses, and operators who change the
-voters.
+"""Faults of a simulated quorum: crashes, wiped disks, cuts, pauses, and changes of the voters.
 
-One fault at a time, drawn from those that the seed's swarm has, more often at the leader than elsewhere.
+One fault at a time, drawn from those in the seed's swarm, more often at the leader than at other nodes.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Faults:
                     node.step(node.life, node.raft.resign)
 
     def _leaders(self) -> list[Node]:
-        """Those that take themselves for it."""
+        """The nodes that believe to be the leader."""
         return [node for node in self._nodes.values() if node.raft is not None and node.raft.is_leader]
 
     # Processes and disks
@@ -101,7 +100,7 @@ class Faults:
             self._crash(node, restart_in_ms=self._world.faults_draw.choice((50, 3000)), wiped=True)
 
     def _storing(self, node: Node) -> None:
-        """It stores a promise, a moment which faults at random would miss."""
+        """Perhaps crash a node while it stores its state: random faults would miss that moment."""
         world = self._world
         if not world.is_healing and world.faults_draw.random() < world.swarm.crash_while_storing:
             world.later(world.disk_draw.randrange(world.swarm.sync_ms), self._crash_in_life, node, node.life)
@@ -111,7 +110,7 @@ class Faults:
             self._crash(node, restart_in_ms=20)
 
     def _refused(self, peer: Node, life: int, node: Node) -> None:
-        """Nobody listens where a node was, and its peer notices."""
+        """A peer notices that a node's port is closed."""
         raft = peer.raft
         if raft is not None and not node.is_up and (peer.id, node.id) not in self._network.cuts:
             self._ledger.missed(peer, node)
@@ -142,7 +141,7 @@ class Faults:
     # Operators
 
     def _change_voters(self) -> None:
-        """An operator adds a node or removes one, anywhere it finds a leader."""
+        """An operator adds or removes a voter, at any node that claims to lead."""
         draw = self._world.faults_draw
         leaders = self._leaders()
         if not leaders:
@@ -151,7 +150,7 @@ class Faults:
         raft = leader.raft
         assert raft is not None
         if not leader.is_responsive:
-            # By the time it heard, what the operator looked at could be different.
+            # The state could change before the node handles the request.
             return
         request = self._wanted_change(raft)
         if request is not None:
@@ -166,7 +165,7 @@ class Faults:
             return ChangeVoterRequest(draw.choice(outside).me, False)
         removed = draw.choice(voters)
         rest = [voter for voter in voters if voter != removed]
-        # An operator who looks first: with a disk missing, it is that one that has to go.
+        # The operator is careful: if a voter's disk is missing, that voter must be removed first.
         if len(rest) < 2 or any(self._nodes[voter.id].directory != voter.directory for voter in rest):
             return None
         return ChangeVoterRequest(removed, True)

@@ -1,8 +1,8 @@
-"""All that any node of a simulated quorum has ever promised, and the check that it keeps it.
+"""Everything that any node of a simulated quorum has ever promised, and checks that the promises are kept.
 
-The ledger sees what no node sees: every vote, every leader, every entry that was ever committed. It keeps its
-own books from what goes in and out of the cores, and asks the cores nothing, so that a core that deceives
-itself does not deceive it. Each method is called at the moment the thing happens.
+The ledger sees what no node sees: every vote, every leader, every committed entry. It records what goes in and
+out of the cores and asks the cores nothing, so that a core with a wrong state cannot mislead it. Each method is
+called when the event happens.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ class Ledger:
     def __init__(self, seed: int, nodes: dict[int, Node]) -> None:
         self._seed = seed
         self._nodes = nodes
-        # Who led each epoch, in which life.
+        # The leader of each epoch, and its incarnation.
         self._leaders: dict[int, tuple[Voter, int]] = {}
-        # Whom each disk elected in each epoch.
+        # The vote of each disk in each epoch.
         self._votes: dict[tuple[Voter, int], Voter] = {}
-        # Who said in an epoch that it would elect a candidate.
+        # The voters that granted a candidate's pre-vote in an epoch.
         self._words: dict[tuple[Voter, int], dict[Voter, None]] = {}
-        # What was ever at an offset in an epoch, and the epoch before it.
+        # The entry at an offset in an epoch, and the epoch before it.
         self._written: dict[tuple[int, int], tuple[Any, int]] = {}
-        # By offset; only ever grows.
+        # By offset; never shrinks.
         self.committed: list[Entry] = []
         self._committed_voters: Voters = ()
-        # The newest in which anything was committed.
+        # The latest epoch with a committed entry.
         self._committed_epoch = 0
-        # What each life has been told is committed.
+        # The high watermark of each node since its last start.
         self._high_watermarks: dict[int, int] = {}
-        # Disks that are gone, as they were when they went.
+        # Wiped disks, as they were when they were wiped.
         self._graves: dict[Voter, SimLog] = {}
         self._wiped_ids: dict[int, None] = {}
-        # When each node last had an answer from a leader, and of which epoch.
+        # When each node last had a response from a leader, and of which epoch.
         self._heard: dict[int, tuple[int, int]] = {}
-        # The epoch in which each node follows, of those that do.
+        # The epoch in which each follower follows.
         self._followed: dict[int, int] = {}
-        # What each node last asked a leader.
+        # The last fetch of each node.
         self._fetching: dict[int, Request] = {}
-        # Pieces of snapshots under way.
+        # Pieces of snapshots being downloaded.
         self.downloads: dict[int, Any] = {}
 
     def fail(self, message: str, now_ms: int) -> NoReturn:
@@ -76,7 +76,7 @@ class Ledger:
             if self._leaders.setdefault(effect.epoch, leader) != leader:
                 self.fail(f"two leaders of epoch {effect.epoch}", now_ms)
             if effect.epoch < self._committed_epoch:
-                # Elected long ago, and only now told so. Nobody will follow it.
+                # Elected long ago, and only now informed. No node will follow it.
                 return
             count = len(self.committed)
             if node.log.end_offset < count or (
@@ -116,7 +116,7 @@ class Ledger:
                 self._heard[node.id] = (now_ms, answer.epoch)
 
     def missed(self, node: Node, gone: Node) -> None:
-        """The node was told that a process is gone; what the leader sent before is no sign of life."""
+        """A node learned that a process is gone; earlier responses of that leader no longer count."""
         leader = self._leaders.get(self._followed.get(node.id, -1))
         if leader is not None and leader[0].id == gone.id:
             self._followed.pop(node.id, None)
@@ -170,7 +170,7 @@ class Ledger:
         self._committed_voters = next(voters for at, voters in reversed(log.voters) if at < offset)
 
     def _check_majority(self, node: Node, offset: int, now_ms: int) -> None:
-        """A newly committed entry is on the disks of a majority, or was when they were lost."""
+        """Check that a newly committed entry is on the disks of a majority, or was when they were wiped."""
         entry = node.log.at(offset - 1)
         voters = node.log.voters[-1][1]
         holders = 0
@@ -202,7 +202,7 @@ class Ledger:
         self._followed.pop(node.id, None)
 
     def may_wipe(self, node: Node) -> bool:
-        """Whether a quorum can survive the loss of this disk too: it promises to outlive a minority."""
+        """Whether a quorum can survive the loss of this disk too: it must survive the loss of a minority."""
         if not node.is_up:
             return False
         if not self.committed:

@@ -1,7 +1,7 @@
-"""A log in memory that knows what of it is durable: the disk of the quorum's simulator.
+"""A log in memory that knows which part of it is durable: the disk of the quorum's simulator.
 
-One entry is one batch and takes one offset. A crash keeps what was synced and some of the rest, from the
-front, as a disk that writes a file in order does.
+One entry is one batch and takes one offset. A crash keeps what was synced and a prefix of the rest, like a disk
+that writes a file in order.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NOWHERE = EpochEnd(-1, -1)
 
 class Entry(NamedTuple):
     epoch: int
-    # A number that was proposed, or control records.
+    # A proposed number, or control records.
     payload: Any
 
 
 class SimLog:
-    """A ``raft.storage.LogView``, and the little that writes it."""
+    """A ``raft.storage.LogView`` with the methods that write it."""
 
     __slots__ = (
         "end_offset",
@@ -44,14 +44,14 @@ class SimLog:
         self.end_offset = 0
         self.last_epoch = 0
         self.snapshot_id: SnapshotId | None = None
-        # From start_offset on.
+        # Starts at start_offset.
         self.entries: list[Entry] = []
         # (epoch, start offset), ascending.
         self.epochs: list[tuple[int, int]] = []
         self.voters: list[tuple[int, Voters]] = []
         # Exclusive.
         self.synced_offset = 0
-        # What a sync that is under way may claim when it is done.
+        # The offset up to which a running sync makes the log durable. Exclusive.
         self.syncing_offset = 0
 
     def end_offset_for(self, epoch: int) -> EpochEnd:
@@ -99,7 +99,7 @@ class SimLog:
         self.synced_offset = max(self.synced_offset, self.syncing_offset)
 
     def compact(self, offset: int) -> None:
-        """Make a snapshot that ends at this offset, and begin there."""
+        """Take a snapshot that ends at this offset, and start the log there."""
         epoch = self.at(offset - 1).epoch
         del self.entries[: offset - self.start_offset]
         self.start_offset = offset
@@ -112,11 +112,11 @@ class SimLog:
         self.epochs = kept
         older = [entry for entry in self.voters if entry[0] < offset]
         self.voters = older[-1:] + self.voters[len(older) :]
-        # A snapshot is durable before anything is removed for it.
+        # A snapshot is durable before the entries it replaces are removed.
         self.synced_offset = max(self.synced_offset, offset)
 
     def load(self, snapshot_id: SnapshotId, voters: list[tuple[int, Voters]]) -> None:
-        """Begin and end at a snapshot fetched from the leader."""
+        """Start and end the log at a snapshot fetched from the leader."""
         self.start_offset = self.end_offset = self.synced_offset = self.syncing_offset = (
             snapshot_id.end_offset
         )

@@ -1,8 +1,7 @@
-"""Planted bugs: the quorum's core with one rule broken at a time, to see that the simulator would notice.
+"""Planted bugs of the quorum: the core with one rule broken at a time, to test the simulator.
 
-Each is a mistake that somebody has made, or could, in one part of the core. They exist only here; the
-product has no switch for them. Their ``check`` is silenced, so that it is the ledger, which looks from
-outside, that has to find out.
+Each is a mistake that was made, or could be made, in one part of the core. They exist only here; the product has
+no switch for them. Their ``check`` is disabled, so that the ledger has to find them from outside.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class _Mutant(Raft):
         pass
 
 
-# Of what a node is in every role.
+# State common to all roles.
 
 
 class StoresLast(Participant):
-    """Answers first and stores the vote afterwards."""
+    """Responds before it stores the vote."""
 
     def take(self) -> list[Effect]:
         effects = super().take()
@@ -49,7 +48,7 @@ class StoresLast(Participant):
         return sorted(effects, key=lambda effect: isinstance(effect, StoreState))
 
 
-# Of elections.
+# Elections.
 
 
 class NoPreVote(Elections):
@@ -60,15 +59,16 @@ class NoPreVote(Elections):
 
 
 class IgnoresLeader(Elections):
-    """Would elect anyone with a good log, though it hears the leader."""
+    """Votes for any candidate with a good log, though it hears the leader."""
 
     def _hears_leader(self) -> bool:
         return False
 
 
 class BornByMajority(Elections):
-    """Lets a majority of those it met over time elect the first leader: a wiped one may be the only one that
-    two leaders have in common, and it does not remember the first.
+    """Lets a majority of the nodes it has met over time elect the first leader.
+
+    The only node that two such leaders have in common may be a wiped one, which does not remember the first.
     """
 
     def _votes_needed(self, voters: Voters) -> int:
@@ -82,14 +82,14 @@ class BornByMajority(Elections):
 
 
 class NoLogCheck(Elections):
-    """Elects candidates that lack what is committed."""
+    """Votes for candidates that lack committed entries."""
 
     def _is_up_to_date(self, request: VoteRequest) -> bool:
         return True
 
 
 class VotesTwice(Elections):
-    """Forgets, while it runs, that it has voted."""
+    """Forgets its vote while it runs."""
 
     def _may_vote_for(self, request: VoteRequest) -> bool:
         self._node.voted_for = None
@@ -97,7 +97,7 @@ class VotesTwice(Elections):
 
 
 class AnyDirectory(Elections):
-    """Gives the vote of a disk that is gone, which it may have given before."""
+    """Votes for a disk that is gone, which may have voted before."""
 
     def vote(self, request: VoteRequest, token: Any, now_ms: int) -> None:
         if request.voter.id == self._node.me.id:
@@ -105,11 +105,11 @@ class AnyDirectory(Elections):
         super().vote(request, token, now_ms)
 
 
-# Of following.
+# Following.
 
 
 class FetchesUnflushed(Following):
-    """Asks for more, and by that promises what it has, before what it has is durable."""
+    """Fetches more, and thereby promises what it has, before that is durable."""
 
     def log_changed(self, role: Follower) -> None:
         super().log_changed(role)
@@ -118,7 +118,7 @@ class FetchesUnflushed(Following):
 
 
 class NoCorrelation(Following):
-    """Takes any answer of its epoch for the answer to what it asked last."""
+    """Takes any response of its epoch for the response to its last request."""
 
     def fetch_answered(self, request: FetchRequest, answer: FetchAnswer, now_ms: int) -> None:
         if isinstance(self._node.role, Follower):
@@ -127,14 +127,14 @@ class NoCorrelation(Following):
 
 
 class TruncatesToHighWatermark(Following):
-    """Goes back to what it knows to be committed, which may be less than is (before KIP-101)."""
+    """Truncates to its high watermark, which may be behind the real one (before KIP-101)."""
 
     def _truncation_offset(self, diverging: EpochEnd) -> int:
         return self._node.high_watermark
 
 
 class FetchesTwice(Following):
-    """Sends the next fetch before it has appended what the last one brought."""
+    """Sends the next fetch before it has appended the records of the last one."""
 
     def fetch_answered(self, request: FetchRequest, answer: FetchAnswer, now_ms: int) -> None:
         super().fetch_answered(request, answer, now_ms)
@@ -145,7 +145,7 @@ class FetchesTwice(Following):
             self._node.emit(Send(role.leader_id, ahead))
 
 
-# Of leading.
+# Leading.
 
 
 class CountsUnflushed(Leading):
@@ -159,7 +159,7 @@ class CountsUnflushed(Leading):
 
 
 class CommitsOldEpoch(Leading):
-    """Commits what a majority has, be it only of older epochs (Raft, figure 8)."""
+    """Commits what a majority has, even if it is of older epochs only (Raft, figure 8)."""
 
     def advance(self, role: Leader, now_ms: int) -> None:
         epoch_start_offset = role.epoch_start_offset
@@ -169,7 +169,7 @@ class CommitsOldEpoch(Leading):
 
 
 class NoDivergence(Leading):
-    """Takes every follower's log for the beginning of its own."""
+    """Assumes that every follower's log is a prefix of its own."""
 
     def _parting(self, request: FetchRequest) -> FetchAnswer | None:
         log = self._node.log
@@ -192,18 +192,18 @@ class CountsObservers(Leading):
         super().advance(role, now_ms)
 
 
-# Of changing the voters.
+# Voter changes.
 
 
 class TwoAtOnce(VoterChanges):
-    """Changes the voters while the change before is not committed."""
+    """Changes the voters while the previous change is not committed."""
 
     def may_change(self) -> bool:
         return self._node.is_leader and bool(self._node.log.voters)
 
 
 def _with(part: type) -> type[Raft]:
-    """The core with one of its parts replaced by one that is broken."""
+    """The core with one of its parts replaced by a broken one."""
     (place,) = (
         name
         for name, good in vars(Raft).items()

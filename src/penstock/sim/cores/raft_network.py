@@ -1,8 +1,7 @@
-"""The network between simulated nodes of a quorum: messages are lost, doubled, late and overtaken, and links are
-cut in one direction or both.
+"""The network between simulated nodes of a quorum.
 
-A request that nobody will answer is given up after a while, as a shell with a timeout would. Both ends of a
-message carry the life of the process they are meant for.
+Messages are lost, duplicated, late and overtaken, and links are cut in one direction or both. A request without a
+response times out, as in a real shell. Both ends of a message contain the incarnation of the process it is for.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from penstock.sim.cores.raft_ledger import Ledger
 from penstock.sim.cores.raft_node import Node
 from penstock.sim.cores.raft_world import World
 
-# After a message that was lost, its sender is told that no answer comes.
+# The time after which the sender of a lost message gives up.
 GIVEN_UP_MS = 400
 SNAPSHOT_PIECES = 2
 
 
 class Call(NamedTuple):
-    """A request on its way: who asked, in which life, and what."""
+    """A request in flight: its sender, the sender's incarnation, and the request."""
 
     node: Node
     life: int
@@ -44,7 +43,7 @@ class Network:
         self._ledger = ledger
         self._nodes = nodes
         self._tokens = 0
-        # Directed, with how often each is cut.
+        # Directed links -> number of cuts on each.
         self.cuts: dict[tuple[int, int], int] = {}
 
     def send(self, node: Node, effect: Send) -> None:
@@ -81,7 +80,7 @@ class Network:
             world.later(self.latency_ms(), self._deliver, call, answer)
 
     def hang_up(self, node: Node) -> None:
-        """Its process is gone: whoever waits for its answers notices."""
+        """A process is gone: nodes that wait for its responses notice."""
         for call in node.inbound.values():
             self._world.later(self.latency_ms(), self._give_up, call)
         node.inbound.clear()

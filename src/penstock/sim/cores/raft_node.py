@@ -1,8 +1,8 @@
-"""One simulated node of a quorum: a disk, and a process on it that carries out what its core wants.
+"""One simulated node of a quorum: a disk, and a process that carries out the effects of its core.
 
-This is the shell's counterpart (``broker/quorum/consensus.py``): effects in order, nothing else while a promise is
-being stored, a flush that takes its time. What a newcomer gets wrong: whatever is scheduled for a process
-must not reach the one that runs after a crash, so it carries the life it is meant for.
+It is the counterpart of the shell (``broker/quorum/consensus.py``): effects in order, nothing else while a state
+is being stored, a flush that takes time. An event scheduled for a process must not reach the next process after a
+crash, so it carries the incarnation (``life``) it is for.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from penstock.sim.report import Violation
 if TYPE_CHECKING:
     from penstock.sim.cores.raft_network import Call, Network
 
-# Of a role that waits for nothing.
+# Deadline of a role that waits for nothing.
 NEVER_MS = 1 << 60
 
 
@@ -81,7 +81,7 @@ class Node:
         self._ledger = ledger
         self._raft_type = raft_type
         self._controllers = controllers
-        # Told when it begins to store a promise.
+        # Called when it begins to store a state.
         self.on_storing: Callable[[Node], None] = lambda _: None
         # The disk.
         self.directory = b""
@@ -93,10 +93,10 @@ class Node:
         self.raft: Raft | None = None
         self._tick_at_ms = -1
         self.paused_until_ms = 0
-        # While a state is being stored: what else happened.
+        # While a state is being stored: deferred events.
         self.is_busy = False
         self._deferred: deque[Callable[[int], list[Effect]]] = deque()
-        # Requests it owes an answer.
+        # Requests that wait for its response.
         self.inbound: dict[int, Call] = {}
 
     @property
@@ -105,7 +105,7 @@ class Node:
 
     @property
     def is_responsive(self) -> bool:
-        """Whether it does at once what it is told."""
+        """Whether it handles events at once."""
         return not self.is_busy and self.paused_until_ms <= self._world.now_ms
 
     # Lives
@@ -127,7 +127,7 @@ class Node:
         self.step(self.life, self.raft.start)
 
     def end(self) -> None:
-        """The process is gone, and with it all that it had not written."""
+        """End the process; everything it had not written is lost."""
         self.life += 1
         self.is_up = self.is_busy = False
         self.raft = None
@@ -135,19 +135,19 @@ class Node:
         self._deferred.clear()
 
     def get_disk(self) -> None:
-        """A new one, in place of any it had."""
+        """Replace the disk by an empty one."""
         self.directory = self._world.disk_draw.randbytes(4)
         self.stored = StoredState()
         self.log = SimLog()
 
     def lose_unsynced(self) -> None:
-        """Some of what was not synced, or all of it."""
+        """Lose some or all of what was not synced."""
         self.log.truncate(self._world.disk_draw.randint(self.log.synced_offset, self.log.end_offset))
 
     # One thing at a time
 
     def step(self, life: int, happening: Callable[[int], list[Effect]]) -> None:
-        """Let something happen to the process, unless it is another one by now."""
+        """Pass an event to the process, unless it has been replaced."""
         if self.life != life or not self.is_up:
             return
         world = self._world
@@ -162,7 +162,7 @@ class Node:
                 self._stopped(error)
 
     def _stopped(self, error: AssertionError) -> None:
-        """A core has found its own invariants broken."""
+        """Report a core's broken invariant."""
         if isinstance(error, Violation):
             raise error
         frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -171,7 +171,7 @@ class Node:
         )
 
     def _carry_out(self, effects: list[Effect], place: int = 0) -> None:
-        """Do what the core wants, in order; go on later when a state has to be stored first."""
+        """Carry out the effects in order; continue later when a state has to be stored first."""
         raft = self.raft
         assert raft is not None
         ledger = self._ledger
@@ -234,7 +234,7 @@ class Node:
     # The disk
 
     def append(self, payload: object, count: int) -> None:
-        """The leader's node has records of its own."""
+        """Append records of the leader's own."""
         raft = self.raft
         assert raft is not None
         for _ in range(count):
@@ -254,7 +254,7 @@ class Node:
         self._ledger.grew(self, first, now_ms)
 
     def _store(self, effects: list[Effect], place: int) -> None:
-        """Store a promise, which takes a moment; it is the effect before ``place``."""
+        """Store a state, which takes a while; it is the effect before ``place``."""
         world = self._world
         self.is_busy = True
         self.on_storing(self)

@@ -1,7 +1,7 @@
-"""What everything in one run of the quorum's simulator shares: virtual time, chance, and what is reported.
+"""State shared by one run of the quorum's simulator: virtual time, randomness, and counts.
 
-All randomness of a run comes from its seed, in streams of their own: a change in one place does not shift
-what all the others draw.
+All randomness of a run comes from its seed, in separate streams: a change in one place does not shift what the
+others draw.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-# How often it is asked whether a run is done.
+# How often to check whether a run is done.
 LOOK_MS = 200
 
 
-# What is counted in a run.
+# Names of the counts.
 COUNTED = (
     "nodes",
     "crashes",
@@ -30,12 +30,12 @@ COUNTED = (
     "snapshots",
     "voter_changes",
 )
-# Entries in an answer, when nothing is wrong.
+# Entries in a response, without faults.
 FETCHED_MAX = 20
 
 
 class Swarm:
-    """What kind of bad luck this seed has; without it, every run would be the same mixture of everything."""
+    """The mixture of faults of this seed. Without it, every run would have the same mixture of everything."""
 
     def __init__(self, draw: random.Random) -> None:
         self.voters = 3 if draw.random() < 0.7 else 5
@@ -44,12 +44,12 @@ class Swarm:
         self.lag_ms = draw.choice((0, 0, 300))
         self.loss = draw.choice((0.0, 0.0, 0.02, 0.1))
         self.doubling = draw.choice((0.0, 0.02, 0.1))
-        # A small one lets a log cross an epoch in two steps, which is where the paper's figure 8 lies.
+        # A small value lets a log cross an epoch in two steps, which is the case of figure 8 of the Raft paper.
         self.fetched_max = draw.choice((1, 3, FETCHED_MAX))
         self.sync_ms = draw.choice((2, 10, 50))
         self.fault_every_ms = draw.choice((700, 1500, 4000))
         self.propose_every_ms = draw.choice((200, 600))
-        # The moment between a promise and its storing is short, and faults at random miss it.
+        # The time between a promise and its storing is short, and random faults miss it.
         self.crash_while_storing = draw.choice((0.0, 0.05))
         self.sees_refusals = draw.random() < 0.6
         self.is_born_badly = draw.random() < 0.3
@@ -80,7 +80,7 @@ class World:
         self.clients_draw = random.Random(seed * 7 + 4)
         self.cores_draw = random.Random(seed * 7 + 5)
         self.swarm = Swarm(random.Random(seed * 7 + 6))
-        # Nothing goes wrong any more.
+        # Whether faults have ended.
         self.is_healing = False
 
         self.now_ms = 0
@@ -92,7 +92,7 @@ class World:
         heappush(self._queue, (self.now_ms + delay_ms, self._sequence, callback, arguments))
 
     def run_until(self, end_ms: int, is_done: Callable[[], bool] | None = None) -> bool:
-        """Let everything happen that is to happen up to then; whether it was done before."""
+        """Run events up to this time; True if the run was done before."""
         queue = self._queue
         looked_at_ms = self.now_ms
         while queue and queue[0][0] <= end_ms:

@@ -1,20 +1,20 @@
 """Replication under every fault at once: real ``Partition`` and ``Fetcher`` cores, a model of the rest.
 
-Three to five nodes replicate one or two partitions. Messages are lost, doubled, late and out of order; links
-are cut one way or both; nodes pause, crash, and lose power with whatever was not synced; leaders live on
-without having heard that they were replaced. Clients write with acks=all and, now and then, with acks=1.
-Checked as it happens:
+Three to five nodes replicate one or two partitions. Messages are lost, duplicated, late and out of order; links
+are cut one way or both; nodes pause, crash, and lose power with everything that was not synced; old leaders
+continue without knowing that they were replaced. Clients write with acks=all and, now and then, with acks=1.
+These invariants are checked at every event:
 
 - what was acknowledged is committed, and what is committed is the same on every replica, for ever;
 - a new leader has everything that is committed; one leader per epoch;
-- a leader's high watermark never goes back, and every member of its maximal ISR has all below it;
-- nobody truncates below its own high watermark.
+- a leader's high watermark never goes back, and every member of its maximal ISR has everything below it;
+- no replica truncates below its own high watermark.
 
-Then everything heals, and every partition must have a full ISR and commit a last write. ``run(seed)`` is one
-such life; the same seed gives the same life, on any machine.
+Then everything heals, and every partition must have a full ISR and commit a last write. ``run(seed)`` is one run;
+the same seed gives the same run on any machine.
 
-What a newcomer gets wrong: power is never taken from the last holder of committed records. In ``replicated``
-mode that is the one loss the design allows, so no checker could tell it from a mistake.
+The last holder of committed records never loses power. In ``replicated`` mode the design allows that loss, so no
+checker could distinguish it from a bug.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from penstock.sim.report import Report, Violation
 SESSION_MS = 1_300
 LAG_MAX_MS = 1_500
 HEALING_MS = 15_000
-# The last value that is written.
+# The last value written.
 PROBE = -1
-# Lives in which settings change, and how often they do.
+# The share of runs in which settings change, and how often they do.
 SETTINGS_SHARE = 0.3
 SETTINGS_CALM_MS = 1_500
 SETTINGS_MALICE = 0.5
-# Every so many events everything is compared with everything.
+# Events between two full comparisons.
 SCAN_INTERVAL = 64
 
 
@@ -62,7 +62,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
-        # How bad this life is: each seed has its own mixture.
+        # The mixture of faults of this seed.
         self.is_flushed = dice.random() < 0.25
         self.lag_max_ms = LAG_MAX_MS
         self.min_isr = 2
@@ -76,7 +76,8 @@ class World:
         self._duration_ms = dice.choice((6_000, 10_000, 14_000))
         self._faults = [fault for fault in _FAULTS if dice.random() < 0.7] or list(_FAULTS)
         self._is_healed = False
-        # In some lives min.insync.replicas changes under way; drawn apart, so that the others stay as they were.
+        # In some runs min.insync.replicas changes. Drawn from a separate stream, so that the other runs stay the
+        # same.
         self._settings_dice = random.Random(f"minimum {seed}")
         self._changes_min_isr = self._settings_dice.random() < SETTINGS_SHARE
         self._cuts: dict[tuple[int, int], int] = {}
@@ -88,7 +89,7 @@ class World:
         ]
         self.controller = self.controller_type(members, self.min_isr)
         self.nodes = {node_id: Node(self, node_id) for node_id in range(1, count + 1)}
-        # The truth: what was committed, by partition; and what was acknowledged.
+        # The truth: committed entries by partition, and the number of acknowledged writes.
         self.committed: list[list[Entry]] = [[] for _ in members]
         self.acked = 0
         self.leaders: dict[tuple[int, int], int] = {}
@@ -169,10 +170,10 @@ class World:
             return
         epoch = self._registrations.get((node.id, life))
         if epoch is not None:
-            # Asked again, because the answer was lost: one life is one registration.
+            # A retry, because the response was lost: one start is one registration.
             self.send(CONTROLLER, node.id, node.registered, life, epoch, len(self.controller.history))
             return
-        # In flushed mode nothing that counted can be lost, so no start is unclean.
+        # In flushed mode nothing that counted can be lost, so every start is clean.
         is_unclean = node.has_lost_power and not self.is_flushed
         epoch = self.controller.register(node.id, is_unclean=is_unclean, now_ms=self.now_ms)
         self._registrations[node.id, life] = epoch
@@ -189,7 +190,7 @@ class World:
     ) -> None:
         dice = self.random.random()
         if not self._is_healed and dice < 0.03:
-            # A controller that is ahead of what it can commit, and is then replaced.
+            # A controller that decided ahead of its commits and is then replaced.
             error, result = int(ErrorCode.INVALID_UPDATE_VERSION), None
         else:
             self._raise_before(replica.index, proposal)
@@ -274,14 +275,14 @@ class World:
             if node.has_lost_power or (
                 member != core.me and core.broker_epoch_of(member) != node.broker_epoch
             ):
-                # Of its earlier life we only know what it had then.
+                # Of its earlier incarnation only the state at that time is known.
                 continue
             has = node.replicas[replica.key].counted()
             if has < offset:
                 raise Violation(f"seed {self.seed}: {member} has {has} of {offset}: {replica}")
 
     def _in_sync_have_all(self, index: int) -> None:
-        """Whoever the controller may elect has all that is committed, wherever that was."""
+        """Check that every replica the controller may elect has everything committed."""
         committed = self.committed[index]
         partition = self.controller.partitions[index]
         for member in (*partition.isr, *partition.elr):
@@ -300,7 +301,7 @@ class World:
             raise Violation(f"seed {self.seed}: {value} was acknowledged, but is not committed: {replica}")
 
     def scan(self) -> None:
-        """Everything against everything: what the checkers above missed is seen here."""
+        """Compare everything with everything, to find what the checks above missed."""
         for node in self.nodes.values():
             for fetcher in node.fetchers.values():
                 fetcher.check()
@@ -323,7 +324,7 @@ class World:
             if replica.index == index and replica.core.is_leader
         ]
         if leaders:
-            # Often the same value again: a client that has not been answered.
+            # Sometimes the same value again: a client that got no response.
             if dice.random() < 0.8:
                 self._value += 1
             dice.choice(leaders).produce(self._value, acks_all=dice.random() < 0.8)
@@ -331,7 +332,7 @@ class World:
             self.later(dice.randint(1, 2 * self._write_ms), self._write)
 
     def _sync(self) -> None:
-        """Pages reach the disk at their own pace."""
+        """Sync random parts of the logs: pages reach the disk at their own pace."""
         dice = self.random
         for node in self.nodes.values():
             for replica in node.replicas.values():
@@ -345,14 +346,14 @@ class World:
             return
         dice = self._settings_dice
         self.counts["minimum changes"] += 1
-        # With a minimum of one, a power loss may take the only holder of what is committed.
+        # With a minimum of one, a power loss may hit the only holder of committed records.
         loses_data = "_power_loss" in self._faults and not self.is_flushed
         self.controller.set_min_isr(dice.choice((2, 3) if loses_data else (1, 2, 2, 3)))
         self._publish()
         self.later(dice.randint(1, SETTINGS_CALM_MS), self._set_min_isr)
 
     def _raise_before(self, index: int, proposal: IsrProposal) -> None:
-        """Sometimes the minimum is raised a moment before somebody is dropped, whom that makes eligible."""
+        """Sometimes raise the minimum just before a replica is dropped, which makes it eligible."""
         members = self.controller.partitions[index].isr
         if self._is_healed or not self._changes_min_isr or len(proposal.isr) >= len(members):
             return
@@ -382,7 +383,7 @@ class World:
         if self._is_healed:
             return
         if self.is_flushed:
-            # What counts is on the disk, so everybody may lose power at once.
+            # Everything that counts is on disk, so all nodes may lose power at once.
             everybody = self.random.random() < 0.3
             for other in self.nodes.values() if everybody else [node]:
                 self._crash(other, loses_power=True)
@@ -390,17 +391,18 @@ class World:
         for replica in node.replicas.values():
             partition = self.controller.partitions[replica.index]
             if any(self.nodes[member].has_lost_power for member in partition.replicas):
-                # The others may yet drop out, and the two would be all there is.
+                # The other replicas may still drop out, and then only these two would be left.
                 return
             if all(member == node.id for member in (*partition.isr, *partition.elr)):
                 return
         self._crash(node, loses_power=True, back_ms=back_ms)
 
     def strike(self, replica: Replica, proposal: IsrProposal) -> int:
-        """Sometimes a fault knows where it hurts: how late a proposal will be, because of what is done now.
+        """Sometimes inject a fault where it hurts most; returns the delay of the proposal.
 
-        Whom it would let in can no longer reach the leader, and may lose power and be back at once: when the
-        proposal comes to the controller, it speaks of another time or even another life (KIP-903).
+        The replicas that the proposal would admit can no longer reach the leader, and may lose power and be back
+        at once: when the proposal reaches the controller, it is about an earlier state or even an earlier
+        incarnation (KIP-903).
         """
         dice = self.random
         joiners = [member for member, _ in proposal.isr if member not in replica.core.isr]
@@ -442,7 +444,7 @@ class World:
                 self.controller.elect(index, partition.leader)
         self._publish()
 
-    # One life
+    # The run
 
     def live(self) -> Report:
         for node in self.nodes.values():
@@ -487,13 +489,13 @@ class World:
         return True
 
     def _probe(self) -> None:
-        """After everything: a full ISR, one log, and a write that is committed."""
+        """Check for a full ISR, equal logs, and a write that is committed."""
         if not self._is_whole():
             raise Violation(f"seed {self.seed}: not whole after healing: {self._everyone()}")
         for index, committed in enumerate(self.committed):
             before = len(committed)
             for _ in range(5):
-                # More than once: a message that was under way when all was healed may still move the leader.
+                # More than once: a message that was in flight at the healing may still move the leader.
                 for replica in self._members(index):
                     replica.produce(PROBE, acks_all=True)
                 self._run_until(self.now_ms + 1_500)
@@ -509,7 +511,7 @@ class World:
         return False
 
     def _members(self, index: int) -> list[Replica]:
-        """The replicas of a partition, where its assignment says that they are."""
+        """The replicas of a partition, on the nodes of its assignment."""
         members = self.controller.partitions[index].replicas
         return [
             replica
@@ -530,5 +532,5 @@ _FAULTS = ("_crash", "_power_loss", "_pause", "_cut", "_move_leader", "_renew_le
 
 
 def run(seed: int, mutant: type[World] | None = None) -> Report:
-    """One life. Raises ``Violation`` when something happened that must not."""
+    """Run one seed. Raises ``Violation``."""
     return (mutant or World)(seed).live()

@@ -1,8 +1,8 @@
-"""The controller of the replication simulator: a deliberately small model of what the real one decides.
+"""The controller of the replication simulator: a deliberately small model of the real one.
 
-One object that never fails, so that everything that goes wrong is the replicas' own doing. It fences brokers,
-elects leaders out of the in-sync replicas and then the eligible leader replicas (KIP-966), and compares every
-proposal with the partition epoch. Its history is what the brokers' images are made of, each at its own pace.
+It is one object that never fails, so that everything that goes wrong is caused by the replicas. It fences
+brokers, elects leaders from the in-sync replicas and then from the eligible leader replicas (KIP-966), and
+compares every proposal with the partition epoch. The brokers' images follow its history, each at its own pace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BrokerChange(NamedTuple):
 
 
 class PartitionChange(NamedTuple):
-    index: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     assignment: Assignment
 
 
@@ -36,7 +36,7 @@ class ModelController:
         self.min_isr = min_isr
         # Committed, in order; a broker's image is a prefix of it.
         self.history: list[Change] = []
-        # Broker -> (broker epoch, fenced, when it was last heard of).
+        # Broker -> broker epoch, whether it is fenced, time of its last heartbeat.
         self.epochs: dict[int, int] = {}
         self.fenced: dict[int, bool] = {}
         self.heard_ms: dict[int, int] = {}
@@ -47,7 +47,7 @@ class ModelController:
     # Brokers
 
     def register(self, broker: int, *, is_unclean: bool, now_ms: int) -> int:
-        """A new life of a broker. What it may have lost in between, it must not be in sync with."""
+        """Register a restarted broker. If it may have lost records, it leaves the ISR and the eligible leaders."""
         epoch = len(self.history) + 1
         self.epochs[broker] = epoch
         self.fenced[broker] = True
@@ -58,7 +58,7 @@ class ModelController:
         return epoch
 
     def heard(self, broker: int, epoch: int, now_ms: int) -> bool:
-        """A heartbeat; False when it is of an earlier life."""
+        """A heartbeat; False when it is of an earlier incarnation."""
         if self.epochs.get(broker) != epoch:
             return False
         self.heard_ms[broker] = now_ms
@@ -83,7 +83,7 @@ class ModelController:
     def alter(
         self, broker: int, broker_epoch: int, index: int, proposal: IsrProposal
     ) -> tuple[int, Assignment | None]:
-        """AlterPartition: (error, what is committed now)."""
+        """AlterPartition: (error, the committed assignment)."""
         partition = self.partitions[index]
         if self.epochs.get(broker) != broker_epoch:
             return ErrorCode.STALE_BROKER_EPOCH, None
@@ -106,7 +106,7 @@ class ModelController:
         return proposal.partition_epoch != partition.partition_epoch
 
     def set_min_isr(self, value: int) -> None:
-        """Change the setting, and with it end who is eligible only because of the old one."""
+        """Change the setting, and clear replicas that were eligible only because of the old one."""
         self.min_isr = value
         self.history.append(MinIsrChange(value))
         for index, partition in enumerate(self.partitions):
@@ -144,7 +144,7 @@ class ModelController:
     ) -> None:
         old = self.partitions[index]
         if not isr or len(isr) < self._isr_needed(old):
-            # Who leaves now has all that is committed, and stays eligible for as long as nothing more is.
+            # A replica that leaves now has everything committed, and stays eligible until more is committed.
             eligible = dict.fromkeys((*elr, *old.isr))
             elr = tuple([member for member in eligible if member not in isr and member != gone])
         else:

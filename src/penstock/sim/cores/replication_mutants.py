@@ -1,8 +1,8 @@
-"""Planted bugs: each is one trap of replication, walked into on purpose.
+"""Planted bugs of replication: each breaks one rule on purpose.
 
-A simulator that finds nothing may be blind. Every mutant here must be caught within a number of seeds; how
-many it takes says how sharp the simulator is. They are subclasses that override one rule, so that the product
-itself has no switch for being wrong.
+A simulator that finds nothing may be blind. Every mutant must be found within a number of seeds; the number shows
+how sharp the simulator is. They are subclasses that override one rule, so that the product itself has no switch
+for being wrong.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _ForgetsItsElection(Replica):
 
     def divergence(self, offset: int, last_epoch: int) -> EpochEndOffset | None:
         if self.epochs and last_epoch > self.epochs[-1][0]:
-            # Asked for an epoch it has never heard of, it can only say where its log ends.
+            # Asked for an unknown epoch, it can only return the end of its log.
             return (
                 None
                 if offset <= len(self.log)
@@ -59,7 +59,7 @@ class LeaderDoesNotRecordItsEpoch(World):
     replica_type = _ForgetsItsElection
 
 
-# Trap 4: a leader that we have followed before is taken to have the log it had then (KAFKA-7164).
+# Trap 4: a follower assumes that a leader it has followed before still has the same log (KAFKA-7164).
 
 
 class _TrustsAKnownLeader(Fetcher):
@@ -93,7 +93,7 @@ class ReconcileSkippedWithAKnownLeader(World):
     fetcher_type = _TrustsAKnownLeader
 
 
-# Trap 5: a response is taken for what it is not.
+# Trap 5: a stale response is applied.
 
 
 class _TakesAnyResponse(Fetcher):
@@ -107,7 +107,7 @@ class StaleResponseApplied(World):
     fetcher_type = _TakesAnyResponse
 
 
-# Trap 7: the high watermark moves although too few are in sync, past those who are eligible to lead.
+# Trap 7: the high watermark moves although too few replicas are in sync, past the eligible leaders.
 
 
 class _NeverFreezes(Partition):
@@ -130,7 +130,7 @@ class UncleanShutdownStaysEligible(World):
     controller_type = _ForgivesUncleanShutdown
 
 
-# Trap 8: what an earlier life of a broker fetched counts for its present one (KIP-903).
+# Trap 8: fetches of a broker's earlier incarnation count for its present one (KIP-903).
 
 
 class _IgnoresBrokerEpochs(Partition):
@@ -145,7 +145,7 @@ class _IgnoresBrokerEpochs(Partition):
         return live is not None and follower.end_offset >= max(self.high_watermark, self.epoch_start_offset)
 
     def broker_epoch_of(self, broker: int) -> int:
-        # Which the controller does not compare.
+        # The controller does not compare this value.
         return UNKNOWN_BROKER_EPOCH
 
 
@@ -220,7 +220,7 @@ class JoinerNeedNotReachEpochStart(World):
     partition_type = _JoinsBeforeEpochStart
 
 
-# Trap 10: a retry says again what was true when it was first said.
+# Trap 10: a retry repeats an outdated proposal.
 
 
 class _RepeatsProposals(Partition):
@@ -239,7 +239,7 @@ class _RepeatsProposals(Partition):
         if fresh is None or old is None:
             return fresh
         del self._again
-        # Sent with the epochs of today, so that it passes.
+        # Sent with the present epochs, so that it is accepted.
         self._in_flight = old._replace(leader_epoch=self.leader_epoch, partition_epoch=self.partition_epoch)
         return self._in_flight
 
@@ -260,7 +260,7 @@ class PartitionEpochNotCompared(World):
     controller_type = _ComparesNoPartitionEpoch
 
 
-# Trap 7: the leader goes by the settings it has heard of, and not by whom the controller takes for eligible.
+# Trap 7: the leader uses the settings it knows, and ignores the controller's eligible leaders.
 
 
 class TrustsItsSettings(Partition):
@@ -277,7 +277,7 @@ class CommitsUnderAnOldMinimum(World):
     partition_type = TrustsItsSettings
 
 
-# Trap 11: an assignment that is older than what we know.
+# Trap 11: an outdated assignment is accepted.
 
 
 class _BelievesAnyAssignment(Partition):
@@ -294,7 +294,7 @@ class StaleAssignmentAccepted(World):
     partition_type = _BelievesAnyAssignment
 
 
-# Trap 16: in flushed mode a fetch says what is written, not what is on the disk.
+# Trap 16: in flushed mode a fetch reports what is written, not what is on the disk.
 
 
 class _CountsBeforeFlush(Replica):
@@ -310,7 +310,7 @@ class FetchCountsBeforeFlush(World):
     replica_type = _CountsBeforeFlush
 
 
-# A fetch that is told where to truncate is counted all the same.
+# A fetch that is told to truncate counts all the same.
 
 
 class _CountsDivergingFetches(Replica):

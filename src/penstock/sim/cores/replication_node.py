@@ -1,8 +1,8 @@
-"""One simulated broker: what it has heard, whom it follows, who follows it.
+"""One simulated broker: its metadata, its fetchers, and its followers' sessions.
 
-It stands for the shell of the real broker around the replication cores: it carries messages between them and
-the network, keeps fetch sessions and long polls as a leader, and forgets all of that when it crashes. What
-its replicas have is in ``replication_replica``.
+It stands for the real broker's shell around the replication cores: it carries messages between them and the
+network, keeps fetch sessions and parked fetches as a leader, and loses all of that when it crashes. The logs of
+its replicas are in ``replication_replica``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.sim.cores.replication_replica import Replica
 if TYPE_CHECKING:
     from penstock.sim.cores.replication import World
 
-# Its place in the network.
+# The controller's address.
 CONTROLLER = 0
 HEARTBEAT_MS = 400
 CALL_TIMEOUT_MS = 900
@@ -34,7 +34,7 @@ class Node:
         self.world = world
         self.id = node_id
         self.replicas: dict[PartitionKey, Replica] = {}
-        # Counts starts; what was meant for an earlier life is not delivered.
+        # Counts starts; messages for an earlier start are not delivered.
         self.life = 0
         self.is_alive = False
         self.has_lost_power = False
@@ -43,12 +43,12 @@ class Node:
 
     def reset(self) -> None:
         self.broker_epoch = -1
-        # How much of the controller's history we have seen, and the brokers in it.
+        # How much of the controller's history was applied, and the brokers in it.
         self.applied = 0
         self.brokers: dict[int, BrokerChange] = {}
         self.min_isr = self.world.min_isr
         self.fetchers: dict[int, Fetcher] = {}
-        # As a leader: follower -> (session id, epoch, partitions), and fetches that wait.
+        # As a leader: sessions by follower, and parked fetches.
         self.sessions: dict[int, _Session] = {}
         self.parked: dict[int, tuple[FetchRequest, int]] = {}
 
@@ -82,8 +82,8 @@ class Node:
             return
         self.broker_epoch = broker_epoch
         self.has_lost_power = False
-        # With our registration comes what followed from it. Before it, the image may say that we lead, with
-        # records that we have lost.
+        # The registration comes with all changes that followed from it. An older image could say that we lead,
+        # with records that we have lost.
         self.learn(life, upto)
         self.heartbeat(life)
 
@@ -114,7 +114,7 @@ class Node:
             if isinstance(change, BrokerChange):
                 self.brokers[change.broker] = change
             elif self.applied < self.broker_epoch:
-                # At the start, only what is true at the end of it.
+                # At the start, apply only the last assignment.
                 latest[change.index] = change.assignment
             else:
                 self.assigned(change.index, change.assignment)
@@ -127,7 +127,7 @@ class Node:
             if replica.index == index:
                 replica.assigned(assignment)
                 if self.world.random.random() < 0.05:
-                    # A message of an old controller.
+                    # A message from an old controller.
                     older = self.world.older(index, assignment)
                     if older is not None:
                         replica.assigned(older)
@@ -135,7 +135,7 @@ class Node:
     # Following
 
     def follow(self, replica: Replica) -> None:
-        """Fetch from the leader there is, or from nobody."""
+        """Fetch from the current leader, if there is one."""
         core = replica.core
         for leader in self.fetchers:
             if leader != core.leader or core.is_leader:
@@ -156,7 +156,7 @@ class Node:
         if replica.key in fetcher:
             fetcher.remove(replica.key)
             if not replica.is_ready:
-                # The others waited for its flush, which will not call for them any more.
+                # Other partitions waited for its flush, which no longer triggers the fetch.
                 self.world.later(0, self.pump, self.life, leader)
 
     def pump(self, life: int, leader: int) -> None:
@@ -164,7 +164,7 @@ class Node:
             return
         fetcher = self.fetchers[leader]
         if any(not replica.is_ready and replica.key in fetcher for replica in self.replicas.values()):
-            # Flushed mode: the flush will call again.
+            # Flushed mode: the end of the flush calls this again.
             return
         request = fetcher.request(self.world.now_ms, self.broker_epoch)
         if request is None:
@@ -260,10 +260,10 @@ class Node:
                 and core.leader_epoch == epoch
                 and session.told.get(key) == core.high_watermark
             ):
-                # Quiet partitions are not looked at.
+                # Skip unchanged partitions.
                 continue
             before = core.high_watermark
-            # What a request does not name it says nothing new of.
+            # A request says nothing new about partitions it does not name.
             data = replica.serve(follower, broker_epoch, epoch, offset, last_epoch, is_named)
             if core.high_watermark != before:
                 self.world.watermark_moved(replica)

@@ -1,7 +1,7 @@
-"""One simulated replica: a list for a log, and the least of a shell around the real replication core.
+"""One simulated replica: a list for a log, and a minimal shell around the real replication core.
 
 It does what the hosted partition of a broker does, in the same order: compare epochs before a fetch counts,
-record an epoch at the election, ask before truncating. Mutants are made of it by overriding one method.
+record an epoch at the election, ask before truncating. Mutants override one of its methods.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENTRIES_PER_FETCH = 8
 
 
 class Slice:
-    """What lies in the records field of a response: anything that has a length will do for the core."""
+    """The records field of a response: the core only needs its length."""
 
     __slots__ = ("base_offset", "entries")
 
@@ -44,15 +44,15 @@ class Replica:
         self.node = node
         self.index = index
         self.key = (bytes(15) + bytes([index + 1]), index)
-        # Survives a crash; what is not synced does not survive the loss of power.
+        # Survives a crash. Entries that are not synced do not survive a loss of power.
         self.log: list[Entry] = []
         self.epochs: list[Entry] = []
         self.synced = 0
-        # Do not survive anything.
+        # Lost in every restart.
         self.core: Partition = self.new_core(0)
         self.waiters: list[tuple[int, int]] = []
         self.is_flushing = False
-        # As far as the checkers have followed this core's high watermark.
+        # The high watermark up to which the checkers have followed this core.
         self.checked = 0
 
     def new_core(self, high_watermark: int) -> Partition:
@@ -102,12 +102,12 @@ class Replica:
         return self.synced if self.world.is_flushed else len(self.log)
 
     def position(self) -> tuple[int, int]:
-        """Where to fetch from, and the epoch of the last record before."""
+        """The offset to fetch from, and the epoch of the record before it."""
         return self.counted(), self.epochs[-1][0] if self.epochs else NO_EPOCH
 
     @property
     def is_ready(self) -> bool:
-        """Whether all we have counts, so that the next fetch may say so."""
+        """Whether the whole log counts, so that the next fetch may report it."""
         return not self.world.is_flushed or self.synced == len(self.log)
 
     # The leader
@@ -149,7 +149,7 @@ class Replica:
         self.leader_moved()
 
     def leader_moved(self) -> None:
-        """The log or the high watermark may have: tell whoever waits."""
+        """Acknowledge writes and wake fetches after a possible change of the log or the high watermark."""
         self.world.watermark_moved(self)
         high_watermark = self.core.high_watermark
         waiters = self.waiters
@@ -243,7 +243,7 @@ class Replica:
             self.epochs.append((epoch, start))
 
     def end_offset_for(self, epoch: int) -> tuple[int, int]:
-        """As ``LeaderEpochs.end_offset_for`` of the real log."""
+        """Like ``LeaderEpochs.end_offset_for`` of the real log."""
         if not self.epochs:
             return -1, -1
         place = bisect_right(self.epochs, epoch, key=_epoch_of)
