@@ -74,7 +74,7 @@ class Watching:
         self.heard.append("changed")
 
     def mark_dirty(self, _: HostedPartition) -> None:
-        self.heard.append("noted")
+        self.heard.append("dirty")
 
 
 @pytest.fixture
@@ -307,7 +307,7 @@ def test_followers_hear_of_deleted_records_though_nothing_is_written(node: Node)
     one.waiters.watch(follower, is_replica=True)
     one.waiters.watch(consumer)
     one.delete_before(5)
-    assert (follower.heard, consumer.heard) == (["noted"], ["changed"])
+    assert (follower.heard, consumer.heard) == (["dirty"], ["changed"])
 
 
 def test_a_deletion_is_done_when_all_in_sync_have_deleted(node: Node) -> None:
