@@ -445,6 +445,17 @@ def test_a_leader_that_no_majority_fetches_from_resigns() -> None:
     assert not player.raft.is_leader and player.raft.epoch == 2
 
 
+def test_a_leader_that_was_stopped_does_not_count_the_fetches_it_finds_in_its_sockets() -> None:
+    """Another may lead by now, and a broker on this node must not have its lease renewed by us."""
+    player = Player(log_of(1, 1))
+    player.be_elected()
+    player.fetched_by(voter(2), 2)
+    player.now_ms += 10_000
+    answers = replies(player.fetched_by(voter(2), 2))
+    assert not player.raft.is_leader and not player.raft.is_followed(player.now_ms)
+    assert [answer.error for answer in answers] == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+
+
 def test_a_leader_that_stops_names_those_first_who_have_most() -> None:
     player = Player(log_of(1, 1))
     player.be_elected()

@@ -79,6 +79,8 @@ PINNED_SECOND = (
     (65000138, 60, 3),  # a damaged log of offsets that its coordinator could not load, and did not report
     (64000046, 60, 3),  # the only copy of a new topic wiped: the nemesis' own fault
     (170000364, 60, 3),  # replaced disks and a partition without a record, never in sync again
+    (174000652, 60, 3),  # where the leader begins, said with an order to truncate and never again
+    (175000683, 60, 3),  # a controller that was stopped, and renews the lease of its own broker
     (67000373, 60, 3),  # deleted records that come back with a replica that was not in sync meanwhile
 )
 

@@ -1,23 +1,27 @@
-"""Fetch sessions by themselves: under which name a partition is remembered."""
+"""Fetch sessions by themselves: under which name a partition is remembered, and what its asker knows of it."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from penstock.broker.network.fetch_sessions import FetchPartition, FetchSession, FetchSessions, session_key
 from penstock.model import NO_TOPIC_ID
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.fetch import EpochEndOffset, PartitionData
 from tests.support_files import FakeClock
 
 ID = b"i" * 16
 
 
-def asked(topic: str, topic_id: bytes, offset: int) -> FetchPartition:
-    return FetchPartition(topic, topic_id, 0, None, ErrorCode.UNKNOWN_TOPIC_ID, offset, 1 << 20, -1, -1)
+def asked(topic: str, topic_id: bytes, offset: int, start: int = -1) -> FetchPartition:
+    return FetchPartition(
+        topic, topic_id, 0, None, ErrorCode.UNKNOWN_TOPIC_ID, offset, 1 << 20, -1, -1, start
+    )
 
 
-def session_of(*partitions: FetchPartition) -> FetchSession:
-    session = FetchSessions(10, FakeClock(), random.Random(1)).create(list(partitions))
+def session_of(*partitions: FetchPartition, is_replica: bool = False) -> FetchSession:
+    session = FetchSessions(10, FakeClock(), random.Random(1)).create(list(partitions), is_replica=is_replica)
     assert session is not None
     return session
 
@@ -39,3 +43,44 @@ def test_a_topic_asked_for_by_id_is_forgotten_by_id() -> None:
 def test_topics_asked_for_by_name_are_told_apart_by_name() -> None:
     session = session_of(asked("a", NO_TOPIC_ID, 1), asked("b", NO_TOPIC_ID, 2))
     assert [partition.fetch_offset for partition in session.candidates()] == [1, 2]
+
+
+def told(**what: Any) -> PartitionData:
+    return PartitionData(partition_index=0, high_watermark=9, log_start_offset=8, records=b"", **what)
+
+
+def test_what_came_with_an_order_to_truncate_is_said_again() -> None:
+    """A follower that cuts its log takes nothing else from that answer."""
+    follower = asked("a", ID, 12, start=0)
+    session = session_of(follower, is_replica=True)
+    session.answered([(follower, told(diverging_epoch=EpochEndOffset(epoch=3, end_offset=10)))])
+    again = asked("a", ID, 10, start=0)
+    session.update([again], ())
+    assert session.has_news(again, told())
+    session.answered([(again, told())])
+    done = asked("a", ID, 10, start=8)
+    session.update([done], ())
+    assert not session.has_news(done, told())
+
+
+def test_a_follower_that_begins_elsewhere_is_told_again_where_its_leader_begins() -> None:
+    follower = asked("a", ID, 9, start=0)
+    session = session_of(follower, is_replica=True)
+    session.answered([(follower, told())])
+    # It had to drop that answer, and says so by where it begins.
+    again = asked("a", ID, 9, start=0)
+    session.update([again], ())
+    assert session.has_news(again, told())
+    session.answered([(again, told())])
+    done = asked("a", ID, 9, start=8)
+    session.update([done], ())
+    assert not session.has_news(done, told())
+
+
+def test_a_consumer_is_told_once() -> None:
+    consumer = asked("a", ID, 9)
+    session = session_of(consumer)
+    session.answered([(consumer, told())])
+    again = asked("a", ID, 9)
+    session.update([again], ())
+    assert not session.has_news(again, told())

@@ -139,7 +139,11 @@ class FetchSession:
             known = self._partitions.get(key)
             if known is not None:
                 partition.sent_high_watermark = known.sent_high_watermark
-                partition.sent_log_start_offset = known.sent_log_start_offset
+                # A follower says what it knows. It may have had to drop what it was told, and is not in sync
+                # before it begins where the leader does.
+                partition.sent_log_start_offset = (
+                    partition.log_start_offset if self.is_replica else known.sent_log_start_offset
+                )
                 self._remove(key)
             self._partitions[key] = partition
             self._sessions.partition_count += 1
@@ -211,8 +215,12 @@ class FetchSession:
         """Take note of what the client knows now."""
         self._is_new = False
         for partition, data in sent:
-            partition.sent_high_watermark = data.high_watermark
-            partition.sent_log_start_offset = data.log_start_offset
+            if data.error_code or data.diverging_epoch is not None:
+                # Nothing else in such an answer counts: a follower cuts its log, a client looks for another leader.
+                partition.sent_high_watermark = partition.sent_log_start_offset = -1
+            else:
+                partition.sent_high_watermark = data.high_watermark
+                partition.sent_log_start_offset = data.log_start_offset
             # There is more, or there was no room for it, or it has to be said again.
             stays = (
                 data.error_code
