@@ -230,7 +230,7 @@ def test_spark_reads_a_topic_from_the_wheel(
     )
     assert (without.returncode, without.stderr) == (
         1,
-        "penstock: pyspark is not installed; pip install 'penstock-mq[spark]' brings it\n",
+        "penstock: pyspark is not installed; run pip install 'penstock-mq[spark]'\n",
     )
     environment.show(*requirements(metadata, "spark"))
     last = environment.run("python", "-c", READ_WITH_SPARK, orders.bootstrap, str(tmp_path)).splitlines()[-1]

@@ -28,11 +28,11 @@ def test_an_address_is_a_host_and_a_port(text: str, address: tuple[str, int]) ->
         ("::1:9092", "in brackets"),
         ("PLAINTEXT://localhost:9092", "without PLAINTEXT://"),
         ("kafka://localhost", "without kafka://"),
-        ("localhost:http", "is no port"),
-        ("localhost:65536", "is no port"),
-        ("localhost:-1", "is no port"),
-        ("localhost:", "is no port"),
-        ("localhost:\N{SUPERSCRIPT TWO}", "is no port"),
+        ("localhost:http", "is not a port"),
+        ("localhost:65536", "is not a port"),
+        ("localhost:-1", "is not a port"),
+        ("localhost:", "is not a port"),
+        ("localhost:\N{SUPERSCRIPT TWO}", "is not a port"),
     ],
 )
 def test_what_is_wrong_with_an_address_is_said(text: str, complaint: str) -> None:

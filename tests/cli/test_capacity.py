@@ -94,7 +94,7 @@ def test_amounts_are_read_with_their_units(text: str, amount: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "M", "-1", "1X", "1MM", "1/h"])
 def test_other_amounts_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no amount"):
+    with pytest.raises(ValueError, match="is not an amount"):
         parse_amount(text)
 
 
@@ -106,7 +106,7 @@ def test_durations_are_read_as_days(text: str, days: float) -> None:
 
 
 def test_a_duration_needs_its_unit() -> None:
-    with pytest.raises(ValueError, match="is no duration"):
+    with pytest.raises(ValueError, match="is not a duration"):
         parse_days("7")
 
 

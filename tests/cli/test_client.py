@@ -47,7 +47,7 @@ def test_nobody_listening_is_said_at_once(penstock: Penstock, closed_port: str, 
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err == (
         f"penstock: no broker answers at {closed_port}; "
-        "start one with `penstock serve` or name another with --bootstrap\n"
+        "start one with `penstock serve` or choose another with --bootstrap\n"
     )
 
 

@@ -59,7 +59,7 @@ class TestThePlan:
     def test_a_taken_port_is_named(self, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            with pytest.raises(Failure, match=f"port {port} cannot be had"):
+            with pytest.raises(Failure, match=f"cannot use port {port}"):
                 make_plan(tmp_path, 1, port)
         assert list(tmp_path.iterdir()) == []
 
@@ -67,7 +67,7 @@ class TestThePlan:
         port = make_plan(tmp_path, 3, 0).internal_ports[2]
         with (
             socket.create_server(("127.0.0.1", port)),
-            pytest.raises(Failure, match=f"port {port} cannot be had .*running already"),
+            pytest.raises(Failure, match=f"cannot use port {port} .*running already"),
         ):
             make_plan(tmp_path, 3, 0)
 
@@ -141,7 +141,7 @@ class TestANode:
         watched.node.stop(kill=False)
         assert watched.ended()
         assert watched.lines[0] == "node-1 | penstock node 1 ready"
-        assert "ended with code 3; starting it again in 0.5 s" in watched.lines[1]
+        assert "ended with code 3; restarting in 0.5 s" in watched.lines[1]
         assert watched.failures == []
 
     def test_one_that_refuses_to_start_is_given_up_with_its_reason(self) -> None:
@@ -262,7 +262,7 @@ def test_all_nodes_serve_when_it_is_ready_and_none_when_it_was_stopped(
 def test_a_killed_node_comes_back_on_its_port(cluster: subprocess.Popen[str], tmp_path: Path) -> None:
     ports = ports_when_ready(cluster)
     subprocess.run(["kill", "-9", str(node_process(tmp_path / "d" / "node-2"))], check=True)
-    read_until(cluster, r"^node-2 \| .*was killed by SIGKILL; starting it again")
+    read_until(cluster, r"^node-2 \| .*was killed by SIGKILL; restarting")
     read_until(cluster, r"^node-2 \| penstock node 2 ready")
     assert is_listening(ports[1])
 

@@ -33,5 +33,5 @@ def test_a_time_without_a_zone_is_local() -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "--1", "1.5", "@now", "@9223372036854775808", "2024-02-30"])
 def test_what_is_no_place_is_refused_with_what_is(text: str) -> None:
-    with pytest.raises(ValueError, match="`beginning`, `end`, an offset"):
+    with pytest.raises(ValueError, match="Use beginning, end, an offset, -N, or a time"):
         parse_position(text)

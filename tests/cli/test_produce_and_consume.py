@@ -234,7 +234,7 @@ def test_a_place_beyond_the_end_is_said(kafka: Penstock, topic: str, place: str)
     numbered(kafka, topic, 5)
     outcome = kafka("consume", topic, "--from", place, "--no-follow")
     assert outcome.out == ""
-    assert "no record is at" in outcome.err and f"{topic}-0 at 5" in outcome.err
+    assert "there are no records at or after" in outcome.err and f"{topic}-0 at 5" in outcome.err
     assert kafka("consume", topic, "--from", "4", "--no-follow").err == ""
 
 

@@ -133,14 +133,14 @@ def test_removing_names_the_voters_directory(penstock: Penstock, cluster: FakeBr
         ("add 4", 2, "write ID@HOST:PORT"),
         ("add four@127.0.0.1:9094", 2, "write ID@HOST:PORT"),
         ("add 4@127.0.0.1", 2, "has no port"),
-        ("add 4@127.0.0.1:0", 2, "its own port, which is not 0"),
-        ("add 99999999999@127.0.0.1:9094", 2, "'99999999999' is no number"),
-        (f"add {'9' * 5000}@127.0.0.1:9094", 2, "is no number"),
-        ("add 4@127.0.0.1:9094 --directory nonsense", 2, "'nonsense' is no id"),
-        ("add 1@127.0.0.1:9094", 1, "node 1 is a voter already"),
+        ("add 4@127.0.0.1:0", 2, "got port 0"),
+        ("add 99999999999@127.0.0.1:9094", 2, "'99999999999' is not a number"),
+        (f"add {'9' * 5000}@127.0.0.1:9094", 2, "is not a number"),
+        ("add 4@127.0.0.1:9094 --directory nonsense", 2, "'nonsense' is not a directory id"),
+        ("add 1@127.0.0.1:9094", 1, "node 1 is already a voter"),
         ("add 5@127.0.0.1:9094", 1, "node 5 is not running as an observer"),
         ("remove 4 --yes", 1, "node 4 is not a voter"),
-        ("remove 3", 1, "pass --yes to go ahead"),
+        ("remove 3", 1, "pass --yes to confirm"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_it_is_asked_for(
@@ -164,10 +164,10 @@ def test_a_refusal_is_told_in_the_brokers_words(penstock: Penstock) -> None:
     refusal = AddRaftVoterResponse(error_code=ErrorCode.REQUEST_TIMED_OUT, error_message="It is behind.")
     with FakeBroker(described(), refusal) as cluster:
         outcome = penstock("quorum", "add", "4@127.0.0.1:9094", "--bootstrap", cluster.bootstrap)
-    assert outcome.err == "penstock: node 4 was not made a voter: It is behind\n"
+    assert outcome.err == "penstock: could not make node 4 a voter: It is behind\n"
 
 
 def test_an_error_without_words_is_told_by_its_name(penstock: Penstock) -> None:
     with FakeBroker(described(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)) as cluster:
         outcome = penstock("quorum", "show", "--bootstrap", cluster.bootstrap)
-    assert outcome.err == "penstock: the quorum could not be described: not leader or follower\n"
+    assert outcome.err == "penstock: could not describe the quorum: not leader or follower\n"

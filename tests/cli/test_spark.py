@@ -194,7 +194,7 @@ def test_missing_libraries_are_named(kafka: Penstock, orders: str, monkeypatch: 
     monkeypatch.setattr(spark_session, "find_spec", lambda name: None if name == "pyspark" else object())
     told = kafka("spark", "profile", orders, "--to", "nowhere", code=1).err
     # Not 'penstock[spark]': what is called so on PyPI is another project.
-    assert told == "penstock: pyspark is not installed; pip install 'penstock-mq[spark]' brings it\n"
+    assert told == "penstock: pyspark is not installed; run pip install 'penstock-mq[spark]'\n"
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_ctrl_c_ends_a_job_of_its_own_quietly(
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     assert (process.returncode, out) == (130, "")
-    assert err.startswith("stopped; go on with --run-id ") and err.count("\n") == 1, err
+    assert err.startswith("stopped; continue with --run-id ") and err.count("\n") == 1, err
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith("penstock-spark-")] == []
 
     kafka("spark", "replay", orders, target, "--run-id", err.split()[-1])

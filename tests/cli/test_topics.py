@@ -28,7 +28,7 @@ def test_a_created_topic_is_listed(kafka: Penstock, unique: Unique) -> None:
 
 def test_creating_a_topic_twice_is_a_failure_that_says_how_not(kafka: Penstock, topic: str) -> None:
     again = kafka("topics", "create", topic, code=1)
-    assert again.err == (f"penstock: topic {topic} exists already; --if-not-exists makes that no error\n")
+    assert again.err == (f"penstock: topic {topic} exists already; pass --if-not-exists to accept that\n")
     assert kafka("topics", "create", topic, "--if-not-exists", "--json").json == {
         "topic": topic,
         "created": False,
@@ -70,7 +70,7 @@ def test_a_description_shows_partitions_offsets_and_own_settings(kafka: Penstock
 
 def test_a_topic_that_is_not_there_is_said_to_be_missing(kafka: Penstock, unique: Unique) -> None:
     name = unique("topic")
-    advice = f"see `penstock topics list`, or make it: `penstock topics create {name}`"
+    advice = f"see `penstock topics list`, or create it: `penstock topics create {name}`"
     missing = f"penstock: there is no topic {name}; {advice}\n"
     for words in (
         ["topics", "describe", name],
@@ -99,7 +99,7 @@ def test_partitions_can_be_added_and_never_taken(kafka: Penstock, topic: str) ->
     }
     for total in ("5", "3"):
         refused = kafka("topics", "add-partitions", topic, "--total", total, code=1)
-        assert "can only be raised" in refused.err
+        assert "--total must be larger" in refused.err
     assert len(kafka("topics", "describe", topic, "--json").json["partitions"]) == 5
 
 

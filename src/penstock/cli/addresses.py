@@ -1,4 +1,4 @@
-"""HOST:PORT as people type it, and whether a host is this machine alone."""
+"""Parse HOST:PORT arguments, and tell loopback and wildcard addresses apart from others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ PORT_MAX = 65_535
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Split `host:port`; an IPv6 host stands in brackets. Raises ValueError that says what is wrong."""
+    """Split `host:port`; an IPv6 host is in brackets. Raises ValueError."""
     protocol, slashes, rest = text.rpartition("://")
     if slashes:
-        raise ValueError(f"{text!r} is no HOST:PORT; write {rest} without {protocol}://")
+        raise ValueError(f"{text!r} is not HOST:PORT; write {rest} without {protocol}://")
     host, colon, port_text = text.rpartition(":")
     if not colon:
         raise ValueError(f"{text!r} has no port; write HOST:PORT, such as 127.0.0.1:9092")
@@ -23,7 +23,7 @@ def parse_address(text: str) -> tuple[str, int]:
     if not host:
         raise ValueError(f"{text!r} has no host; write HOST:PORT, such as 127.0.0.1:9092")
     if not (port_text.isascii() and port_text.isdigit()) or int(port_text) > PORT_MAX:
-        raise ValueError(f"{port_text!r} in {text!r} is no port; a port is a number from 0 to {PORT_MAX}")
+        raise ValueError(f"{port_text!r} in {text!r} is not a port; a port is a number from 0 to {PORT_MAX}")
     return host, int(port_text)
 
 
@@ -40,7 +40,7 @@ def is_loopback(host: str) -> bool:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ValueError(f"the host {host!r} cannot be found: {error.strerror or error}") from None
+        raise ValueError(f"cannot resolve host {host!r}: {error.strerror or error}") from None
     return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
 
 

@@ -1,7 +1,7 @@
-"""`penstock bench`: how fast a broker is from where you stand.
+"""`penstock bench`: measure a broker from this machine.
 
-The client does part of the work, so its CPU is in the result: when that is near the elapsed time, it is the
-client that was measured. Nothing here is a comparison; `benchmarks/` compares brokers on one machine.
+The client's CPU time is part of the result: when it is close to the elapsed time, the client was measured, not the
+broker. `benchmarks/` compares brokers on one machine.
 """
 
 from __future__ import annotations
@@ -39,25 +39,27 @@ from penstock.cli.produce import (
 app = typer.Typer(add_completion=False, help="Measure a broker: produce, consume, latency.")
 
 PERCENTILES = {"p50": 0.50, "p99": 0.99, "p99.9": 0.999}
-# A consumer that gets nothing for so long gets nothing more.
+# A consumer that receives nothing for this long gives up.
 SILENCE_S = 10.0
 BATCH_RECORDS = 10_000
-# Sent first and not counted: librdkafka takes half a second to get an idempotent producer its id.
+# Sent first and not counted: librdkafka takes half a second to get a producer id.
 WARM_UP_RECORDS = 100
 STAMP_BYTES = 8
-# Acknowledgements are collected, and the bar is told, every so many records.
+# Records between two polls for acknowledgements and updates of the bar.
 POLL_EVERY = 100
 
 Topic = Annotated[
     str | None,
     typer.Option(
-        "--topic", metavar="TOPIC", help="Made if missing, and kept. If not said, one of its own, removed."
+        "--topic", metavar="TOPIC", help="Created if missing, and kept. Default: a temporary topic."
     ),
 ]
-Partitions = Annotated[int, typer.Option("--partitions", min=1, metavar="N", help="Of a topic it makes.")]
+Partitions = Annotated[
+    int, typer.Option("--partitions", min=1, metavar="N", help="Partitions, if it creates the topic.")
+]
 Records = Annotated[int, typer.Option("--records", min=1, metavar="N")]
 Size = Annotated[
-    int, typer.Option("--size", min=STAMP_BYTES, metavar="BYTES", help="Of each record's value.")
+    int, typer.Option("--size", min=STAMP_BYTES, metavar="BYTES", help="Size of each record's value.")
 ]
 Rate = Annotated[float | None, typer.Option("--rate", min=0.001, metavar="N", help="Records a second.")]
 Compress = Annotated[Compression, typer.Option("--compression", "-z")]
@@ -80,7 +82,7 @@ def produce(
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Produce records as fast as they go, or at --rate, and measure the acknowledgements."""
+    """Produce records at full speed or at --rate, and measure the acknowledgements."""
     admin = client.connect(bootstrap)
     settings = producer_settings(bootstrap, compression, acks)
     settings |= {"batch.size": batch_size, "linger.ms": linger_ms}
@@ -105,7 +107,7 @@ def consume(
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Consume records that are there already; a topic that holds too few is filled first, unmeasured."""
+    """Consume existing records. A topic with too few records is filled first, which is not measured."""
     admin = client.connect(bootstrap)
     with _topic(admin, topic, partitions) as name:
         numbers = client.partition_numbers(admin, name)
@@ -138,7 +140,7 @@ def latency(
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Measure the way of a record from producer to consumer, and to its acknowledgement, at a steady rate."""
+    """Measure latency from producer to consumer and to the acknowledgement, at a steady rate."""
     admin = client.connect(bootstrap)
     settings = producer_settings(bootstrap, compression, acks) | {"linger.ms": 0}
     with _topic(admin, topic, partitions) as name:
@@ -173,7 +175,7 @@ def latency(
 
 
 class Stopwatch:
-    """Elapsed time, and the CPU of this whole process, librdkafka's threads included."""
+    """Elapsed time and the CPU time of this process, including librdkafka's threads."""
 
     def __init__(self) -> None:
         self._wall = time.perf_counter()
@@ -197,25 +199,25 @@ class Stopwatch:
 
 
 class Load:
-    """Sends records of one size round the partitions and notes when each is acknowledged."""
+    """Sends records of one size round-robin and notes when each is acknowledged."""
 
     def __init__(self, producer: Producer, topic: str, size: int, *, stamped: bool = False) -> None:
         self._producer = producer
         self._topic = topic
         self._partition_count = await_topic(producer, topic)
         self._stamped = stamped
-        # Hexadecimal of random bytes: a codec halves it, as it does with much real text.
+        # Hex of random bytes compresses to half, like much real text.
         self._value = random.Random(size).randbytes(size // 2 + 1).hex().encode()[:size]
         # In the order of acknowledgement.
         self.latencies_ms = array("d")
         self._error: KafkaError | None = None
 
     def send(self, records: int, rate: float | None, description: str) -> None:
-        """Send and wait for every acknowledgement. Raises Failure when one is refused."""
+        """Send and wait for every acknowledgement. Raises Failure when a record is refused."""
         try:
             self._send(records, rate, description)
         except KeyboardInterrupt:
-            # What is still queued would make the topic again once it is deleted.
+            # Queued records would recreate the topic after it is deleted.
             self._producer.purge()
             client.flush(self._producer, CONNECT_TIMEOUT_S)
             raise
@@ -246,9 +248,9 @@ class Load:
 
     @contextmanager
     def _collecting(self, rate: float | None) -> Iterator[None]:
-        """Hear acknowledgements at once while the sender sleeps between records: their latency ends there.
+        """Poll in a thread while the sender sleeps between records, so that latencies end at the acknowledgement.
 
-        At full speed there is no sleep, and a thread would only fight the sender for the interpreter.
+        At full speed there is no sleep, and a thread would only compete with the sender for the GIL.
         """
         if rate is None:
             yield
@@ -275,7 +277,7 @@ class Load:
 
 
 class Receiver:
-    """A thread that reads stamped records and notes how old each is."""
+    """A thread that reads stamped records and notes the age of each."""
 
     def __init__(self, consumer: Consumer, records: int) -> None:
         self._consumer = consumer
@@ -289,7 +291,7 @@ class Receiver:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait for the last record, or for too long a silence."""
+        """Wait for the last record, or until nothing arrives for SILENCE_S."""
         self._thread.join()
 
     def stop(self) -> None:
@@ -310,7 +312,7 @@ class Receiver:
 
 
 def percentiles(samples: Sequence[float]) -> dict[str, float | None]:
-    """Nearest rank: each is a sample that was really measured."""
+    """Percentiles by nearest rank: each value is one of the samples."""
     ordered = sorted(samples)
     found: dict[str, float | None] = {
         name: round(ordered[math.ceil(share * len(ordered)) - 1], 3) if ordered else None
@@ -321,7 +323,7 @@ def percentiles(samples: Sequence[float]) -> dict[str, float | None]:
 
 @contextmanager
 def _topic(admin: AdminClient, name: str | None, partitions: int) -> Iterator[str]:
-    """The topic to work on: the one named, made if missing; or one of its own, removed afterwards."""
+    """The named topic, created if missing; or a temporary topic, deleted afterwards."""
     topic = name or f"penstock-bench-{uuid.uuid4().hex[:8]}"
     client.create_topic(admin, NewTopic(topic, num_partitions=partitions))
     try:
@@ -346,7 +348,7 @@ def _consumer(bootstrap: str, extra: dict[str, Any]) -> Consumer:
 
 
 def _drain(consumer: Consumer, records: int, stopwatch: Stopwatch) -> tuple[int, int, float]:
-    """Read so many records: how many came, their bytes, and after how many ms the first."""
+    """Read ``records`` records. Returns the count, their bytes, and the ms until the first."""
     count, total_bytes, first_ms = 0, 0, 0.0
     heard_s = 0.0
     with progress_bar("consuming", records) as bar:

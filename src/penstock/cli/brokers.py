@@ -1,9 +1,8 @@
-"""`penstock brokers`: the brokers there are and what each carries, moving partitions between them, and
-forgetting one for good.
+"""`penstock brokers`: list brokers and their load, move partitions between them, unregister one.
 
-A broker that is fenced is registered but not heard from, or not caught up yet: it leads nothing until it is.
-OUT OF SYNC counts the replicas on a broker that their leaders do not count on; anything but 0, on a cluster at
-rest, wants looking into. CLOCK says how far a broker's clock is ahead of the median of all.
+A fenced broker is registered, but silent or not caught up yet; it leads nothing. OUT OF SYNC counts the broker's
+replicas that are not in sync; anything but 0 on an idle cluster needs attention. CLOCK is how far the broker's
+clock is ahead of the median of all brokers.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTo
 app = typer.Typer(
     add_completion=False,
     cls=subcommands("list"),
-    help="List brokers; move partitions and leaders between them; forget one. Alone: list.",
+    help="List brokers, move partitions and leaders, unregister a broker. Default command: list.",
 )
 
 TIMEOUT_MS = 30_000
 PREFERRED, UNCLEAN = 0, 1
 
 Places = Annotated[
-    list[str], typer.Argument(metavar="TOPIC[:PARTITION,...]", help="All of its partitions if not said.")
+    list[str], typer.Argument(metavar="TOPIC[:PARTITION,...]", help="Default: all partitions of the topic.")
 ]
 
 
 @app.command("list")
 def list_brokers(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
-    """List the brokers: where they are, whether they serve, and what they carry."""
+    """List the brokers with address, state, leaders and replicas."""
     with RawClient(bootstrap) as client:
         brokers = _brokers(client)
         metadata = client.ask(MetadataRequest(topics=None, allow_auto_topic_creation=False))
@@ -81,7 +80,7 @@ def list_brokers(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> Non
 
 @app.command()
 def moves(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
-    """List the partitions that are on their way to other brokers."""
+    """List the partitions that are being moved."""
     with RawClient(bootstrap) as client:
         found = _moves(client)
     if as_json:
@@ -105,19 +104,19 @@ def reassign(
     places: Places,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="ID,...", help="The brokers that shall have it, the first to lead."),
+        typer.Option("--to", metavar="ID,...", help="The new replicas, preferred leader first."),
     ] = None,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Leave it where it was.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel a running move.")] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Move partitions to other brokers, or stop moving them.
+    """Move partitions to other brokers, or cancel a move.
 
-    Of several partitions the first gets the brokers in the order given, the next the order turned by one, and so
-    on, so that leaders are spread. The command returns when the move has begun; `brokers moves` shows it.
+    The first partition gets the brokers in the given order; each next partition gets them rotated by one, which
+    spreads the leaders. The command returns when the move has begun; `brokers moves` shows its progress.
     """
     if (to is None) == (not cancel):
-        raise WrongUsage("say where with --to ID,..., such as --to 1,2,3, or --cancel")
+        raise WrongUsage("pass --to ID,..., such as --to 1,2,3, or --cancel")
     brokers = None if to is None else _broker_ids(to)
     with RawClient(bootstrap) as client:
         chosen = _chosen(client, places)
@@ -134,7 +133,7 @@ def reassign(
             for topic, numbers in chosen.items()
         ]
         answer = client.ask(AlterPartitionReassignmentsRequest(timeout_ms=TIMEOUT_MS, topics=topics))
-    refuse(answer.error_code, answer.error_message, "nothing was moved")
+    refuse(answer.error_code, answer.error_message, "could not move partitions")
     results = [
         (topic.name, each.partition_index, each.error_code, each.error_message)
         for topic in answer.responses
@@ -153,22 +152,24 @@ def reassign(
 @app.command()
 def elect(
     places: Annotated[
-        list[str] | None, typer.Argument(metavar="[TOPIC[:PARTITION,...]]", help="Everything if not said.")
+        list[str] | None, typer.Argument(metavar="[TOPIC[:PARTITION,...]]", help="Default: all partitions.")
     ] = None,
     unclean: Annotated[
         bool,
-        typer.Option("--unclean", help="Where no replica in sync is left, take any, and lose what it lacks."),
+        typer.Option(
+            "--unclean", help="If no replica is in sync, elect any live one; records it lacks are lost."
+        ),
     ] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Have partitions led by their first replica again, as after a broker came back."""
+    """Make the first replica the leader again, for example after a broker has come back."""
     with RawClient(bootstrap) as client:
         wanted = None
         if places:
             wanted = [TopicPartitions(topic=t, partitions=n) for t, n in _chosen(client, places).items()]
         elif unclean:
-            raise WrongUsage("--unclean loses records; name the partitions, such as orders:0,2")
+            raise WrongUsage("--unclean can lose records; name the partitions, such as orders:0,2")
         answer = client.ask(
             ElectLeadersRequest(
                 election_type=UNCLEAN if unclean else PREFERRED,
@@ -176,13 +177,13 @@ def elect(
                 timeout_ms=TIMEOUT_MS,
             )
         )
-    refuse(answer.error_code, None, "no leader was elected")
+    refuse(answer.error_code, None, "could not elect leaders")
     results = [
         (topic.topic, each.partition_id, each.error_code, each.error_message)
         for topic in answer.replica_election_results
         for each in topic.partition_result
     ]
-    # A partition that is led by whom it should be has nothing to complain of.
+    # A partition that has the right leader already is not an error.
     _refuse_first([each for each in results if each[2] != ErrorCode.ELECTION_NOT_NEEDED])
     elected = [each for each in results if each[2] == ErrorCode.NONE]
     if as_json:
@@ -190,7 +191,7 @@ def elect(
     elif elected:
         print(f"elected the leaders of {count_text(len(elected), 'partition')}")
     else:
-        print("every partition is led by whom it should be")
+        print("every partition already has its preferred leader")
 
 
 @app.command()
@@ -200,23 +201,23 @@ def unregister(
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Forget a broker that was stopped and will not come back. Asks first.
+    """Unregister a stopped broker that will not come back. Asks first.
 
-    What it held is copied to other brokers, from those that have it too. A partition that only it had is lost.
+    Its replicas are rebuilt on other brokers from the remaining copies. A partition without another copy is lost.
     """
     with RawClient(bootstrap) as client:
         known = next((each for each in _brokers(client) if each.broker_id == broker), None)
         if known is None:
-            raise Failure(f"there is no broker {broker}; `penstock brokers` lists those there are")
+            raise Failure(f"there is no broker {broker}; see `penstock brokers`")
         if not known.is_fenced:
             raise Failure(f"broker {broker} is running; stop it first")
         metadata = client.ask(MetadataRequest(topics=None, allow_auto_topic_creation=False))
         held = count_text(_carried(metadata, broker)["replicas"], "replica")
         only = sum(each.isr_nodes == [broker] for topic in metadata.topics or () for each in topic.partitions)
-        warning = f", {only} of them with nothing in sync elsewhere" if only else ""
+        warning = f", {only} of them the only copy in sync" if only else ""
         confirm(f"Unregister broker {broker}, which has {held}{warning}?", yes=yes)
         answer = client.ask(UnregisterBrokerRequest(broker_id=broker))
-    refuse(answer.error_code, answer.error_message, f"broker {broker} was not unregistered")
+    refuse(answer.error_code, answer.error_message, f"could not unregister broker {broker}")
     if as_json:
         show_json({"unregistered": broker})
     else:
@@ -225,7 +226,7 @@ def unregister(
 
 def _brokers(client: RawClient) -> list[DescribeClusterBroker]:
     described = client.ask(DescribeClusterRequest(include_fenced_brokers=True, include_clocks=True))
-    refuse(described.error_code, described.error_message, "the cluster could not be described")
+    refuse(described.error_code, described.error_message, "could not describe the cluster")
     return sorted(described.brokers, key=lambda broker: broker.broker_id)
 
 
@@ -234,7 +235,7 @@ def _clock_ahead_ms(broker: DescribeClusterBroker) -> int | None:
 
 
 def _clock_text(ahead_ms: int | None) -> str | None:
-    """Such as +0s, -35s or +10d: a clock that is right, one that is behind, one that is ahead."""
+    """+0s for a correct clock, -35s for one that is behind, +10d for one that is ahead."""
     if ahead_ms is None:
         return None
     ahead_s = round(ahead_ms / 1000)
@@ -256,7 +257,7 @@ def _carried(metadata: MetadataResponse, broker: int) -> dict[str, int]:
 
 def _moves(client: RawClient) -> list[dict[str, Any]]:
     answer = client.ask(ListPartitionReassignmentsRequest(timeout_ms=TIMEOUT_MS, topics=None))
-    refuse(answer.error_code, answer.error_message, "the moves could not be listed")
+    refuse(answer.error_code, answer.error_message, "could not list the moves")
     return [
         {
             "topic": topic.name,
@@ -271,7 +272,7 @@ def _moves(client: RawClient) -> list[dict[str, Any]]:
 
 
 def _chosen(client: RawClient, places: list[str]) -> dict[str, list[int]]:
-    """The partitions meant, by topic; all of a topic's where none is named."""
+    """The chosen partitions by topic; all partitions of a topic by default."""
     chosen: dict[str, list[int]] = {}
     for text in places:
         topic, colon, listed = text.partition(":")
@@ -293,7 +294,7 @@ def _partitions(client: RawClient, topic: str) -> list[int]:
     request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
     (found,) = client.ask(request).topics
     if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        raise Failure(f"there is no topic {topic}; `penstock topics list` shows those there are")
+        raise Failure(f"there is no topic {topic}; see `penstock topics list`")
     refuse(found.error_code, None, f"topic {topic}")
     return sorted(each.partition_index for each in found.partitions)
 

@@ -1,8 +1,8 @@
-"""`penstock capacity`: from a rate, a size and a retention to bytes, nodes and partitions.
+"""`penstock capacity`: estimate bytes, nodes and partitions from a rate, a record size and a retention.
 
-Every figure is given twice. *Exact* is arithmetic. *On paper* is the estimate as people make it at a
-whiteboard: the figures of one day are cut to two digits (86.4 TB is 86 TB) and the rest is reckoned from
-those, which is how a design document's 258 TB a day and 7.7 PB a month come about. Units are decimal.
+Every figure is given twice. *Exact* is arithmetic. *On paper* is the estimate as people make it at a whiteboard:
+daily figures are cut to two digits (86.4 TB is 86 TB) and the rest is computed from those, which gives a design
+document's 258 TB a day and 7.7 PB a month. Units are decimal.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _DURATION_S = {"s": 1, "m": 60, "h": 3_600, "d": SECONDS_PER_DAY, "w": 7 * SECON
 @dataclass(frozen=True, slots=True)
 class Workload:
     records_per_s: float = 1_000_000
-    # What nodes and partitions must carry for a while; the average when nothing is said.
+    # The peak rate that nodes and partitions must carry. None: the average.
     peak_records_per_s: float | None = None
     record_bytes: float = 1_000
     retention_days: float = 7
     replication: int = 3
-    # Consumer groups, each of which reads everything.
+    # Consumer groups that each read everything.
     readers: int = 1
     node_write_bytes_per_s: float = 100e6
     # Each way: a 10 Gbit/s card.
     node_network_bytes_per_s: float = 1.25e9
-    # None: as large as it must be; the estimate says how large.
+    # None: unlimited; the estimate says how much a node needs.
     node_storage_bytes: float | None = None
-    # What one consumer of a partition gets through: a partition has one consumer in a group.
+    # The throughput of one consumer: a partition has one consumer in a group.
     partition_bytes_per_s: float = 1e6
 
 
@@ -55,7 +55,7 @@ class Estimate:
     replicated_bytes_per_s: float
     bytes_per_day: float
     bytes_per_day_replicated: float
-    # One copy of everything that is kept, and all copies.
+    # One copy, then all copies.
     retained_bytes: float
     retained_bytes_replicated: float
     nodes_for_writes: int
@@ -72,7 +72,7 @@ def estimate(workload: Workload) -> Estimate:
 
 
 def estimate_on_paper(workload: Workload) -> Estimate:
-    """The same from daily figures cut to two digits."""
+    """The same estimate from daily figures cut to two digits."""
     exact = estimate(workload)
     return _estimate(workload, cut(exact.records_per_day), cut(exact.bytes_per_day))
 
@@ -83,7 +83,7 @@ def _estimate(workload: Workload, records_per_day: float, bytes_per_day: float) 
     retained = bytes_per_day * workload.retention_days
     retained_replicated = retained * workload.replication
     for_writes = _ceil(peak * workload.replication / workload.node_write_bytes_per_s)
-    # A card carries both ways at once. In: every copy. Out: the followers' copies and the readers'.
+    # The network is full duplex. In: every copy. Out: the copies for followers and readers.
     carried = peak * max(workload.replication, workload.replication - 1 + workload.readers)
     for_network = _ceil(carried / workload.node_network_bytes_per_s)
     for_storage = (
@@ -91,7 +91,7 @@ def _estimate(workload: Workload, records_per_day: float, bytes_per_day: float) 
         if workload.node_storage_bytes is None
         else _ceil(retained_replicated / workload.node_storage_bytes)
     )
-    # Copies of a partition stand on different nodes.
+    # Each copy of a partition is on another node.
     nodes = max(for_writes, for_network, for_storage or 0, workload.replication)
     return Estimate(
         records_per_day=records_per_day,
@@ -119,23 +119,27 @@ def cut(amount: float) -> float:
 
 
 def _ceil(amount: float) -> int:
-    """Round up, but not for the last bit of a float: 3e9 / 100e6 is 30 nodes, not 31."""
+    """Round up, but ignore float error: 3e9 / 100e6 is 30 nodes, not 31."""
     return math.ceil(round(amount, 6))
 
 
 def parse_amount(text: str) -> float:
-    """Read 1M, 1.5KB, 100 MB/s, 64KiB. K is a thousand, Ki is 1024. Raises ValueError."""
+    """Parse 1M, 1.5KB, 100 MB/s, 64KiB. K is 1000, Ki is 1024. Raises ValueError."""
     match = _AMOUNT.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no amount; write a number with K, M, G, T or P, such as 1M or 100MB/s")
+        raise ValueError(
+            f"{text!r} is not an amount; write a number with K, M, G, T or P, such as 1M or 100MB/s"
+        )
     return float(match[1]) * (_DECIMAL | _BINARY)[match[2].upper()]
 
 
 def parse_days(text: str) -> float:
-    """Read 7d, 12h, 2w as days. Raises ValueError."""
+    """Parse 7d, 12h, 2w into days. Raises ValueError."""
     match = _DURATION.fullmatch(text.strip().lower())
     if match is None:
-        raise ValueError(f"{text!r} is no duration; write a number with s, m, h, d or w, such as 7d or 12h")
+        raise ValueError(
+            f"{text!r} is not a duration; write a number with s, m, h, d or w, such as 7d or 12h"
+        )
     return float(match[1]) * _DURATION_S[match[2]] / SECONDS_PER_DAY
 
 
@@ -145,37 +149,41 @@ def capacity(
     rate: Annotated[str, typer.Option("--rate", metavar="N", help="Records a second, on average.")] = "1M",
     peak: Annotated[
         str | None,
-        typer.Option("--peak", metavar="N", help="Records a second at peak, if more."),
+        typer.Option("--peak", metavar="N", help="Records a second at peak. Default: the average."),
     ] = None,
-    size: Annotated[str, typer.Option("--size", metavar="BYTES", help="Bytes a record.")] = "1KB",
+    size: Annotated[str, typer.Option("--size", metavar="BYTES", help="Bytes per record.")] = "1KB",
     retention: Annotated[
-        str, typer.Option("--retention", metavar="TIME", help="How long it is kept.")
+        str, typer.Option("--retention", metavar="TIME", help="How long records are kept.")
     ] = "7d",
     replication: Annotated[
-        int, typer.Option("--replication", min=1, metavar="N", help="Copies of each.")
+        int, typer.Option("--replication", min=1, metavar="N", help="Copies of each record.")
     ] = 3,
     readers: Annotated[
-        int, typer.Option("--readers", min=0, metavar="N", help="Groups that read everything.")
+        int, typer.Option("--readers", min=0, metavar="N", help="Consumer groups that read everything.")
     ] = 1,
     node_write: Annotated[
-        str, typer.Option("--node-write", metavar="BYTES/s", help="What a node's disk takes.")
+        str, typer.Option("--node-write", metavar="BYTES/s", help="Write rate of a node's disk.")
     ] = "100MB/s",
     node_network: Annotated[
-        str, typer.Option("--node-network", metavar="BYTES/s", help="What a node's card carries each way.")
+        str, typer.Option("--node-network", metavar="BYTES/s", help="Network rate of a node, each way.")
     ] = "1.25GB/s",
     node_storage: Annotated[
         str | None,
-        typer.Option("--node-storage", metavar="BYTES", help="A node's disk; if not said, what it needs."),
+        typer.Option(
+            "--node-storage", metavar="BYTES", help="Size of a node's disk. Default: what it needs."
+        ),
     ] = None,
     partition_rate: Annotated[
         str,
-        typer.Option("--partition-rate", metavar="BYTES/s", help="What a partition's consumer gets through."),
+        typer.Option(
+            "--partition-rate", metavar="BYTES/s", help="Throughput of one consumer of a partition."
+        ),
     ] = "1MB/s",
     as_json: Json = False,
 ) -> None:
     """Estimate bytes, nodes and partitions for a rate of records.
 
-    "On paper" is the estimate as made by hand: daily figures cut to two digits, the rest reckoned from them.
+    "On paper" is the estimate as made by hand: daily figures cut to two digits, the rest computed from them.
     """
     try:
         workload = Workload(
@@ -195,7 +203,7 @@ def capacity(
     except ValueError as error:
         raise WrongUsage(str(error)) from None
     if workload.peak_records_per_s is not None and workload.peak_records_per_s < workload.records_per_s:
-        raise WrongUsage(f"--peak {peak} is below --rate {rate}; a peak is at least the average")
+        raise WrongUsage(f"--peak {peak} is below --rate {rate}; the peak must be at least the average")
     exact, paper = estimate(workload), estimate_on_paper(workload)
     if as_json:
         show_json({"workload": asdict(workload), "exact": asdict(exact), "on_paper": asdict(paper)})

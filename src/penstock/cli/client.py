@@ -1,8 +1,7 @@
-"""The commands' connection to a broker, over librdkafka.
+"""The commands' connection to a broker, through librdkafka.
 
-Everything that is the same for every command stands here: how a broker is found to be there, how librdkafka
-is kept quiet, and how its errors become a line that says what to do. A newcomer gets one thing wrong:
-librdkafka never says that nobody answers, it goes on trying; so `connect` knocks at the port first.
+It checks that a broker is reachable, silences librdkafka's log, and turns its errors into one line. librdkafka
+retries forever when no broker answers, so `connect` tries the port first.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from confluent_kafka.admin import (
 from penstock.cli.addresses import parse_address
 from penstock.cli.failures import Failure, WrongUsage, near_name
 
-# How long a broker may take to answer for the first time before we say that none does.
+# How long to wait for the first answer of a broker.
 CONNECT_TIMEOUT_S = 5.0
 # How long one operation may take on a broker that has answered.
 REQUEST_TIMEOUT_S = 30.0
@@ -60,7 +59,7 @@ def settings(bootstrap: str, extra: Mapping[str, Any] | None = None) -> dict[str
     return {
         "bootstrap.servers": bootstrap,
         "client.id": "penstock-cli",
-        # Its own log lines go past our stderr's one line. Errors that matter reach us as return values.
+        # Its log lines would break our rule of one line on stderr. Errors that matter arrive as return values.
         "log_level": 0,
         "error_cb": lambda error: None,
         **(extra or {}),
@@ -68,9 +67,9 @@ def settings(bootstrap: str, extra: Mapping[str, Any] | None = None) -> dict[str
 
 
 def connect(bootstrap: str) -> AdminClient:
-    """An admin client of a cluster that has just answered. Raises Failure when none does.
+    """An admin client of a cluster that has just answered. Raises Failure when no broker does.
 
-    Keep it as long as its futures: they fail when it is collected.
+    Keep it as long as its futures: they fail when it is garbage-collected.
     """
     knock(bootstrap, CONNECT_TIMEOUT_S)
     admin = AdminClient(settings(bootstrap))
@@ -78,26 +77,26 @@ def connect(bootstrap: str) -> AdminClient:
         admin.cluster_id(timeout=CONNECT_TIMEOUT_S)
     except KafkaException:
         raise Failure(
-            f"no broker answers at {bootstrap}, though somebody listens there; "
-            "a node that waits for the others of its cluster does not answer yet"
+            f"no broker answers at {bootstrap}, though the port is open; "
+            "a node that waits for the other controllers does not answer yet"
         ) from None
     return admin
 
 
 def settle(future: Future[Result]) -> Result:
-    """The result of one admin operation; KafkaException when the broker refused it."""
+    """The result of one admin operation. Raises KafkaException when the broker refused it."""
     return future.result(timeout=REQUEST_TIMEOUT_S + CONNECT_TIMEOUT_S)
 
 
 def code_of(error: BaseException) -> int | None:
-    """librdkafka's error code, None for an exception that is not its own."""
+    """librdkafka's error code; None for another exception."""
     if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
         return error.args[0].code()
     return None
 
 
 def explain(error: BaseException) -> str | None:
-    """One line for an exception of librdkafka's, None for any other."""
+    """One line for an exception of librdkafka; None for another."""
     if isinstance(error, TimeoutError):
         return "the broker did not answer in time; is it overloaded or stopped?"
     if not isinstance(error, KafkaException):
@@ -116,7 +115,7 @@ def explain_error(error: KafkaError) -> str:
 
 
 def describe_topic(admin: AdminClient, topic: str) -> TopicDescription:
-    """A topic's partitions. Asks in a way that never creates the topic."""
+    """A topic's partitions. The request never creates the topic."""
     try:
         answers = admin.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_TIMEOUT_S)
         description: TopicDescription = settle(answers[topic])
@@ -128,7 +127,7 @@ def describe_topic(admin: AdminClient, topic: str) -> TopicDescription:
 
 
 def create_topic(admin: AdminClient, new: NewTopic) -> bool:
-    """Create a topic and wait until its partitions can be used; False when it is there already."""
+    """Create a topic and wait until its partitions can be used; False if it exists already."""
     topic = str(new.topic)
     try:
         settle(admin.create_topics([new], request_timeout=REQUEST_TIMEOUT_S)[topic])
@@ -136,7 +135,7 @@ def create_topic(admin: AdminClient, new: NewTopic) -> bool:
         if code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS:
             return False
         raise
-    # The controller has answered; the broker we ask next may hear of it a moment later.
+    # The controller has answered; the broker we ask next may learn of the topic a moment later.
     deadline = time.monotonic() + READY_TIMEOUT_S
     while not _usable(admin, topic) and time.monotonic() < deadline:
         time.sleep(RETRY_INTERVAL_S)
@@ -144,12 +143,12 @@ def create_topic(admin: AdminClient, new: NewTopic) -> bool:
 
 
 def no_topic(asked: Any, topic: str) -> Failure:
-    """What to say of a topic that ``asked``, an admin client or a producer, does not find."""
+    """The error for a topic that ``asked`` (an admin client or a producer) does not find."""
     near = near_name(topic, asked.list_topics(timeout=REQUEST_TIMEOUT_S).topics)
     if near is not None:
         return Failure(f"there is no topic {topic}; did you mean {near}?")
     return Failure(
-        f"there is no topic {topic}; see `penstock topics list`, or make it: `penstock topics create {topic}`"
+        f"there is no topic {topic}; see `penstock topics list`, or create it: `penstock topics create {topic}`"
     )
 
 
@@ -168,7 +167,7 @@ def end_offsets(admin: AdminClient, topic: str, partitions: Iterable[int]) -> di
 def offsets_at_time(
     admin: AdminClient, topic: str, partitions: Iterable[int], timestamp_ms: int
 ) -> dict[int, int]:
-    """Each partition's first offset at or after a time; its end where every record is older."""
+    """Each partition's first offset at or after a time; its end if every record is older."""
     spec = OffsetSpec.for_timestamp(timestamp_ms)
     found = _offsets(admin, topic, partitions, spec)
     late = [partition for partition, offset in found.items() if offset < 0]
@@ -176,10 +175,10 @@ def offsets_at_time(
 
 
 def describe_group(admin: AdminClient, group: str) -> ConsumerGroupDescription:
-    """A group's state and members, waiting for its coordinator to be ready.
+    """A group's state and members. Waits until its coordinator is ready.
 
-    Ask this before any other question about a group: librdkafka's client crashes when the coordinator refuses
-    to list offsets, as it does while it is loading them.
+    Call this before any other request about a group: librdkafka crashes when the coordinator refuses to list
+    offsets, as it does while it loads them.
     """
     description: ConsumerGroupDescription = when_ready(
         lambda: settle(admin.describe_consumer_groups([group], request_timeout=REQUEST_TIMEOUT_S)[group])
@@ -188,7 +187,7 @@ def describe_group(admin: AdminClient, group: str) -> ConsumerGroupDescription:
 
 
 def when_ready(ask: Callable[[], Result]) -> Result:
-    """Ask until the partition's leader, or the group's coordinator, is there and has loaded its state."""
+    """Retry until the partition's leader or the group's coordinator is known and has loaded its state."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while True:
         try:
@@ -220,7 +219,7 @@ def _offsets(admin: AdminClient, topic: str, partitions: Iterable[int], spec: Of
 
 
 def knock(bootstrap: str, timeout_s: float) -> None:
-    """Open and close a connection, so that a port where nobody listens is known at once."""
+    """Open and close a connection, to notice a closed port at once."""
     deadline = time.monotonic() + timeout_s
     for address in bootstrap.split(","):
         try:
@@ -233,18 +232,18 @@ def knock(bootstrap: str, timeout_s: float) -> None:
         except OSError:
             continue
     raise Failure(
-        f"no broker answers at {bootstrap}; start one with `penstock serve` or name another with --bootstrap"
+        f"no broker answers at {bootstrap}; start one with `penstock serve` or choose another with --bootstrap"
     )
 
 
 def collect(producer: Any, timeout_s: float) -> None:
-    """Let a producer call back with what was acknowledged; Ctrl-C in the middle of a callback is Ctrl-C."""
+    """Run a producer's delivery callbacks. Ctrl-C inside a callback raises KeyboardInterrupt."""
     with _interruptible():
         producer.poll(timeout_s)
 
 
 def flush(producer: Any, timeout_s: float) -> None:
-    """Wait until everything is acknowledged or given up; Ctrl-C as in ``collect``."""
+    """Wait until every record is acknowledged or has failed. Ctrl-C as in ``collect``."""
     with _interruptible():
         producer.flush(timeout_s)
 
@@ -254,5 +253,5 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except SystemError:
-        # confluent-kafka loses the KeyboardInterrupt that a callback was left with, and says only this.
+        # confluent-kafka replaces a KeyboardInterrupt raised in a callback by this error.
         raise KeyboardInterrupt from None

@@ -1,7 +1,6 @@
 """The commands that Typer parses, each in the module of its name, imported only when it is used.
 
-`serve` is listed here so that help and completion know it, but ``main`` has dispatched it before Typer was
-imported.
+`serve` is listed here for help and completion only: ``main`` dispatches it before Typer is imported.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from penstock import __version__
 from penstock.cli.failures import Failure, WrongUsage, near_name
 from penstock.cli.serve import SUMMARY as SERVE_SUMMARY
 
-# In the order a newcomer meets them.
+# In the order of the help.
 COMMANDS = (
     "serve",
     "dev",
@@ -46,7 +45,7 @@ def _never_called() -> None:
 
 
 class Commands(typer.core.TyperGroup):
-    """Imports the module of a command when the command is asked for."""
+    """Imports a command's module on first use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -63,7 +62,7 @@ class Commands(typer.core.TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        # Typer looks for a near name among the commands that it holds, and here it holds none.
+        # Typer suggests names only from the commands it has loaded, which are none here.
         near = near_name(args[0], COMMANDS)
         if near and args[0] not in COMMANDS and not ctx.resilient_parsing:
             raise WrongUsage(f"No such command {args[0]!r}, did you mean {near!r}? See `penstock --help`")
@@ -71,7 +70,7 @@ class Commands(typer.core.TyperGroup):
 
 
 def without_types_of_flags(command: Any, context: Any) -> None:
-    """In the help a flag shows no type: Typer would write `<bool>` behind every `--json`."""
+    """Hide the type of flags in the help: Typer would write `<bool>` after every `--json`."""
     options = list(command.params)
     if context is not None:
         options.append(command.get_help_option(context))
@@ -85,7 +84,7 @@ def without_types_of_flags(command: Any, context: Any) -> None:
 app = typer.Typer(
     cls=Commands,
     help="A distributed message queue that speaks the Kafka protocol.",
-    epilog="PENSTOCK_BOOTSTRAP names the broker for every command that takes --bootstrap.",
+    epilog="PENSTOCK_BOOTSTRAP sets the default of --bootstrap for every command.",
     invoke_without_command=True,
     context_settings=CONTEXT,
 )
@@ -109,7 +108,7 @@ def _root(
 
 
 def dispatch(words: list[str]) -> int:
-    """Parse and run. A command returns its exit code, or nothing for 0."""
+    """Parse and run. A command returns its exit code, or None for 0."""
     command = typer.main.get_command(app)
     without_types_of_flags(command, typer.Context(command, **CONTEXT))
     try:
@@ -117,7 +116,7 @@ def dispatch(words: list[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except SystemExit as leaving:
-        # Typer's own way out when the reader of a pipe has gone; it has silenced the streams already.
+        # Typer exits this way on a broken pipe, and has silenced the streams already.
         return leaving.code if isinstance(leaving.code, int) else 1
     except BrokenPipeError:
         raise
@@ -132,15 +131,15 @@ def dispatch(words: list[str]) -> int:
 
 
 def _refusal(error: Exception) -> Failure | WrongUsage | None:
-    """What a library's error means to the person; None for one that only a bug of ours explains."""
-    # Typer holds a private copy of click, whose exception classes have no public name; this tells them.
+    """A library's error as one of ours; None for an unexpected error, which is a bug."""
+    # Typer has a private copy of click, whose exception classes have no public name; duck-type them.
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "penstock"
         message = error.format_message().strip().rstrip(".").replace("Value error, ", "")
         return WrongUsage(f"{message}; see `{where} --help`")
     if "confluent_kafka" in sys.modules:
-        from penstock.cli.client import explain  # noqa: PLC0415  # it imports librdkafka
+        from penstock.cli.client import explain  # noqa: PLC0415  # imports librdkafka
 
         if (line := explain(error)) is not None:
             return Failure(line)

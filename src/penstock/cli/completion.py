@@ -1,7 +1,7 @@
-"""Names that the shell completes: topics, groups and settings.
+"""Shell completion for the names of topics and groups.
 
-The shell asks on every press of the Tab key: a cluster that does not answer soon completes nothing, and nothing is
-ever printed.
+The shell calls this on every Tab: if the cluster does not answer quickly, nothing is completed. Nothing is ever
+printed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _groups(admin: Any) -> Iterator[str]:
 
 
 def _completed(context: typer.Context, incomplete: str, ask: Callable[[Any], Iterable[str]]) -> list[str]:
-    # Anything may be missing or wrong in a command line that is still being typed.
+    # A half-typed command line may be missing anything.
     with suppress(Exception):
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415  # librdkafka
 

@@ -1,7 +1,7 @@
 """`penstock configs`: the settings of a topic or a broker, by Kafka's names.
 
-A setting has a source: the topic's own, the broker's (set while it ran, or when it was started), or Kafka's
-default. `unset` takes away the topic's or broker's own, so that the next source shows through.
+A value has a source: the topic, the broker (set while it ran or when it was started), or Kafka's default. `unset`
+removes the topic's or broker's own value, so that the next source applies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SOURCES = {
 }
 
 Broker = Annotated[
-    int | None, typer.Option("--broker", metavar="ID", help="A broker's settings instead of a topic's.")
+    int | None, typer.Option("--broker", metavar="ID", help="Use a broker's settings instead of a topic's.")
 ]
 Words = Annotated[list[str], typer.Argument(metavar="TOPIC KEY=VALUE")]
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC KEY")]
@@ -48,7 +48,9 @@ Names = Annotated[list[str], typer.Argument(metavar="TOPIC KEY")]
 def describe(
     topic: Annotated[str | None, typer.Argument(metavar="TOPIC", callback=check_topic)] = None,
     broker: Broker = None,
-    changed: Annotated[bool, typer.Option("--changed", help="Only those that are not the default.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only settings that differ from the default.")
+    ] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
@@ -80,7 +82,7 @@ def describe(
 def set_values(
     words: Words, broker: Broker = None, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False
 ) -> None:
-    """Set one or several settings of a topic, or of a broker with --broker; the others stay."""
+    """Set one or more settings of a topic, or of a broker with --broker. Other settings do not change."""
     topic, pairs = _split(words, broker)
     if not pairs:
         raise WrongUsage("nothing to set; name settings as KEY=VALUE, such as retention.ms=3600000")
@@ -100,7 +102,7 @@ def set_values(
 def unset(
     names: Names, broker: Broker = None, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False
 ) -> None:
-    """Take settings back, so that the broker's own or the default holds again."""
+    """Remove settings, so that the broker's setting or the default applies again."""
     topic, keys = _split(names, broker)
     if not all(keys):
         raise WrongUsage("a setting's name must not be empty")
@@ -116,7 +118,7 @@ def unset(
 
 
 def changed_settings(admin: AdminClient, topic: str) -> dict[str, str | None]:
-    """The settings a topic has of its own."""
+    """The settings made on the topic itself."""
     return {
         entry.name: entry.value
         for entry in _entries(admin, ConfigResource(ResourceType.TOPIC, topic))
@@ -125,13 +127,13 @@ def changed_settings(admin: AdminClient, topic: str) -> dict[str, str | None]:
 
 
 def setting(admin: AdminClient, topic: str, name: str) -> str | None:
-    """The value of a topic's setting, wherever it comes from."""
+    """The effective value of a topic's setting, from any source."""
     entries = _entries(admin, ConfigResource(ResourceType.TOPIC, topic))
     return next((entry.value for entry in entries if entry.name == name), None)
 
 
 def _split(words: list[str], broker: int | None) -> tuple[str | None, list[str]]:
-    """The topic, if it is a topic's settings, and the rest."""
+    """The topic (None with --broker) and the remaining words."""
     if broker is not None:
         return None, words
     topic, *rest = words
@@ -147,7 +149,7 @@ def _resource(admin: AdminClient, topic: str | None, broker: int | None) -> Conf
     brokers = settle(admin.describe_cluster(request_timeout=REQUEST_TIMEOUT_S)).nodes
     known = sorted(node.id for node in brokers)
     if broker not in known:
-        raise Failure(f"there is no broker {broker}; there is {', '.join(map(str, known))}")
+        raise Failure(f"there is no broker {broker}; choose from {', '.join(map(str, known))}")
     return ConfigResource(ResourceType.BROKER, str(broker))
 
 
@@ -178,5 +180,5 @@ def _unknown_topic(admin: AdminClient, error: KafkaException, topic: str) -> Exc
 
 
 def _source(entry: ConfigEntry) -> int:
-    """librdkafka fills the number in where its type says an enum."""
+    """librdkafka may return the bare number although the type says enum."""
     return entry.source.value if isinstance(entry.source, ConfigSource) else int(entry.source)

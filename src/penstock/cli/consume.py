@@ -1,9 +1,9 @@
-"""`penstock consume`: a topic's records on standard output.
+"""`penstock consume`: print a topic's records.
 
-It follows as kcat and kafka-console-consumer do, until Ctrl-C; `--no-follow` stops at the end the topic had
-when it was asked. It begins at the beginning, as kcat does: an empty screen is a newcomer's first riddle.
-With `--group` it goes on where the group had got to, and commits what it has written out, never before it
-is written: a reader that dies sees a record twice rather than not at all.
+It follows the topic until Ctrl-C, as kcat and kafka-console-consumer do; `--no-follow` stops at the topic's end as
+of the start. It begins at the beginning, as kcat does, because an empty screen puzzles new users. With `--group`
+it continues at the group's committed offsets, and commits records only after they are written out: after a crash a
+record is printed twice rather than not at all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BATCH_RECORDS = 500
 COMMIT_INTERVAL_S = 5.0
 FOLLOW_WAIT_MS = 500
 END_WAIT_MS = 20
-# How many partitions are named in one line.
+# Partitions listed in one line.
 ENDS_SHOWN_MAX = 3
 TERMINATED = 128 + signal.SIGTERM
 
@@ -40,17 +40,17 @@ Place = tuple[str, int]
 
 
 class Reading:
-    """One consumer: which partitions it reads, where it stops, and what may be committed."""
+    """One consumer: its partitions, where it stops, and what may be committed."""
 
     def __init__(self, consumer: Consumer, *, commits: bool) -> None:
         self.consumer = consumer
         self._commits = commits
         # Partitions being read; None until the group has assigned some.
         self.assigned: set[Place] | None = None
-        # Where to stop, by partition, exclusive; a partition not in it stops where it is found to end.
+        # Where to stop, by partition. Exclusive. A partition that is missing here stops at its end.
         self.ends: dict[Place, int] = {}
         self._done: set[Place] = set()
-        # Next offset to read after what has been written out, by partition; what is not yet committed of it.
+        # By partition, the next offset after the records written out, where not committed yet.
         self._written: dict[Place, int] = {}
         self._commit_at = time.monotonic() + COMMIT_INTERVAL_S
 
@@ -59,7 +59,7 @@ class Reading:
         return self.assigned is not None and self.assigned <= self._done
 
     def batch(self) -> list[Message]:
-        """The records there are, waiting a little for a first one. Notes the ends of partitions."""
+        """The available records; waits a moment for the first. Notes partitions that reached their end."""
         first = self.consumer.poll(POLL_TIMEOUT_S)
         if first is None:
             return []
@@ -75,7 +75,7 @@ class Reading:
         return records
 
     def wants(self, message: Message) -> bool:
-        """Whether the record is before the end; notes that its partition is done when it is the last."""
+        """Whether the record is before the end. Marks its partition as done when it is the last."""
         place = _place(message)
         end = self.ends.get(place)
         if end is None:
@@ -85,7 +85,7 @@ class Reading:
         return _offset(message) < end
 
     def written(self, messages: list[Message]) -> None:
-        """Take note that records have left the process; commits them from time to time."""
+        """Note that records were written out. Commits them from time to time."""
         if not self._commits:
             return
         for message in messages:
@@ -109,7 +109,7 @@ class Reading:
         self.assigned = None
 
     def on_lost(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
-        """Somebody else has the partitions already: what was written may not be committed any more."""
+        """Another member owns the partitions now, so their offsets must not be committed."""
         self._written = {}
         self.assigned = None
 
@@ -124,21 +124,21 @@ def consume(
             "--group",
             "-g",
             metavar="GROUP",
-            help="Share the work and remember the place.",
+            help="Join a consumer group, which shares partitions and keeps offsets.",
             callback=check_group,
             autocompletion=group_names,
         ),
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option("--from", metavar="PLACE", help=f"Begin at {positions.HELP}. Default: beginning."),
+        typer.Option("--from", metavar="POSITION", help=f"{positions.HELP}. Default: beginning."),
     ] = None,
     partitions: Annotated[
         list[int] | None,
-        typer.Option("--partition", "-p", min=0, metavar="N", help="Only this one. Repeatable."),
+        typer.Option("--partition", "-p", min=0, metavar="N", help="Only this partition. Repeatable."),
     ] = None,
     records_max: Annotated[
-        int | None, typer.Option("--max", "-n", min=1, metavar="N", help="Stop after so many records.")
+        int | None, typer.Option("--max", "-n", min=1, metavar="N", help="Stop after N records.")
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Wait for new records, or stop at the end.")
@@ -152,16 +152,16 @@ def consume(
         typer.Option(
             "--format",
             metavar="TEXT",
-            help="A line with {topic} {partition} {offset} {timestamp} {key} {value} {headers}.",
+            help="A template with {topic} {partition} {offset} {timestamp} {key} {value} {headers}.",
         ),
     ] = None,
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each record.")] = False,
 ) -> None:
-    """Print a topic's records from the beginning, and then new ones as they come, until Ctrl-C.
+    """Print a topic's records from the beginning, then new ones as they arrive, until Ctrl-C.
 
-    With --group it begins where the group has got to, --from (beginning or end) saying where a new group
-    begins, and it commits what it has printed.
+    With --group it begins at the group's committed offsets and commits what it has printed; --from (beginning or
+    end) is where a new group begins.
     """
     columns = Columns(keys=keys, headers=headers, timestamps=timestamps, offsets=offsets)
     render = _renderer(columns, format_text, as_json=as_json)
@@ -171,10 +171,10 @@ def consume(
         raise WrongUsage(f"--from: {error}") from None
     if group is not None:
         if partitions:
-            raise WrongUsage("--partition reads without a group; leave --group out")
+            raise WrongUsage("--partition cannot be used with --group; omit one of them")
         if position.kind not in {"beginning", "end"}:
             raise WrongUsage(
-                "a group begins where it has got to; with --group say --from beginning or end, "
+                "a group begins at its committed offsets; with --group use --from beginning or end, "
                 f"or move it with `penstock groups offsets reset {group} --to {start}`"
             )
     signal.signal(signal.SIGTERM, _terminate)
@@ -193,7 +193,7 @@ def consume(
             )
         _copy(reading, render, follow=follow, records_max=records_max)
     finally:
-        # Also on Ctrl-C: what was printed counts as read.
+        # Also on Ctrl-C: printed records count as read.
         reading.commit()
         reading.consumer.close()
 
@@ -221,7 +221,7 @@ def _assign(
     *,
     follow: bool,
 ) -> None:
-    """Read chosen partitions without a group, from a place to the ends they have now."""
+    """Read partitions without a group, from a position to their current ends."""
     begin: dict[Place, int] = {}
     for topic, listed in numbers.items():
         offsets = positions.resolve(admin, topic, listed, position)
@@ -241,7 +241,7 @@ def _assign(
 def _say_what_is_beyond(
     admin: Any, begin: dict[Place, int], position: positions.Position, *, follow: bool
 ) -> None:
-    """Nothing is printed where a place is past every end; say so, or it looks as if nothing worked."""
+    """Say that the position is past every end; otherwise the empty output looks like a failure."""
     ends: dict[Place, int] = {}
     for topic in dict.fromkeys(topic for topic, _ in begin):
         found = client.end_offsets(admin, topic, [number for each, number in begin if each == topic])
@@ -254,7 +254,7 @@ def _say_what_is_beyond(
     )
     more = f" and {len(ends) - ENDS_SHOWN_MAX} more" if len(ends) > ENDS_SHOWN_MAX else ""
     now = "waiting for new records" if follow else "nothing to print"
-    print(f"no record is at {where} or after it: {last}{more} end there; {now}", file=sys.stderr)
+    print(f"there are no records at or after {where}; the ends are {last}{more}; {now}", file=sys.stderr)
 
 
 def _partitions(admin: Any, topic: str, wanted: list[int]) -> list[int]:
@@ -268,12 +268,12 @@ def _consumer(bootstrap: str, group: str | None, position: positions.Position, *
         client.settings(
             bootstrap,
             {
-                # librdkafka wants a name even where no group is joined; nothing is committed under it.
+                # librdkafka requires a group id even when no group is joined; nothing is committed under it.
                 "group.id": group or f"penstock-cli-{uuid.uuid4()}",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "latest" if position.kind == "end" else "earliest",
-                # The end of a partition is known when a fetch comes back empty: when waiting for it, soon.
+                # The end of a partition is noticed when a fetch returns empty, so keep it short when it matters.
                 "fetch.wait.max.ms": FOLLOW_WAIT_MS if follow else END_WAIT_MS,
             },
         )
@@ -283,7 +283,7 @@ def _consumer(bootstrap: str, group: str | None, position: positions.Position, *
 def _renderer(columns: Columns, format_text: str | None, *, as_json: bool) -> Callable[[Message], bytes]:
     if as_json:
         if format_text is not None:
-            raise WrongUsage("--json and --format exclude each other")
+            raise WrongUsage("--json and --format cannot be used together")
         return json_line
     if format_text is None:
         return lambda message: text_line(message, columns)
@@ -294,7 +294,7 @@ def _renderer(columns: Columns, format_text: str | None, *, as_json: bool) -> Ca
 
 
 def _terminate(_signal: int, _frame: object) -> NoReturn:
-    """SIGTERM ends as Ctrl-C does: what was printed is committed."""
+    """SIGTERM ends as Ctrl-C does: the offsets of printed records are committed."""
     raise SystemExit(TERMINATED)
 
 

@@ -1,13 +1,12 @@
-"""`penstock dev`: a cluster of several nodes on this machine, each a `penstock serve` process of its own.
+"""`penstock dev`: a cluster of several nodes on this machine, each its own `penstock serve` process.
 
-One thread a node starts its process, passes its lines on with the node's name before them, and starts it again
-when it dies, so that killing one with `kill -9` is a fair way to watch a failover. ``cluster.json`` in the data
-directory remembers what must not change between two runs: which nodes vote, and where the nodes listen to each
-other.
+One thread per node starts its process, prefixes its output with the node's name, and restarts it when it dies, so
+`kill -9` on a node shows a real failover. ``cluster.json`` in the data directory keeps what must not change between
+runs: the voters, and the nodes' internal ports.
 
-What a newcomer gets wrong: the children are in process groups of their own, so that Ctrl-C reaches this process
-alone and the nodes are stopped in one way only. Their standard input is a pipe from here; should this process be
-killed, the pipe closes and they stop by themselves (``--stop-with-stdin``).
+The children have their own process groups, so that Ctrl-C reaches only this process, which then stops the nodes.
+Their standard input is a pipe from this process: if it is killed, the pipe closes and they stop
+(``--stop-with-stdin``).
 """
 
 from __future__ import annotations
@@ -38,20 +37,19 @@ app = typer.Typer(add_completion=False)
 HOST = "127.0.0.1"
 NODES_MAX = 99
 CONTROLLERS_MAX = 3
-# Below the range from which the kernel takes ports for outgoing connections: a node that is down for a moment
-# finds its port free when it comes back.
+# Below the kernel's range for outgoing connections: a node that restarts finds its port free.
 FREE_PORTS = range(20_000, 32_000)
-# Between the death of a node and its next start; doubled from one death to the next, up to the maximum, unless
-# the node lived for as long as that.
+# Pause before a dead node is restarted. Doubled with each death up to the maximum; reset when the node lived for
+# the maximum.
 RESTART_MIN_S = 0.5
 RESTART_MAX_S = 10.0
-# Nodes stop in a second or two; one that takes this long is killed.
+# Nodes stop in a second or two; after this time they are killed.
 STOP_MAX_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where everything is."""
+    """Directories, ports and voters of the cluster."""
 
     directory: Path
     # By node id.
@@ -81,12 +79,16 @@ class Plan:
 def dev(
     brokers: Annotated[int, typer.Option("--brokers", min=1, max=NODES_MAX, metavar="N")] = 3,
     data_dir: Annotated[
-        Path, typer.Option("--data-dir", metavar="DIR", help="Each node has a directory of its own in it.")
+        Path, typer.Option("--data-dir", metavar="DIR", help="Contains one directory per node.")
     ] = Path(DATA_DIR),
     port: Annotated[
         int,
         typer.Option(
-            "--port", min=0, max=65_535, metavar="PORT", help="Of node 1; the others follow. 0: free ones."
+            "--port",
+            min=0,
+            max=65_535,
+            metavar="PORT",
+            help="Port of node 1; the other nodes use the next ports. 0 picks free ones.",
         ),
     ] = 9092,
     settings: Annotated[
@@ -96,7 +98,7 @@ def dev(
 ) -> int:
     """Run a cluster of several brokers on this machine until Ctrl-C.
 
-    When all are ready it prints one line that begins `penstock dev ready`. A broker that dies is started again.
+    When all are ready it prints one line that starts with `penstock dev ready`. A broker that dies is restarted.
     """
     parse_settings("--set", settings or [])
     if port and port + brokers - 1 > 65_535:
@@ -106,13 +108,13 @@ def dev(
 
 
 def make_plan(directory: Path, count: int, port: int) -> Plan:
-    """What is remembered, completed by what has to be chosen; written down before anything is started."""
+    """The saved plan, completed with newly chosen ports; saved before any node is started."""
     remembered = _remembered(directory)
     internal_ports: dict[int, int] = remembered["internal_ports"]
     if count < len(internal_ports):
         raise Failure(
             f"{directory} holds a cluster of {len(internal_ports)} brokers; "
-            f"run it with --brokers {len(internal_ports)} or name another --data-dir"
+            f"run it with --brokers {len(internal_ports)} or choose another --data-dir"
         )
     with contextlib.ExitStack() as held:
         ports = {}
@@ -122,11 +124,11 @@ def make_plan(directory: Path, count: int, port: int) -> Plan:
             )
         for node in range(1, count + 1):
             if node in internal_ports:
-                # The voters know each other by it, so it cannot be another.
+                # The voters know each other by this port, so it must not change.
                 _hold(held, internal_ports[node], f"is the cluster in {directory} running already?")
             else:
                 internal_ports[node] = _hold_free(held)
-    # Two voters outlive no more failures than one.
+    # Two voters tolerate no more failures than one.
     controllers = remembered["controllers"] or list(
         range(1, 1 + (CONTROLLERS_MAX if count >= CONTROLLERS_MAX else 1))
     )
@@ -135,7 +137,7 @@ def make_plan(directory: Path, count: int, port: int) -> Plan:
 
 
 class Cluster:
-    """The nodes of a plan, kept alive until told to stop."""
+    """The nodes of a plan, kept running until stopped."""
 
     def __init__(self, plan: Plan, settings: list[str]) -> None:
         self._plan = plan
@@ -157,7 +159,7 @@ class Cluster:
             thread.start()
         self._stopping.wait()
         deadline = time.monotonic() + STOP_MAX_S
-        # Over and over, because a process may be starting at this moment, and for the second Ctrl-C.
+        # Repeated, because a process may just be starting, and for a second Ctrl-C.
         while any(thread.is_alive() for thread in threads):
             for node in self._nodes:
                 node.stop(kill=self._interrupts > 1 or time.monotonic() > deadline)
@@ -175,7 +177,7 @@ class Cluster:
             with self._lock:
                 print(line, flush=True)
         except OSError as error:
-            # Most likely whoever read it has gone away, which ends other commands too.
+            # Most likely a broken pipe, which ends other commands too.
             self._end(error)
 
     def _ready(self, node: int) -> None:
@@ -196,7 +198,7 @@ class Cluster:
 
 
 class Node:
-    """One process after another, the same command each time. ``run`` is its thread; ``stop`` ends it."""
+    """Runs one node's process and restarts it. ``run`` is its thread; ``stop`` ends it."""
 
     def __init__(
         self,
@@ -215,7 +217,7 @@ class Node:
         self._stopping = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._was_ready = False
-        # How the process of this moment was told to end.
+        # The signal already sent to the current process.
         self._told: signal.Signals | None = None
 
     def run(self) -> None:
@@ -226,18 +228,18 @@ class Node:
             if self._stopping.is_set():
                 break
             if not self._was_ready and code > 0:
-                # It refused to start, and would again.
+                # It refused to start and would refuse again.
                 self._gave_up(f"{self.name} could not start: {last_line.removeprefix('penstock: ')}")
                 break
             if time.monotonic() - begun > RESTART_MAX_S:
                 pause_s = RESTART_MIN_S
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            self._say(f"{self.name} | penstock dev: {how}; starting it again in {pause_s:g} s")
+            self._say(f"{self.name} | penstock dev: {how}; restarting in {pause_s:g} s")
             self._stopping.wait(pause_s)
             pause_s = min(2 * pause_s, RESTART_MAX_S)
 
     def stop(self, *, kill: bool) -> None:
-        """Ask the process to end, once; or make it. May be called again and again, from another thread."""
+        """Terminate the process (once), or kill it. May be called repeatedly, from another thread."""
         self._stopping.set()
         process = self._process
         wanted = signal.SIGKILL if kill else signal.SIGTERM
@@ -246,7 +248,7 @@ class Node:
             process.send_signal(wanted)
 
     def _live(self) -> tuple[int, str]:
-        """One life: its exit code and the last thing it said."""
+        """Run the process once. Returns its exit code and its last line."""
         process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -273,7 +275,7 @@ class Node:
 
 
 def readable(line: str) -> str:
-    """A node's line for a person. Its log is JSON, because to the node nobody seems to be watching."""
+    """A node's log line as text. The node logs JSON because its output is not a terminal."""
     try:
         said = json.loads(line)
         event, when, level = said.pop("event"), said.pop("timestamp"), said.pop("level")
@@ -295,7 +297,7 @@ def _remembered(directory: Path) -> dict[str, Any]:
     except FileNotFoundError:
         if any(directory.glob("meta.properties")):
             raise Failure(
-                f"{directory} belongs to a single broker (`penstock serve`); name another --data-dir"
+                f"{directory} belongs to a single broker (`penstock serve`); choose another --data-dir"
             ) from None
         return {"internal_ports": {}, "controllers": []}
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -305,18 +307,18 @@ def _remembered(directory: Path) -> dict[str, Any]:
 def _remember(directory: Path, what: dict[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / CLUSTER_FILE
-    # Whole or not at all: half of it would keep the cluster from ever starting again.
+    # Atomic: a half-written file would keep the cluster from starting.
     beside = path.with_suffix(".new")
     beside.write_text(json.dumps(what, indent=2) + "\n")
     os.replace(beside, path)
 
 
 def _hold(held: contextlib.ExitStack, port: int, advice: str) -> int:
-    """Take a port for as long as others are being chosen."""
+    """Reserve a port while other ports are chosen."""
     try:
         held.enter_context(_bound(port))
     except OSError as error:
-        raise Failure(f"port {port} cannot be had ({error.strerror}); {advice}") from None
+        raise Failure(f"cannot use port {port} ({error.strerror}); {advice}") from None
     return port
 
 
@@ -325,7 +327,7 @@ def _hold_free(held: contextlib.ExitStack) -> int:
         with contextlib.suppress(OSError):
             held.enter_context(_bound(port))
             return port
-    raise Failure(f"no free port between {FREE_PORTS.start} and {FREE_PORTS.stop} was found")
+    raise Failure(f"found no free port between {FREE_PORTS.start} and {FREE_PORTS.stop}")
 
 
 def _bound(port: int) -> socket.socket:
@@ -333,7 +335,7 @@ def _bound(port: int) -> socket.socket:
     try:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind((HOST, port))
-        # On Linux two sockets that may reuse an address can both be bound until one of them listens.
+        # On Linux two sockets with SO_REUSEADDR can both be bound until one of them listens.
         taken.listen(1)
     except OSError:
         taken.close()

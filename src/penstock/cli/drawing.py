@@ -1,6 +1,6 @@
-"""What is drawn on a terminal with rich: tables and progress bars.
+"""Tables and progress bars drawn with rich, on a terminal.
 
-Apart from ``output`` so that a command whose answer goes into a pipe does not pay for importing rich.
+Separate from ``output``, so that a command in a pipe does not pay for importing rich.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rich.text import Text
 
 from penstock.cli.output import bytes_text
 
-# Rich locks and formats on every update; ten times a second is as much as anybody sees.
+# Rich locks and formats on every update; ten updates a second are enough for the eye.
 REDRAW_INTERVAL_S = 0.1
-# Columns that are shortened keep this much.
+# A shortened column keeps at least this width.
 COLUMN_WIDTH_MIN = 8
-# What the drawing puts around a column.
+# Border and padding of a column.
 GAP = 3
 
 
@@ -54,14 +54,14 @@ def draw_table(
             column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis", width=width
         )
     for row in texts:
-        # Text, not str: a topic or a key may hold what rich would read as markup.
+        # Text, not str: rich would read markup in a topic or a key.
         table.add_row(*(Text(cell) for cell in row))
     console.width = max(console.width, sum(widths) + GAP * len(columns))
     console.print(table)
 
 
 def fitted(widths: Sequence[int], room: int) -> list[int]:
-    """The widths of columns when the widest give way until all fit, or none is wider than COLUMN_WIDTH_MIN."""
+    """Column widths, with the widest shrunk until all fit or none is wider than COLUMN_WIDTH_MIN."""
     fitted = list(widths)
     while sum(fitted) > room and (widest := max(fitted)) > COLUMN_WIDTH_MIN:
         fitted[fitted.index(widest)] -= 1
@@ -69,7 +69,7 @@ def fitted(widths: Sequence[int], room: int) -> list[int]:
 
 
 class Bar:
-    """A progress bar that may be told of every record: it looks at the clock, and draws seldom."""
+    """A progress bar that is cheap to update for every record: it redraws at most every REDRAW_INTERVAL_S."""
 
     def __init__(self, progress: Progress, description: str, total: int | None, *, of_bytes: bool) -> None:
         self._text: Callable[[float], str] = bytes_text if of_bytes else "{:,.0f}".format
@@ -93,7 +93,7 @@ def progress_bar(description: str, total: int | None, *, of_bytes: bool = False)
 
 
 def progress(*, of_bytes: bool = False) -> Progress:
-    """On stderr (stdout is the command's answer), gone when done; invisible without a terminal."""
+    """A bar on stderr (stdout is for the result), removed when done; not drawn without a terminal."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""The two ways a command gives up. Their text is one line for the person, and says what to do."""
+"""The two errors that end a command. Their text is one line that tells the user what to do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class Failure(Exception):
 
 
 class WrongUsage(Exception):
-    """The command was given what it cannot take. Exit code 2."""
+    """The arguments are invalid. Exit code 2."""
 
 
 def near_name(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant, if one is near enough."""
+    """The closest match for a mistyped name, if one is close enough."""
     near = get_close_matches(name, list(names), n=1, cutoff=0.75)
     return near[0] if near else None

@@ -1,6 +1,6 @@
-"""`penstock groups`: consumer groups, their members, how far they have read and how far they are behind.
+"""`penstock groups`: consumer groups, their members, committed offsets and lag.
 
-A committed offset is the next one to read, so lag is the end of the partition less the committed offset.
+A committed offset is the next to read, so lag is the partition's end offset minus the committed offset.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from penstock.cli.subcommands import subcommands
 app = typer.Typer(
     add_completion=False,
     cls=subcommands("list", {"reset": "`penstock groups offsets reset GROUP`"}),
-    help="List, describe, reset and delete consumer groups. Alone: list.",
+    help="List, describe, reset and delete consumer groups. Default command: list.",
 )
-offsets = typer.Typer(help="Change how far a group has read.")
+offsets = typer.Typer(help="Change a group's committed offsets.")
 app.add_typer(offsets, name="offsets")
 
 
@@ -108,11 +108,11 @@ def delete(
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Delete groups without members, and with them how far they have read. Asks first."""
+    """Delete groups without members, and their committed offsets. Asks first."""
     admin = client.connect(bootstrap)
     for group in groups:
         _refuse_members(_existing(admin, group), "delete it")
-    confirm(f"Delete {', '.join(groups)} with the committed offsets?", yes=yes)
+    confirm(f"Delete {', '.join(groups)} and the committed offsets?", yes=yes)
     answers = admin.delete_consumer_groups(groups, request_timeout=REQUEST_TIMEOUT_S)
     for group in groups:
         settle(answers[group])
@@ -131,20 +131,20 @@ def reset(
         typer.Option(
             "--topic",
             metavar="TOPIC[:PARTITION,...]",
-            help="Where; every topic the group has read if not said. Repeatable.",
+            help="Default: every topic with committed offsets. Repeatable.",
         ),
     ] = None,
     to: Annotated[str | None, typer.Option("--to", metavar="PLACE", help=f"To {positions.HELP}.")] = None,
     shift: Annotated[
-        int | None, typer.Option("--shift", metavar="N", help="By N records from where it is, -N for back.")
+        int | None, typer.Option("--shift", metavar="N", help="Move by N records; -N moves back.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the new offsets, commit nothing.")] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Set how far a group has read, so that it reads again, or skips. The group must have no members."""
+    """Set a group's committed offsets, to read again or to skip. The group must have no members."""
     if (to is None) == (shift is None):
-        raise WrongUsage(f"say where with --to ({positions.HELP}), or how far with --shift N")
+        raise WrongUsage(f"pass --to ({positions.HELP}) or --shift N")
     try:
         position = None if to is None else positions.parse_position(to)
     except ValueError as error:
@@ -182,9 +182,9 @@ def reset(
 
 def _existing(admin: AdminClient, group: str) -> ConsumerGroupDescription:
     description = client.describe_group(admin, group)
-    # Kafka describes a group it has never heard of as dead.
+    # Kafka describes an unknown group as dead.
     if description.state == ConsumerGroupState.DEAD:
-        raise Failure(f"there is no group {group}; `penstock groups list` shows those there are")
+        raise Failure(f"there is no group {group}; see `penstock groups list`")
     return description
 
 
@@ -197,7 +197,7 @@ def _refuse_members(description: ConsumerGroupDescription, purpose: str) -> None
 
 
 def _committed(admin: AdminClient, group: str) -> dict[tuple[str, int], int]:
-    """What the group has committed, by topic and partition. Ask describe_group first (see there)."""
+    """Committed offsets by topic and partition. Call describe_group first (see there)."""
     request = [ConsumerGroupTopicPartitions(group)]
     answer = settle(admin.list_consumer_group_offsets(request, request_timeout=REQUEST_TIMEOUT_S)[group])
     return {
@@ -208,7 +208,7 @@ def _committed(admin: AdminClient, group: str) -> dict[tuple[str, int], int]:
 
 
 def _progress(admin: AdminClient, group: str, members: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Committed offset, end and lag of every partition the group has read or is assigned."""
+    """Committed offset, end and lag of every partition that is committed or assigned."""
     committed = _committed(admin, group)
     assigned = {(place["topic"], place["partition"]) for each in members for place in each["partitions"]}
     by_topic: dict[str, list[int]] = {}
@@ -227,7 +227,7 @@ def _progress(admin: AdminClient, group: str, members: list[dict[str, Any]]) -> 
 
 
 def _ends_if_any(admin: AdminClient, topic: str, numbers: list[int]) -> dict[int, int]:
-    """Committed offsets outlive their topic: a deleted topic has no ends."""
+    """The end offsets; none for a deleted topic, whose committed offsets may remain."""
     try:
         existing = set(client.partition_numbers(admin, topic))
     except Failure:
@@ -247,7 +247,7 @@ def _wanted(
     if not topics:
         names = {topic for topic, _ in committed}
         if not names:
-            raise Failure(f"group {group} has read nothing yet; name where to set it with --topic TOPIC")
+            raise Failure(f"group {group} has no committed offsets; name a topic with --topic TOPIC")
         return {
             topic: [number for each, number in sorted(committed) if each == topic] for topic in sorted(names)
         }
@@ -275,7 +275,9 @@ def _shifted(
     targets = {}
     for number in numbers:
         if (offset := committed.get((topic, number))) is None:
-            raise Failure(f"nothing is committed in {topic} partition {number} to shift from; use --to")
+            raise Failure(
+                f"no offset is committed for {topic} partition {number}; use --to instead of --shift"
+            )
         targets[number] = min(max(starts[number], offset + shift), ends[number])
     return targets
 
@@ -300,5 +302,5 @@ def _commit(admin: AdminClient, group: str, moves: list[dict[str, Any]]) -> None
 
 
 def _words(state: Any) -> str:
-    """PREPARING_REBALANCING as people read it."""
+    """PREPARING_REBALANCING becomes "preparing rebalancing"."""
     return str(state.name).lower().replace("_", " ")

@@ -1,11 +1,10 @@
-"""The `penstock` command: how a command line is begun, and how it ends.
+"""Entry point of the `penstock` command.
 
-`run` is the one place that turns an exception into a line on stderr and an exit code: 0 done, 1 the
-operation failed, 2 wrong usage, 130 interrupted. An exception it does not know is a bug of ours and keeps its
-traceback.
+Only `run` turns exceptions into one line on stderr and an exit code: 0 done, 1 the operation failed, 2 wrong usage,
+130 interrupted. An unexpected exception is our bug and keeps its traceback.
 
-`penstock serve` has a budget of CPU from exec to ready, and Typer alone would take a third of it (it brings
-pydantic), so `serve` is dispatched here before Typer is imported; the other commands are in ``commands``.
+`penstock serve` has a CPU budget from exec to ready, and importing Typer alone takes a third of it (it imports
+pydantic). So `serve` is dispatched here before Typer is imported; the other commands are in ``commands``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         _refuse_what_is_no_text(words)
         code = _dispatch(words)
-        # Here, not at interpreter exit, so that a reader that went away is met by the handler below.
+        # Here, not at interpreter exit, so that the handler below catches a broken pipe.
         sys.stdout.flush()
     except Failure as failure:
         return _complain(str(failure), FAILED)
@@ -43,12 +42,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_what_is_closed() -> None:
-    """A standard stream that was closed (`>&-`) is None to Python, and the next socket would get its number."""
+    """Open closed standard streams (`>&-`) on /dev/null: the next socket would get their descriptors."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest number that is free is this one. What is started from here, a JVM, has it too.
+            # open() returns the lowest free descriptor, which is this one. Child processes (a JVM) inherit it.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, closefd=False)
@@ -59,10 +58,10 @@ def _open_what_is_closed() -> None:
 
 
 def _refuse_what_is_no_text(words: list[str]) -> None:
-    """Everything on a command line ends up in Kafka's UTF-8, and librdkafka crashes on what is none."""
+    """Refuse arguments that are not UTF-8: Kafka's strings are UTF-8, and librdkafka crashes on other bytes."""
     for word in words:
         if not word.isascii() and os.fsencode(word).decode("utf-8", "replace") != word:
-            raise WrongUsage(f"{ascii(os.fsencode(word))[1:]} is not UTF-8; other bytes only come from files")
+            raise WrongUsage(f"{ascii(os.fsencode(word))[1:]} is not UTF-8; put other bytes into a file")
 
 
 def _dispatch(words: list[str]) -> int:
@@ -76,11 +75,11 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _complain(text: str, code: int) -> int:
-    """One line, whatever the text was: people grep and log these."""
+    """Print an error as one line, so that it can be grepped and logged."""
     print(f"penstock: {' '.join(text.split())}", file=sys.stderr)
     return code
 
 
 def _drop_output() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush has nothing to complain about."""
+    """Point stdout at /dev/null, so that the flush at interpreter exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Ids of nodes and numbers of partitions as people type them: Kafka has 31 bits for each."""
+"""Parse node ids and partition numbers. Kafka has 31 bits for each."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Collection, Iterable
 from penstock.cli.failures import Failure
 
 NUMBER_MAX = 2**31 - 1
-# Of what was typed, in an error.
+# Characters of the argument quoted in an error.
 SHOWN_MAX = 40
 
 
 def parse_number(text: str) -> int:
-    """Read one. Raises ValueError."""
+    """Raises ValueError."""
     word = text.strip()
-    # Converting thousands of digits fails in words of its own.
+    # int() of thousands of digits raises a ValueError with Python's own message.
     if not (word.isascii() and word.isdecimal()) or len(word) > 10 or int(word) > NUMBER_MAX:
         shown = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
-        raise ValueError(f"{shown!r} is no number from 0 to {NUMBER_MAX}")
+        raise ValueError(f"{shown!r} is not a number from 0 to {NUMBER_MAX}")
     return int(word)
 
 
 def parse_numbers(text: str) -> list[int]:
-    """Read some, with commas between. Raises ValueError."""
+    """Parse a comma-separated list. Raises ValueError."""
     return [parse_number(word) for word in text.split(",")]
 
 

@@ -1,7 +1,7 @@
-"""Options and arguments that several commands share, so that they read the same everywhere.
+"""Options and arguments that several commands share.
 
-Names are checked here, before anybody is asked: librdkafka's answer to one that cannot be is an exception of
-its own for some, waiting until a timeout for others. Most often it is a shell variable that was never set.
+Names are validated here, before any request: librdkafka raises its own exception for some invalid names and waits
+for a timeout with others. The usual cause is an unset shell variable.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from penstock.metadata.topics import name_error
 
 Names = TypeVar("Names", str, list[str], None)
 
-# librdkafka goes no further.
+# librdkafka's limit.
 PARTITIONS_MAX = 100_000
 
 
 def _checked(error_of: Callable[[str], str | None]) -> Callable[[Names], Names]:
-    """What Typer calls with a name, or several, or None where none need be said."""
+    """A Typer callback for one name, a list of names, or None for an optional one."""
 
     def check(value: Names) -> Names:
         names: list[str] = [value] if isinstance(value, str) else value or []
@@ -62,8 +62,8 @@ Bootstrap = Annotated[
         "--bootstrap",
         envvar="PENSTOCK_BOOTSTRAP",
         metavar="HOST:PORT",
-        help="A broker of the cluster, or several parted by commas.",
+        help="One or more brokers of the cluster, separated by commas.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

@@ -1,7 +1,7 @@
-"""How the commands speak: tables for people, JSON for programs, one line for an error.
+"""Command output: tables, JSON and confirmation prompts.
 
-On a terminal a table is drawn with rich; into a pipe it is plain aligned columns, one row a line, whatever
-its width, because the next program is grep or awk.
+On a terminal a table is drawn with rich. In a pipe it is plain aligned columns, one line per row of any width, for
+grep and awk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.cli.failures import Failure
 
 Cell: TypeAlias = str | int | float | None
 
-# What stands for "nothing" in a table; JSON has null.
+# An empty cell of a table; null in JSON.
 NOTHING = "-"
 
 
@@ -30,10 +30,10 @@ def show_table(
     title: str | None = None,
     shorten: bool = False,
 ) -> None:
-    """Draw rows, each on one line; a column whose cells are all numbers is aligned right.
+    """Print rows, one line each; a column of numbers is right-aligned.
 
-    What is wider than the terminal runs over its edge, so that an address or an id can be copied whole;
-    ``shorten`` cuts cells instead, for records of any length.
+    A row wider than the terminal wraps, so that an address or an id can be copied whole. ``shorten`` cuts cells
+    instead, for records of any length.
     """
     body = list(rows)
     numeric = [
@@ -50,11 +50,11 @@ def show_table(
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is lost. Raises Failure unless the answer, or --yes, is yes."""
+    """Ask for confirmation. Raises Failure unless the answer is yes or ``yes`` is set."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Failure(f"{question} There is no terminal to ask at; pass --yes to go ahead")
+        raise Failure(f"{question} There is no terminal to ask on; pass --yes to confirm")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise Failure("nothing was done")
@@ -65,13 +65,13 @@ def count_text(count: int, noun: str) -> str:
 
 
 def bytes_text(amount: float) -> str:
-    """An amount of bytes in decimal units, three digits: 86.4 TB, 3 GB, 512 B."""
+    """Bytes in decimal units with three digits: 86.4 TB, 3 GB, 512 B."""
     return scaled_text(amount, ("B", "KB", "MB", "GB", "TB", "PB", "EB"))
 
 
 def scaled_text(amount: float, units: Sequence[str]) -> str:
     step = 0
-    while step < len(units) - 1 and amount >= 999.5:  # which would round to a fourth digit
+    while step < len(units) - 1 and amount >= 999.5:  # 999.5 would round to four digits
         amount /= 1000
         step += 1
     digits = 0 if step == 0 or amount >= 100 else 1 if amount >= 10 else 2

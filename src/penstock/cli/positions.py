@@ -1,4 +1,4 @@
-"""A place in a topic as people say it: `beginning`, `end`, an offset, the last N records, or a time."""
+"""Parse a position in a topic: `beginning`, `end`, an offset, the last N records, or a time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.cli import client
 
-HELP = "`beginning`, `end`, an offset, -N for the last N of each partition, a time (ISO 8601, or @ and ms)"
+HELP = "beginning, end, an offset, -N (the last N of each partition), a time (ISO 8601), or @MILLISECONDS"
 
-# Kafka's timestamps are signed and have 64 bits.
+# Kafka's timestamps are signed 64-bit numbers.
 TIME_MS_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
     kind: Literal["beginning", "end", "offset", "last", "time"]
-    # The offset, how many records, or milliseconds since 1970; 0 where the kind says it all.
+    # The offset, the number of records, or milliseconds since 1970; 0 for "beginning" and "end".
     value: int = 0
 
 
 def parse_position(text: str) -> Position:
-    """Read a position. Raises ValueError that lists what may be said."""
+    """Parse a position. Raises ValueError with the accepted forms."""
     word = text.strip().lower()
     if word in {"beginning", "earliest"}:
         return Position("beginning")
@@ -38,13 +38,15 @@ def parse_position(text: str) -> Position:
     try:
         when = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise ValueError(f"{text!r} is no place in a topic; say {HELP}") from None
-    # A time without a zone is the person's own: astimezone reads it so.
+        raise ValueError(
+            f"not a position: {text!r}. Use beginning, end, an offset, -N, or a time such as 2026-11-16T09:00"
+        ) from None
+    # astimezone takes a time without a zone as local time.
     return Position("time", round(when.astimezone().timestamp() * 1000))
 
 
 def resolve(admin: AdminClient, topic: str, partitions: Sequence[int], position: Position) -> dict[int, int]:
-    """The offset of a position in each partition, never outside what the partition holds."""
+    """The offset of a position in each partition, clamped to the partition's log."""
     starts = client.start_offsets(admin, topic, partitions)
     if position.kind == "beginning":
         return starts

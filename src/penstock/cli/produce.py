@@ -1,9 +1,9 @@
-"""`penstock produce`: lines become records.
+"""`penstock produce`: send lines as records.
 
-A record with a key goes where the Java client would send it (murmur2 of the key), so that tools and services
-of every language agree; librdkafka's own default hashes otherwise. Records without a key go round the
-partitions one by one from a random first: librdkafka would stick to one partition for a while, which is
-cheaper for a service and surprising to a person who typed three lines.
+A record with a key goes to the Java client's partition (murmur2 of the key), so that tools and services in every
+language agree; librdkafka's default is another hash. Records without a key go round-robin from a random
+partition: librdkafka would stick to one partition for a while, which is cheaper for a service but surprising after
+typing three lines.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ BATCH_BYTES = 65_536
 LINGER_MS = 5
 # How long a record may wait for its acknowledgement, retries included.
 DELIVERY_TIMEOUT_MS = 30_000
-# The topic decides how large a record may be; this only keeps the client from deciding first.
+# The topic limits the size of records; this keeps the client's own limit out of the way.
 RECORD_BYTES_MAX = 100 * 1024 * 1024
-# Acknowledgements are collected every so many records.
+# Records between two polls for acknowledgements.
 POLL_EVERY = 1_000
-# A topic that is created by being produced to appears a moment later.
+# A topic that is created on first produce appears a moment later.
 TOPIC_TIMEOUT_S = 3.0
 PASSING = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE))
 
@@ -65,15 +65,15 @@ class Acks(StrEnum):
 
 
 class Undelivered(NamedTuple):
-    # Of the input, counted from 1 over all files.
+    # Line number of the input, from 1, counted over all files.
     line: int
-    # Of key and value.
+    # Key and value.
     size_bytes: int
     error: KafkaError
 
 
 class Sending:
-    """Hands records to librdkafka and keeps account of what became of them."""
+    """Passes records to librdkafka and counts the results."""
 
     def __init__(self, producer: Producer, topic: str, partition_count: int) -> None:
         self._producer = producer
@@ -83,7 +83,7 @@ class Sending:
         self.acknowledged = 0
         self.failed = 0
         self.first_failure: Undelivered | None = None
-        # Partition -> (first offset, last offset, count). An offset is -1 when no acks were asked for.
+        # Partition -> (first offset, last offset, count). Offsets are -1 with acks=0.
         self.partitions: dict[int, tuple[int, int, int]] = {}
 
     def send(
@@ -130,9 +130,7 @@ def produce(
     ] = None,
     files: Annotated[
         list[str] | None,
-        typer.Option(
-            "--file", "-f", metavar="FILE", help="A file of which each line is a record. Repeatable."
-        ),
+        typer.Option("--file", "-f", metavar="FILE", help="A file with one record per line. Repeatable."),
     ] = None,
     key: Annotated[
         str | None, typer.Option("--key", "-k", metavar="KEY", help="The key of every record.")
@@ -140,7 +138,7 @@ def produce(
     key_separator: Annotated[
         str | None,
         typer.Option(
-            "--key-separator", "-K", metavar="TEXT", help="What parts key and value in a line; \\t is a tab."
+            "--key-separator", "-K", metavar="TEXT", help="Separates key and value in a line; \\t is a tab."
         ),
     ] = None,
     headers: Annotated[
@@ -148,25 +146,23 @@ def produce(
         typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of every record. Repeatable."),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="Into this partition.")
+        int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="Send to this partition.")
     ] = None,
     compression: Annotated[Compression, typer.Option("--compression", "-z")] = Compression.NONE,
     acks: Annotated[
-        Acks, typer.Option("--acks", help="Whom to wait for: nobody, the leader, all in-sync replicas.")
+        Acks, typer.Option("--acks", help="Wait for no one (0), the leader (1), or all in-sync replicas.")
     ] = Acks.ALL,
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> int:
-    """Produce records to a topic, one for each line of standard input, of --file, or for each --value.
+    """Produce records to a topic: one per line of standard input or --file, or one per --value.
 
-    With --acks all, the default, the producer is idempotent: a retry makes no duplicate.
+    With --acks all, the default, the producer is idempotent: retries make no duplicates.
     """
     if values and files:
-        raise WrongUsage(
-            "--value and --file exclude each other; give one of them, or lines on standard input"
-        )
+        raise WrongUsage("--value and --file cannot be used together; use one of them, or standard input")
     if key is not None and key_separator is not None:
-        raise WrongUsage("--key and --key-separator exclude each other; keys come from one place")
+        raise WrongUsage("--key and --key-separator cannot be used together; use one of them")
     separator = None if key_separator is None else key_separator.replace("\\t", "\t").encode()
     if separator == b"":
         raise WrongUsage("--key-separator cannot be empty")
@@ -179,7 +175,7 @@ def produce(
     producer = Producer(
         {
             **producer_settings(bootstrap, compression, acks),
-            # librdkafka does not split a batch that the broker finds too large.
+            # librdkafka does not split a batch that the broker refuses as too large.
             "batch.size": max(1, min(BATCH_BYTES, batch_bytes_max)),
         }
     )
@@ -202,7 +198,7 @@ def produce(
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        # Also when a line was bad or reading failed: what was handed over is sent.
+        # Also when a line was bad or reading failed: records queued before that are sent.
         client.flush(producer, DELIVERY_TIMEOUT_MS / 1000 + CONNECT_TIMEOUT_S)
     _report(topic, sending, as_json=as_json)
     if sending.first_failure is not None:
@@ -212,14 +208,14 @@ def produce(
 
 
 def producer_settings(bootstrap: str, compression: Compression, acks: Acks) -> dict[str, Any]:
-    """librdkafka's settings for a producer that behaves as the Java client's does."""
+    """librdkafka's settings for a producer that behaves like the Java client."""
     return client.settings(
         bootstrap,
         {
             "partitioner": "murmur2_random",
             "compression.type": compression.value,
             "acks": acks.value,
-            # Idempotence needs every acknowledgement (KIP-98), so whoever asks for fewer does without.
+            # Idempotence requires acks=all (KIP-98).
             "enable.idempotence": acks is Acks.ALL,
             "batch.size": BATCH_BYTES,
             "linger.ms": LINGER_MS,
@@ -230,10 +226,10 @@ def producer_settings(bootstrap: str, compression: Compression, acks: Acks) -> d
 
 
 def _refuse_missing_partition(admin: AdminClient, topic: str, partition: int) -> None:
-    """Before anybody is asked in a way that creates the topic."""
+    """Check before any request that would create the topic."""
     if topic not in admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics:
         raise Failure(
-            f"there is no topic {topic} with a partition {partition}; make it: "
+            f"there is no topic {topic} with a partition {partition}; create it: "
             f"`penstock topics create {topic} --partitions {partition + 1}`"
         )
     refuse_missing(topic, [partition], client.partition_numbers(admin, topic))
@@ -250,7 +246,7 @@ def _explain(admin: AdminClient, topic: str, failure: Undelivered) -> str:
 
 
 def await_topic(asked: Producer | AdminClient, topic: str) -> int:
-    """How many partitions a topic has, creating it where the broker creates topics by itself."""
+    """The topic's number of partitions. Creates the topic if the broker auto-creates topics."""
     deadline = time.monotonic() + TOPIC_TIMEOUT_S
     while True:
         found = asked.list_topics(topic, timeout=CONNECT_TIMEOUT_S).topics[topic]
@@ -286,7 +282,7 @@ def _split(line: bytes, separator: bytes, number: int) -> tuple[bytes, bytes]:
     key, found, value = line.partition(separator)
     if not found:
         raise Failure(
-            f"line {number} has no key: {separator.decode()!r} is not in it; the lines before it were sent"
+            f"line {number} has no key separator {separator.decode()!r}; the lines before it were sent"
         )
     return key, value
 
@@ -299,7 +295,7 @@ def _parse_header(text: str) -> tuple[str, bytes]:
 
 
 def _bar(values: list[str], files: list[str]) -> AbstractContextManager[Bar | None]:
-    """A bar where somebody watches and is not typing the records: of bytes if the files say how many."""
+    """A bar unless the records are typed on a terminal; in bytes if the files' sizes are known."""
     is_typing = sys.stdin.isatty() and (not files or "-" in files)
     if values or is_typing or not sys.stderr.isatty():
         return nullcontext()

@@ -1,7 +1,7 @@
-"""`penstock quorum`: who votes on the cluster's metadata, how far each has come, and changing who does.
+"""`penstock quorum`: the voters of the metadata quorum, their progress, and adding or removing one.
 
-Voters decide; observers, which are all other brokers, only follow. A node must be running as an observer before
-it can be made a voter, because the quorum names a voter by its node id and by the id of its data directory.
+Voters elect the leader and commit; observers (all other brokers) only follow. A node must run as an observer before
+it can become a voter, because the quorum identifies a voter by its node id and its data directory's id.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock.protocol.schema import NO_UUID
 app = typer.Typer(
     add_completion=False,
     cls=subcommands("show"),
-    help="Show and change who votes on the cluster's metadata. Alone: show.",
+    help="Show and change the voters of the metadata quorum. Default command: show.",
 )
 
 METADATA_TOPIC = "__cluster_metadata"
@@ -42,13 +42,15 @@ ADD_TIMEOUT_MS = 30_000
 
 Directory = Annotated[
     str | None,
-    typer.Option("--directory", metavar="ID", help="Of its data directory, if the quorum does not know it."),
+    typer.Option(
+        "--directory", metavar="ID", help="The id of its data directory, if the quorum does not know it."
+    ),
 ]
 
 
 @app.command()
 def show(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
-    """Show the leader, the voters and the observers, and how far each is behind."""
+    """Show the leader, the voters and the observers, and the lag of each."""
     with RawClient(bootstrap) as client:
         partition, addresses = _described(client)
     replicas = _replicas(partition, addresses)
@@ -86,19 +88,19 @@ def show(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
 @app.command()
 def add(
     node: Annotated[
-        str, typer.Argument(metavar="ID@HOST:PORT", help="The node, and its --internal address.")
+        str, typer.Argument(metavar="ID@HOST:PORT", help="The node's id and its --internal address.")
     ],
     directory: Directory = None,
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Make a node a voter. It must be running, so that it has the metadata already."""
+    """Make a node a voter. It must be running and have the metadata already."""
     node_id, host, port = _node(node)
     named_directory = _directory(directory)
     with RawClient(bootstrap) as client:
         partition, _ = _described(client)
         if any(each.replica_id == node_id for each in partition.current_voters):
-            raise Failure(f"node {node_id} is a voter already; `penstock quorum show` lists them")
+            raise Failure(f"node {node_id} is already a voter; see `penstock quorum show`")
         request = AddRaftVoterRequest(
             cluster_id=None,
             timeout_ms=ADD_TIMEOUT_MS,
@@ -108,7 +110,7 @@ def add(
             listeners=[Endpoint(name=NODES.name, host=host, port=port)],
         )
         answer = client.ask(request)
-    refuse(answer.error_code, answer.error_message, f"node {node_id} was not made a voter")
+    refuse(answer.error_code, answer.error_message, f"could not make node {node_id} a voter")
     _report("added", node_id, as_json)
 
 
@@ -120,21 +122,21 @@ def remove(
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Take a node's vote away; it goes on as an observer. Asks first."""
+    """Remove a voter; the node continues as an observer. Asks first."""
     named_directory = _directory(directory)
     with RawClient(bootstrap) as client:
         partition, _ = _described(client)
         directory_id = _known_directory(partition.current_voters, node_id, "a voter")
         left = len(partition.current_voters) - 1
         if left == 0:
-            raise Failure(f"node {node_id} is the only voter; add another before it is removed")
+            raise Failure(f"node {node_id} is the only voter; add another voter first")
         confirm(f"Remove voter {node_id}, leaving {left}?", yes=yes)
         answer = client.ask(
             RemoveRaftVoterRequest(
                 cluster_id=None, voter_id=node_id, voter_directory_id=named_directory or directory_id
             )
         )
-    refuse(answer.error_code, answer.error_message, f"voter {node_id} was not removed")
+    refuse(answer.error_code, answer.error_message, f"could not remove voter {node_id}")
     _report("removed", node_id, as_json)
 
 
@@ -143,24 +145,24 @@ def _node(text: str) -> tuple[int, str, int]:
     id, at, where = text.partition("@")
     try:
         if not at:
-            raise ValueError(f"{text!r} names no address")
+            raise ValueError(f"{text!r} has no address")
         node_id = parse_number(id)
         host, port = parse_address(where)
     except ValueError as error:
         raise WrongUsage(f"write ID@HOST:PORT, such as 4@127.0.0.1:9094: {error}") from None
     if port == 0:
-        raise WrongUsage(f"the other nodes must reach it at its own port, which is not 0; got {text!r}")
+        raise WrongUsage(f"name the port where other nodes reach it; got port 0 in {text!r}")
     return node_id, host, port
 
 
 def _described(client: RawClient) -> tuple[DescribeQuorumResponsePartition, dict[int, str]]:
-    """The metadata log's one partition, and where its voters listen."""
+    """The metadata log's single partition, and the addresses of its voters."""
     partition = DescribeQuorumRequestPartition(partition_index=0)
     topic = DescribeQuorumRequestTopic(topic_name=METADATA_TOPIC, partitions=[partition])
     answer = client.ask(DescribeQuorumRequest(topics=[topic]))
-    refuse(answer.error_code, answer.error_message, "the quorum could not be described")
+    refuse(answer.error_code, answer.error_message, "could not describe the quorum")
     described: DescribeQuorumResponsePartition = answer.topics[0].partitions[0]
-    refuse(described.error_code, described.error_message, "the quorum could not be described")
+    refuse(described.error_code, described.error_message, "could not describe the quorum")
     addresses = {
         node.node_id: format_address(node.listeners[0].host, node.listeners[0].port)
         for node in answer.nodes
@@ -170,7 +172,7 @@ def _described(client: RawClient) -> tuple[DescribeQuorumResponsePartition, dict
 
 
 def _replicas(partition: DescribeQuorumResponsePartition, addresses: dict[int, str]) -> list[dict[str, Any]]:
-    """Voters first; the leader's own end is what the others are measured by."""
+    """Voters first. Lag is measured from the leader's log end offset."""
     ends = {each.replica_id: each.log_end_offset for each in partition.current_voters}
     leader_end = ends.get(partition.leader_id, -1)
     rows = []
@@ -196,15 +198,15 @@ def _replicas(partition: DescribeQuorumResponsePartition, addresses: dict[int, s
 
 
 def _behind_text(caught_up_ms: int | None, now_ms: float) -> str | None:
-    """How long ago a replica had everything, to the tenth of a second."""
+    """How long ago a replica was caught up, to a tenth of a second."""
     return None if caught_up_ms is None else f"{max(0.0, now_ms - caught_up_ms) / 1000:.1f} s"
 
 
 def _known_directory(replicas: list[Any], node_id: int, what: str) -> bytes:
     found = [each for each in replicas if each.replica_id == node_id]
     if not found:
-        raise Failure(f"node {node_id} is not {what}; `penstock quorum show` lists the nodes")
-    # A node whose disk was replaced may be listed with both for a moment.
+        raise Failure(f"node {node_id} is not {what}; see `penstock quorum show`")
+    # A node with a replaced disk may be listed with both directories for a moment.
     newest = max(found, key=lambda each: each.last_fetch_timestamp)
     return bytes(newest.replica_directory_id)
 
@@ -215,7 +217,7 @@ def _directory(text: str | None) -> bytes | None:
     try:
         return parse_id(text)
     except ValueError:
-        raise WrongUsage(f"--directory: {text!r} is no id; `penstock quorum show` has them") from None
+        raise WrongUsage(f"--directory: {text!r} is not a directory id; see `penstock quorum show`") from None
 
 
 def _report(done: str, node_id: int, as_json: bool) -> None:

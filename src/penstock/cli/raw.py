@@ -1,8 +1,7 @@
-"""Requests that librdkafka's admin client has not: one blocking connection over our own codec.
+"""Requests that librdkafka's admin client lacks: one blocking connection over our own codec.
 
-Any broker answers for the cluster, or passes the question on to the controller. A newcomer may want to use this
-for everything; but the other commands go through librdkafka on purpose, so that they show what a user's client
-sees.
+Any broker answers for the cluster or forwards the request to the controller. The other commands use librdkafka on
+purpose: they show what a user's client sees.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ REQUEST_TIMEOUT_S = 30.0
 
 
 class RawClient:
-    """A connection to the first broker that answers. Raises Failure when none does, or when it goes away."""
+    """A connection to the first broker that answers. Raises Failure when none does or the connection breaks."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
         self._socket = self._connected()
         self._in_flight: InFlight[None] = InFlight(CLIENT_ID)
-        # api key -> the newest version the broker has
+        # API key -> the newest version the broker supports.
         self._newest = {API_VERSIONS: 0}
         try:
             answer = self.ask(ApiVersionsRequest())
@@ -50,11 +49,11 @@ class RawClient:
         self._socket.close()
 
     def ask(self, request: Message) -> Any:
-        """The response to one request, in the newest version that both sides know."""
+        """Send one request, in the newest version both sides support, and return the response."""
         api = APIS[request.KEY]
         newest = self._newest.get(api.key, -1)
         if newest < api.version_min:
-            raise Failure(f"the broker at {self._bootstrap} is too old for this: it has no {api.name}")
+            raise Failure(f"the broker at {self._bootstrap} is too old: it does not support {api.name}")
         version = min(newest, api.version_max)
         try:
             self._socket.sendall(b"".join(self._in_flight.add(api, version, request, None)))
@@ -76,13 +75,13 @@ class RawClient:
             return connection
         raise Failure(
             f"no broker answers at {self._bootstrap}; "
-            "start one with `penstock serve` or name another with --bootstrap"
+            "start one with `penstock serve` or choose another with --bootstrap"
         )
 
     def _receive(self) -> Any:
         (size,) = struct.unpack(">i", self._exactly(4))
         if size < 4:
-            raise DecodeError(f"an answer of {size} bytes is none of Kafka's")
+            raise DecodeError(f"a response of {size} bytes is not a Kafka response")
         _, answer = self._in_flight.answered(memoryview(self._exactly(size)))
         return answer
 
@@ -91,19 +90,19 @@ class RawClient:
         while len(received) < size:
             data = self._socket.recv(size - len(received))
             if not data:
-                raise OSError("it closed the connection")
+                raise OSError("the broker closed the connection")
             received += data
         return bytes(received)
 
 
 def refuse(error_code: int, message: str | None, what: str) -> None:
-    """Raise Failure unless the code is none; ``what`` could not be done."""
+    """Raise Failure unless the code is NONE. ``what`` says which operation failed."""
     if error_code != ErrorCode.NONE:
         raise Failure(f"{what}: {reason(error_code, message)}")
 
 
 def reason(error_code: int, message: str | None) -> str:
-    """The broker's own words if it has any, else the code's name."""
+    """The broker's error message if there is one, else the code's name."""
     try:
         name = ErrorCode(error_code).name
     except ValueError:

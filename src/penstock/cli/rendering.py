@@ -1,7 +1,7 @@
-"""A record as bytes for standard output: its bare value, columns, a person's own template, or JSON.
+"""Render a record for standard output: the bare value, columns, a user's template, or JSON.
 
-A value is bytes, not text. The bare value is written as it is; elsewhere bytes that are not UTF-8 are shown
-escaped, except in JSON, where they are base64 under another name, so that nothing is lost.
+A value is bytes, not text. The bare value is written unchanged. Elsewhere bytes that are not UTF-8 are escaped;
+in JSON they are base64 under another name, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from confluent_kafka import (
 )
 
 FIELDS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
-# How a null key or value reads in text; in JSON it is null.
+# A null key or value in text output; null in JSON.
 NULL = b"null"
 # Whose clock set the timestamp: the producer's or the broker's.
 TIMESTAMP_TYPES = {TIMESTAMP_CREATE_TIME: "create", TIMESTAMP_LOG_APPEND_TIME: "log_append"}
@@ -30,7 +30,7 @@ TIMESTAMP_TYPES = {TIMESTAMP_CREATE_TIME: "create", TIMESTAMP_LOG_APPEND_TIME: "
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What stands before the value, parted by tabs."""
+    """The columns before the value, separated by tabs."""
 
     keys: bool = False
     headers: bool = False
@@ -68,15 +68,15 @@ def json_line(message: Message) -> bytes:
 
 
 def template(text: str) -> Callable[[Message], bytes]:
-    """Compile a person's template. Raises ValueError for one that names what a record has not."""
+    """Compile a user's template. Raises ValueError for an unknown field."""
     text = text.replace("\\t", "\t").replace("\\n", "\n")
     try:
         named = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
     except ValueError as error:
-        raise ValueError(f"{text!r}: {error}; write {{{{ for a brace") from None
+        raise ValueError(f"{text!r}: {error}; write {{{{ for a literal brace") from None
     if unknown := sorted(named.difference(FIELDS)):
         known = " ".join(f"{{{field}}}" for field in FIELDS)
-        raise ValueError(f"there is no {{{unknown[0]}}}; a record has {known}")
+        raise ValueError(f"unknown field {{{unknown[0]}}}; a record has {known}")
 
     def render(message: Message) -> bytes:
         fields = {

@@ -1,11 +1,10 @@
 """`penstock serve`: one node in the foreground.
 
-This module only reads options and refuses bad ones; the broker does the rest. It is on the way to every
-start, so it parses with argparse instead of Typer (a tenth of a second of CPU less) and imports the broker
-only once the options are known to be good.
+This module only parses and checks options; the broker does the rest. Every start pays for it, so it uses argparse
+instead of Typer (0.1 s of CPU less) and imports the broker only after the options are checked.
 
-A node is a cluster by itself, or one of several: then ``--controllers``, the same for all of them, says which
-nodes vote on the metadata, and ``--internal`` where this one listens to the others.
+A node is a cluster by itself or one of several. In the second case ``--controllers``, the same on every node, lists
+the nodes that vote on the metadata, and ``--internal`` is where this node listens to the other nodes.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from penstock.cli.settings import parse_settings
 SUMMARY = "Run one broker in the foreground."
 DESCRIPTION = """\
 Run one broker in the foreground until SIGTERM or Ctrl-C. Without options it is a whole one-node cluster on
-127.0.0.1:9092. When ready it prints one line that begins `penstock node 1 ready` and says its address."""
+127.0.0.1:9092. When ready it prints one line that starts with `penstock node 1 ready` and has its address."""
 
 DATA_DIR = "penstock-data"
-# In the data directory of `penstock dev`, which holds those of its nodes; both commands have the same default.
+# In the data directory of `penstock dev`, which holds its nodes' directories. Both commands have the same default.
 CLUSTER_FILE = "cluster.json"
 LISTEN = "127.0.0.1:9092"
 NODE_ID_MAX = 2**31 - 1
-# How long a node that has lost its parent may take to stop cleanly.
+# How long a node may take to stop cleanly after its parent has died.
 ORPHAN_STOP_S = 30.0
 
 Address = tuple[str, int]
@@ -47,7 +46,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(prog="penstock serve", description=DESCRIPTION, allow_abbrev=False)
     option = parser.add_argument
-    option("--node-id", type=int, default=1, metavar="N", help="this node's number (default 1)")
+    option("--node-id", type=int, default=1, metavar="N", help="this node's id (default 1)")
     option(
         "--data-dir",
         action="append",
@@ -59,12 +58,12 @@ def _parser() -> _Parser:
         metavar="HOST:PORT",
         help=f"where clients connect; port 0 picks a free one (default {LISTEN})",
     )
-    option("--advertise", metavar="HOST:PORT", help="the address clients are told, if it is another")
+    option("--advertise", metavar="HOST:PORT", help="the address for clients, if it differs from --listen")
     option("--internal", metavar="HOST:PORT", help="where the other nodes of the cluster connect")
     option(
         "--controllers",
         metavar="ID@HOST:PORT,...",
-        help="the nodes that vote on the cluster's metadata, and their --internal; the same for every node",
+        help="the nodes that vote on the metadata, with their --internal addresses; the same on every node",
     )
     option(
         "--roles",
@@ -72,7 +71,7 @@ def _parser() -> _Parser:
         help="broker, controller, or broker,controller (default: broker, and controller if among --controllers)",
     )
     option("--http", default="off", metavar="off", help="the HTTP gateway; only `off` for now")
-    option("--rack", metavar="R", help="where this broker stands, for clients that prefer a near one")
+    option("--rack", metavar="R", help="this broker's rack or zone, for placing replicas and reading nearby")
     option(
         "--set",
         action="append",
@@ -81,15 +80,19 @@ def _parser() -> _Parser:
         metavar="KEY=VALUE",
         help="a broker setting by Kafka's name, such as log.retention.hours=24; repeatable",
     )
-    option("--config", metavar="FILE.toml", help="settings from a file; --set wins over it")
-    option("--insecure", action="store_true", help="let other machines connect, without authentication")
-    # For `penstock dev`: a parent that is killed cannot stop its children, but its pipes close.
+    option("--config", metavar="FILE.toml", help="a file of settings; --set wins over it")
+    option(
+        "--insecure",
+        action="store_true",
+        help="allow connections from other machines, without authentication",
+    )
+    # For `penstock dev`: a killed parent cannot stop its children, but its pipes close.
     option("--stop-with-stdin", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
 def serve(words: list[str]) -> int:
-    """Parse the words after `penstock serve`, then serve until told to stop."""
+    """Parse the words after `penstock serve`, then serve until a signal."""
     try:
         arguments = _parser().parse_args(words)
     except SystemExit as leaving:  # --help has been printed
@@ -111,23 +114,21 @@ def serve(words: list[str]) -> int:
 
 def _options(arguments: argparse.Namespace) -> ServeOptions:
     if arguments.http != "off":
-        raise WrongUsage("the HTTP gateway is not there yet; leave --http out, or say --http off")
+        raise WrongUsage("there is no HTTP gateway yet; omit --http or use --http off")
     if not 0 <= arguments.node_id <= NODE_ID_MAX:
         raise WrongUsage(f"--node-id is a number from 0 to {NODE_ID_MAX}; got {arguments.node_id}")
     data_dirs = tuple(arguments.data_dir or (DATA_DIR,))
     if len(set(map(os.path.abspath, data_dirs))) < len(data_dirs):
-        raise WrongUsage("--data-dir: the same directory is named twice")
+        raise WrongUsage("--data-dir: the same directory is given twice")
     for data_dir in data_dirs:
         if os.path.exists(os.path.join(data_dir, CLUSTER_FILE)):
             raise Failure(
-                f"{data_dir} holds a cluster of `penstock dev`; start that, or name another --data-dir"
+                f"{data_dir} holds a cluster of `penstock dev`; run that, or choose another --data-dir"
             )
     controllers = {} if arguments.controllers is None else _controllers(arguments.controllers)
     roles = _roles(arguments, controllers)
     if BROKER not in roles and (arguments.listen is not None or arguments.advertise is not None):
-        raise WrongUsage(
-            "a node that is only a controller has no clients; leave --listen and --advertise out"
-        )
+        raise WrongUsage("a node that is only a controller has no clients; omit --listen and --advertise")
     return ServeOptions(
         node_id=arguments.node_id,
         data_dirs=data_dirs,
@@ -143,7 +144,7 @@ def _options(arguments: argparse.Namespace) -> ServeOptions:
 
 
 def _controllers(text: str) -> dict[int, Address]:
-    """`1@host:port,2@host:port` by node id."""
+    """Parse `1@host:port,2@host:port` into addresses by node id."""
     found: dict[int, Address] = {}
     for each in text.split(","):
         node, at, where = each.strip().partition("@")
@@ -151,11 +152,11 @@ def _controllers(text: str) -> dict[int, Address]:
             raise WrongUsage(f"--controllers: write ID@HOST:PORT,..., such as 1@127.0.0.1:9094; got {each!r}")
         address = _address("--controllers", where)
         if address[1] == 0 or is_unspecified(address[0]):
-            raise WrongUsage(f"--controllers: no node can connect to {where}; name a host and a port")
+            raise WrongUsage(f"--controllers: no node can connect to {where}; give a host and a port")
         if int(node) in found:
-            raise WrongUsage(f"--controllers: node {node} is named twice")
+            raise WrongUsage(f"--controllers: node {node} is given twice")
         if address in found.values():
-            raise WrongUsage(f"--controllers: {where} is named twice")
+            raise WrongUsage(f"--controllers: {where} is given twice")
         found[int(node)] = address
     return found
 
@@ -169,7 +170,7 @@ def _roles(arguments: argparse.Namespace, controllers: dict[int, Address]) -> tu
     if len(roles) != len(named):
         raise WrongUsage(f"--roles: write broker, controller, or broker,controller; got {arguments.roles!r}")
     if not controllers and len(roles) == 1:
-        raise WrongUsage(f"a node that is only a {roles[0]} needs others; name the cluster's --controllers")
+        raise WrongUsage(f"a node that is only a {roles[0]} needs a cluster; add --controllers")
     if controllers and CONTROLLER in roles and not listed:
         raise WrongUsage(f"node {arguments.node_id} has the role controller but is not among --controllers")
     if listed and CONTROLLER not in roles:
@@ -182,37 +183,41 @@ def _roles(arguments: argparse.Namespace, controllers: dict[int, Address]) -> tu
 def _internal(arguments: argparse.Namespace, controllers: dict[int, Address]) -> Address | None:
     if arguments.internal is None:
         if controllers:
-            raise WrongUsage("--controllers needs --internal HOST:PORT, where the other nodes reach this one")
+            raise WrongUsage(
+                "--controllers needs --internal HOST:PORT, where the other nodes connect to this one"
+            )
         return None
     if not controllers:
-        raise WrongUsage("--internal needs --controllers ID@HOST:PORT,..., the nodes that lead the cluster")
+        raise WrongUsage(
+            "--internal needs --controllers ID@HOST:PORT,..., the nodes that vote on the metadata"
+        )
     host, port = internal = _address("--internal", arguments.internal)
     told = controllers.get(arguments.node_id)
     if told is None:
         if is_unspecified(host):
             raise WrongUsage(
-                f"--internal: other nodes cannot connect to {host}; name an address of this machine"
+                f"--internal: other nodes cannot connect to {host}; give an address of this machine"
             )
     elif port != told[1] or not (
         host == told[0] or is_unspecified(host) or _is_name(host) or _is_name(told[0])
     ):
         raise WrongUsage(
-            f"--internal {format_address(host, port)} is not where --controllers has node {arguments.node_id}, "
-            f"{format_address(*told)}"
+            f"--internal {format_address(host, port)} differs from the address of node {arguments.node_id} in "
+            f"--controllers, {format_address(*told)}"
         )
     return internal
 
 
 def _is_name(host: str) -> bool:
-    """Whether a host is a name, which may stand for any address."""
+    """Whether a host is a name, which may resolve to any address."""
     return ":" not in host and not host.replace(".", "").isdigit()
 
 
 def _check_platform() -> None:
     if not __debug__:
-        raise Failure("python -O is refused: assertions guard the broker's invariants; start it without -O")
+        raise Failure("run Python without -O: assertions guard the broker's invariants")
     if sys.platform == "win32":
-        raise Failure("Penstock serves on Linux and macOS; on Windows run it inside WSL")
+        raise Failure("Penstock runs on Linux and macOS; on Windows use WSL")
 
 
 def _address(option: str, text: str) -> Address:
@@ -223,7 +228,7 @@ def _address(option: str, text: str) -> Address:
 
 
 def _check_reach(options: ServeOptions, *, insecure: bool) -> None:
-    """Refuse to be open to other machines by accident, or to tell clients an address that leads nowhere."""
+    """Refuse an accidental listener for other machines, and advertised addresses that cannot work."""
     if options.internal is not None:
         _check_open("--internal", options.internal, insecure=insecure)
         if BROKER in options.roles and options.internal == options.listen and options.listen[1] != 0:
@@ -235,12 +240,12 @@ def _check_reach(options: ServeOptions, *, insecure: bool) -> None:
     if options.advertise is None:
         if is_unspecified(host):
             raise WrongUsage(
-                f"clients cannot connect to {host}; tell them where with --advertise HOST:PORT, "
+                f"clients cannot connect to {host}; add --advertise HOST:PORT, "
                 "such as this machine's name and port"
             )
     elif options.advertise[1] == 0 or is_unspecified(options.advertise[0]):
         told = format_address(*options.advertise)
-        raise WrongUsage(f"--advertise: clients cannot connect to {told}; name a host and a port")
+        raise WrongUsage(f"--advertise: clients cannot connect to {told}; give a host and a port")
 
 
 def _check_open(option: str, address: Address, *, insecure: bool) -> None:
@@ -257,13 +262,13 @@ def _check_open(option: str, address: Address, *, insecure: bool) -> None:
 
 def _warn_of_even(count: int) -> None:
     print(
-        f"penstock: {count} controllers outlive no more failures than {count - 1}; 1, 3 or 5 are sensible",
+        f"penstock: {count} controllers tolerate no more failures than {count - 1}; use 1, 3 or 5",
         file=sys.stderr,
     )
 
 
 def _stop_with_stdin() -> None:
-    """Stop as if by SIGTERM once nobody holds the other end of standard input."""
+    """Stop as on SIGTERM when standard input is closed."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""KEY=VALUE as people type it after --set, --config, --conf and `configs set`."""
+"""Parse KEY=VALUE arguments: --set, --config, --conf and `configs set`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.cli.failures import WrongUsage
 def parse_settings(
     option: str, pairs: Sequence[str], example: str = "retention.ms=3600000"
 ) -> dict[str, str]:
-    """Read `key=value` pairs. The value may hold further `=`; a later pair wins over an earlier one."""
+    """Parse `key=value` pairs. A value may contain `=`; a later pair wins over an earlier one."""
     settings = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

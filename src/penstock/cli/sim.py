@@ -1,7 +1,7 @@
-"""`penstock sim`: whole clusters on virtual time, from a seed.
+"""`penstock sim`: simulate whole clusters in virtual time, from a seed.
 
-A seed decides everything about a run: the cluster, its clients, what goes wrong and when. So a run that found
-something is replayed by one line, here or on another machine, as often as it takes to understand it.
+The seed decides everything: the cluster, its clients, the faults and their times. So one command line replays a run
+that found a violation, on any machine.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from penstock.sim.report import Report, known_cores, run_core
 
 app = typer.Typer(
     add_completion=False,
-    help="Run a whole cluster, or many, in virtual time and from a seed: faults, clients, checks.",
+    help="Simulate clusters with clients and faults in virtual time, from a seed, and check the results.",
 )
 
-# As many lines of the nodes' logs are shown with a violation.
+# Lines of the nodes' logs shown with a violation.
 LOG_LINES = 40
-# Counts that a summary shows, in this order; --json shows all.
+# Counts in the summary, in this order; --json shows all.
 SHOWN = ("acknowledged", "read", "compared", "commits", "elections", "starts", "faults")
 
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="The first seed.")]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, metavar="COUNT", help="So many, counting up.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, metavar="COUNT", help="Number of seeds, counting up.")]
 Jobs = Annotated[int, typer.Option("--jobs", min=1, metavar="N", help="Processes to use.")]
 
 
@@ -45,7 +45,10 @@ def sim(
         float, typer.Option("--seconds", min=1, metavar="S", help="Virtual time under faults, per seed.")
     ] = 60,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, max=9, metavar="N", help="If not said, the seed decides.")
+        int | None,
+        typer.Option(
+            "--nodes", min=1, max=9, metavar="N", help="Number of nodes. Default: the seed decides."
+        ),
     ] = None,
     plans: Annotated[
         int,
@@ -54,7 +57,7 @@ def sim(
             min=1,
             max=2,
             metavar="GENERATION",
-            help="Which plans a seed draws from: 1 as it always was, 2 with all faults there are.",
+            help="Fault plans: 1 keeps the meaning of older seeds, 2 has every fault.",
         ),
     ] = 1,
     jobs: Jobs = 1,
@@ -75,16 +78,16 @@ def cores(
     seed: Seed = 1,
     seeds: Seeds = 1,
     core: Annotated[
-        list[str] | None, typer.Option("--core", metavar="NAME", help="Only this one; may be repeated.")
+        list[str] | None, typer.Option("--core", metavar="NAME", help="Only this core. Repeatable.")
     ] = None,
     jobs: Jobs = 1,
     as_json: Json = False,
 ) -> int:
-    """Simulate single cores: no broker and no bytes, but thousands of seeds a minute."""
+    """Simulate single cores without brokers or bytes: thousands of seeds a minute."""
     known = known_cores()
     for name in core or []:
         if name not in known:
-            raise WrongUsage(f"no core is called {name}; there are {', '.join(known)}")
+            raise WrongUsage(f"unknown core {name}; choose from {', '.join(known)}")
     reports: list[Report] = []
     began = time.monotonic()
     for name in core or known:

@@ -1,7 +1,7 @@
-"""`penstock spark`: the pipeline's jobs on any Spark master.
+"""`penstock spark`: run the jobs of ``penstock.spark.jobs`` on any Spark master.
 
-Each command checks what can be checked without Spark, starts a session (``spark_session.py``), calls the function
-of its name in ``penstock.spark.jobs``, and shows the result. What a job can do, its function's docstring says.
+Each command checks what it can without Spark, starts a session (``spark_session.py``), calls the job function of
+the same name, and shows the result. The job functions' docstrings are the reference.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ app = typer.Typer(
     help="Run jobs on topics with Spark: archive, table, snapshot, replay, profile.",
 )
 
-# Spark counts the rows of a LIMIT so.
+# Spark's LIMIT is a 32-bit integer.
 ROWS_MAX = 2**31 - 1
 
 
@@ -51,26 +51,28 @@ Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=topic_name
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...", autocompletion=topic_names)]
 Master = Annotated[
     str | None,
-    typer.Option(
-        "--master", metavar="URL", help="Where Spark runs; on all cores of this machine if not said."
-    ),
+    typer.Option("--master", metavar="URL", help="Spark master. Default: all cores of this machine."),
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's. Repeatable."),
+    typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting. Repeatable."),
 ]
 ValueSchema = Annotated[
     str | None,
-    typer.Option("--value-schema", metavar="COLUMNS", help="Parse values as JSON: 'id BIGINT, name STRING'."),
+    typer.Option(
+        "--value-schema", metavar="COLUMNS", help="Parse values as JSON, such as 'id BIGINT, name STRING'."
+    ),
 ]
 AllowDataLoss = Annotated[
     bool,
-    typer.Option("--allow-data-loss", help="Go on without records that retention has deleted."),
+    typer.Option("--allow-data-loss", help="Continue without records that retention has deleted."),
 ]
 Catalog = Annotated[
     str | None,
     typer.Option(
-        "--catalog", metavar="NAME:NAMESPACE.TABLE", help="Of Iceberg, in pyiceberg's configuration."
+        "--catalog",
+        metavar="NAME:NAMESPACE.TABLE",
+        help="An Iceberg catalog in pyiceberg's configuration, and the table.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -80,10 +82,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 def archive(
     topics: Topics,
     *,
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Where the table is, or will be.")],
-    format: Annotated[Format, typer.Option("--format", help="Of the table.")] = Format.PARQUET,
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Directory of the table.")],
+    format: Annotated[Format, typer.Option("--format", help="Format of the table.")] = Format.PARQUET,
     by_date: Annotated[
-        bool, typer.Option("--by-date/--no-by-date", help="Part files by the day of their records.")
+        bool, typer.Option("--by-date/--no-by-date", help="Partition files by the day of their records.")
     ] = True,
     headers: Annotated[
         bool, typer.Option("--headers/--no-headers", help="Keep the records' headers.")
@@ -91,10 +93,10 @@ def archive(
     value_schema: ValueSchema = None,
     every: Annotated[
         float | None,
-        typer.Option("--every", min=0.001, metavar="SECONDS", help="Go on until stopped, with such pauses."),
+        typer.Option("--every", min=0.001, metavar="SECONDS", help="Repeat with this pause until stopped."),
     ] = None,
     file_mb: Annotated[
-        int, typer.Option("--file-mb", min=1, metavar="MB", help="About how large files become.")
+        int, typer.Option("--file-mb", min=1, metavar="MB", help="Approximate size of a file.")
     ] = 256,
     allow_data_loss: AllowDataLoss = False,
     catalog: Catalog = None,
@@ -103,7 +105,7 @@ def archive(
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Archive topics to a table of Parquet files, from where it ends to where the topics end."""
+    """Append topics to an archive table of Parquet files, from the table's end to the topics' ends."""
     settings = _spark_settings(conf)
     _check_topics(bootstrap, topics)
     stop = threading.Event()
@@ -142,16 +144,18 @@ def archive(
 def table(
     topic: Topic,
     *,
-    archived: Annotated[str, typer.Option("--archive", metavar="DIR", help="Where the topic is archived.")],
+    archived: Annotated[str, typer.Option("--archive", metavar="DIR", help="Directory of the archive.")],
     sql: Annotated[
         str | None,
-        typer.Option("--sql", metavar="QUERY", help="Over a view with the topic's name, _ for . and -."),
+        typer.Option(
+            "--sql", metavar="QUERY", help="Query a view named after the topic, with _ for . and -."
+        ),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=0, max=ROWS_MAX, metavar="ROWS", help="Show no more.")
+        int, typer.Option("--limit", min=0, max=ROWS_MAX, metavar="ROWS", help="Show at most this many rows.")
     ] = 20,
     format: Annotated[
-        Format | None, typer.Option("--format", help="Of the archive; found out if not said.")
+        Format | None, typer.Option("--format", help="Format of the archive. Default: detected.")
     ] = None,
     catalog: Catalog = None,
     allow_data_loss: AllowDataLoss = False,
@@ -174,7 +178,7 @@ def table(
             archived,
             format=None if format is None else format.value,
             catalog=catalog,
-            view=f"`{view}`",  # or 2024 and 1e5 would be numbers
+            view=f"`{view}`",  # quoted, or topics 2024 and 1e5 would be numbers
             fail_on_data_loss=not allow_data_loss,
         )
         found = frame if sql is None else spark.sql(sql)
@@ -182,7 +186,7 @@ def table(
         columns = [
             {"column": each.name, "type": each.dataType.simpleString()} for each in found.schema.fields
         ]
-        # As Arrow, which knows which times have a zone.
+        # As Arrow, which keeps apart times with and without a zone.
         held = found.limit(limit).toArrow()
     rows = list(zip(*(column_values(each) for each in held.columns)))
     names = [each["column"] for each in columns]
@@ -203,12 +207,12 @@ def table(
 
 @app.command()
 def files(
-    archived: Annotated[str, typer.Argument(metavar="DIR", help="Where the archive is.")],
-    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only of this one.")] = None,
+    archived: Annotated[str, typer.Argument(metavar="DIR", help="Directory of the archive.")],
+    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic.")] = None,
     catalog: Catalog = None,
     as_json: Json = False,
 ) -> None:
-    """List the Parquet files of an archive, for readers that are not Spark. The directory holds others too."""
+    """List an archive's current Parquet files, for readers other than Spark. The directory has old files too."""
     from penstock.spark.errors import SparkOptionError  # noqa: PLC0415
     from penstock.spark.jobs.files import archive_files  # noqa: PLC0415
 
@@ -227,17 +231,19 @@ def files(
 def snapshot(
     topic: Topic,
     *,
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Where the snapshot is, or will be.")],
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Directory of the snapshot.")],
     archived: Annotated[
         str | None,
-        typer.Option("--archive", metavar="DIR", help="Where the topic is archived: read what brokers lack."),
+        typer.Option(
+            "--archive", metavar="DIR", help="Read records from this archive that brokers no longer have."
+        ),
     ] = None,
     value_schema: ValueSchema = None,
     grace_hours: Annotated[
         float, typer.Option("--grace-hours", min=0, metavar="H", help="How long a deleted key is remembered.")
     ] = 24,
     full: Annotated[
-        bool, typer.Option("--full", help="Read everything again, not only what is new.")
+        bool, typer.Option("--full", help="Read everything again, not only new records.")
     ] = False,
     allow_data_loss: AllowDataLoss = False,
     master: Master = None,
@@ -245,7 +251,7 @@ def snapshot(
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Keep the newest value of each key as a table, reading only what is new since the last time."""
+    """Maintain a table with the newest value of each key; reads only records since the last run."""
     settings = _spark_settings(conf)
     _check_topics(bootstrap, [topic])
     with spark_session("snapshot", master, settings) as (spark, bar):
@@ -274,30 +280,33 @@ def replay(
     source: Annotated[str, typer.Argument(metavar="SOURCE")],
     target: Annotated[str, typer.Argument(metavar="TARGET")],
     *,
-    start: Annotated[str, typer.Option("--from", metavar="PLACE", help=f"{POSITIONS}.")] = "beginning",
-    until: Annotated[str, typer.Option("--until", metavar="PLACE", help="Likewise; exclusive.")] = "end",
+    start: Annotated[str, typer.Option("--from", metavar="POSITION", help=f"{POSITIONS}.")] = "beginning",
+    until: Annotated[str, typer.Option("--until", metavar="POSITION", help="As --from. Exclusive.")] = "end",
     partition: Annotated[
         list[int] | None,
-        typer.Option("--partition", min=0, metavar="N", help="Only this one of the source. Repeatable."),
+        typer.Option("--partition", min=0, metavar="N", help="Only this source partition. Repeatable."),
     ] = None,
     by_key: Annotated[
-        bool, typer.Option("--by-key", help="To the partition of the key, not to that of the same number.")
+        bool,
+        typer.Option("--by-key", help="Choose the target partition by key. Default: the same partition."),
     ] = False,
     records_per_second: Annotated[
-        float | None, typer.Option("--records-per-second", min=0.001, metavar="N", help="Send no faster.")
+        float | None, typer.Option("--records-per-second", min=0.001, metavar="N", help="Rate limit.")
     ] = None,
     bytes_per_second: Annotated[
-        float | None, typer.Option("--bytes-per-second", min=0.001, metavar="N", help="Send no faster.")
+        float | None, typer.Option("--bytes-per-second", min=0.001, metavar="N", help="Rate limit.")
     ] = None,
     compression: Annotated[Compression, typer.Option("--compression", "-z")] = Compression.NONE,
     create: Annotated[
-        bool, typer.Option("--create", help="Make the target if missing, with the source's partitions.")
+        bool, typer.Option("--create", help="Create a missing target with the source's number of partitions.")
     ] = False,
-    into_itself: Annotated[bool, typer.Option("--into-itself", help="Let target and source be one.")] = False,
+    into_itself: Annotated[
+        bool, typer.Option("--into-itself", help="Allow target and source to be the same topic.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and count, send nothing.")] = False,
     run_id: Annotated[
         str | None,
-        typer.Option("--run-id", metavar="NAME", help="Of a replay that stopped: go on where it was."),
+        typer.Option("--run-id", metavar="NAME", help="Continue a replay that stopped."),
     ] = None,
     allow_data_loss: AllowDataLoss = False,
     master: Master = None,
@@ -305,7 +314,7 @@ def replay(
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Send a topic's records to another topic once more, marked with where they come from."""
+    """Send a topic's records to another topic again, with headers that name their origin."""
     settings = _spark_settings(conf)
     admin = client.connect(bootstrap)
     numbers = _wanted_partitions(admin, source, partition)
@@ -321,7 +330,7 @@ def replay(
                 bootstrap,
                 source,
                 target,
-                # A replay that goes on knows by this word that all from the beginning was wanted.
+                # Keep the word: it tells a continued replay that the whole topic was requested.
                 starting_offsets="earliest" if first.kind == "beginning" else json.dumps({source: starts}),
                 ending_offsets=json.dumps(
                     {source: {each: max(end, starts[each]) for each, end in ends.items()}}
@@ -340,7 +349,7 @@ def replay(
             )
     except KeyboardInterrupt:
         if not dry_run:
-            print(f"stopped; go on with --run-id {run}", file=sys.stderr)
+            print(f"stopped; continue with --run-id {run}", file=sys.stderr)
         raise
     if as_json:
         show_json({"job": "replay", **asdict(result)})
@@ -352,18 +361,20 @@ def replay(
         f"in {speed_text(result.records, result.seconds)}; run {result.run_id}"
     )
     if not result.keeps_timestamps:
-        print(f"{target} has LogAppendTime: its records have the time of the replay, not their own")
+        print(f"{target} has LogAppendTime: its records have the time of the replay, not the original time")
 
 
 @app.command()
 def profile(
     topics: Topics,
     *,
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="For tables (Parquet) and plots (PNG).")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="DIR", help="Directory for tables (Parquet) and plots (PNG).")
+    ],
     sample: Annotated[
         int | None,
         typer.Option(
-            "--sample", min=1000, metavar="N", help="Read no more of a partition, and reckon from that."
+            "--sample", min=1000, metavar="N", help="Estimate from at most N records of each partition."
         ),
     ] = None,
     master: Master = None,
@@ -371,7 +382,7 @@ def profile(
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Look into topics: sizes, skew, hot keys, lag, growth, and when retention begins to delete."""
+    """Profile topics: sizes, skew, hot keys, lag, growth, and when retention starts to delete."""
     settings = _spark_settings(conf)
     _check_topics(bootstrap, topics)
     with spark_session("profile", master, settings) as (spark, bar):
@@ -390,12 +401,12 @@ def profile(
         return
     show_rows(*result.as_table())
     if any(each.is_reckoned for each in result.topics):
-        print(f"reckoned from a sample of {sample} records of each partition")
+        print(f"estimated from a sample of {sample} records of each partition")
     for each in result.files:
         print(each)
 
 
-# What all share
+# Shared by all commands
 
 
 def _spark_settings(conf: Sequence[str] | None) -> dict[str, str]:
@@ -403,7 +414,7 @@ def _spark_settings(conf: Sequence[str] | None) -> dict[str, str]:
 
 
 def _check_topics(bootstrap: str, topics: Iterable[str]) -> None:
-    """Before Spark is started, which takes seconds: is anybody there, and do the topics exist?"""
+    """Check that a broker answers and the topics exist, before Spark starts, which takes seconds."""
     admin = client.connect(bootstrap)
     for each in topics:
         client.describe_topic(admin, each)

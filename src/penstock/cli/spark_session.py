@@ -1,10 +1,10 @@
-"""A Spark session for one command: found or started, quiet, with a bar that may be told of progress, and stopped.
+"""A Spark session for one command: found or started, silenced, with a progress bar, and stopped.
 
-Spark writes to standard error whatever it likes, from a JVM that inherits ours. So while a session of ours runs,
-descriptor 2 is a file, and what we say ourselves goes to a copy of the old one. The file is deleted unless Spark
-itself failed; then the error names it.
+The JVM inherits our standard error and writes freely to it. So while our session runs, descriptor 2 is a file, and
+our own messages go to a copy of the old descriptor. The file is deleted unless Spark itself failed; then the error
+names it.
 
-pyspark is imported here by functions only: no other command waits for it.
+pyspark is imported inside functions, so that no other command pays for it.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
-JAVA_ADVICE = "install one (on Debian: apt install openjdk-17-jre-headless) or name it by JAVA_HOME"
+JAVA_ADVICE = "install it (on Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME"
 JAVA_TIMEOUT_S = 30.0
 
-# The last line of a Python traceback, which Spark puts into the middle of its own.
+# The last line of a Python traceback, which Spark embeds in its own.
 _RAISED = re.compile(r"^(?P<kind>(?:[a-z_]\w*\.)*[A-Z]\w+): (?P<what>.+)$", re.MULTILINE)
-# What py4j shows of a Java exception, and what the JVM says before it gives up.
+# A Java exception as py4j shows it, and the JVM's last messages before it exits.
 _THROWN = re.compile(r"^: [\w.$]+(?:Error|Exception): (?P<what>\S.*)$", re.MULTILINE)
 _LOGGED = re.compile(
     r'^(?:Exception in thread "main" [\w.$]+:|\S+ \S+ ERROR [\w$.]+:|(?=Invalid )) ?(?P<what>.+)$',
     re.MULTILINE,
 )
-# Jobs speak of their functions' parameters. Who types a command knows the same as options.
+# Jobs' errors name function parameters; the command line shows the matching options.
 _OPTIONS = (
     (re.compile(r"set (?:fail_on_data_loss|failOnDataLoss) to false"), "pass --allow-data-loss"),
     (re.compile(r"say create_target=True"), "pass --create"),
@@ -59,12 +59,12 @@ _OPTIONS = (
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
-# A command ends by itself and draws a bar of its own. `--conf spark.ui.enabled=true` brings Spark's page back.
+# A command is short and draws its own bar. `--conf spark.ui.enabled=true` enables Spark's web page.
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 
 
 class JobBar:
-    """Records done, of how many, and how fast. Drawn on a terminal only; may be told from any thread."""
+    """Records done, total and rate. Drawn on a terminal only. Thread-safe."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -89,22 +89,22 @@ class JobBar:
 def spark_session(
     description: str, master: str | None, conf: dict[str, str]
 ) -> Iterator[tuple[SparkSession, JobBar]]:
-    """A session and its bar. Whatever Spark or a job raises inside becomes a Failure, or WrongUsage."""
+    """A session and its bar. Errors of Spark and the job inside become Failure or WrongUsage."""
     _require_libraries()
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     if SparkSession.getActiveSession() is not None:
-        # Somebody's own program called us. The session is theirs, and so is what it writes.
+        # Called from a user's program: the session and its output belong to that program.
         with _quiet_libraries(), _bar() as bar, _explained(None):
             yield _start(description, master, conf, bar), bar
         return
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # under spark-submit the JVM runs already
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # set by spark-submit, whose JVM runs already
         _require_java()
     with _own_log() as log, _quiet_libraries(), _bar() as bar, _explained(log):
         try:
             spark = _start(description, master, conf, bar)
             if threading.current_thread() is threading.main_thread():
-                # Spark's own handler talks to the JVM in the middle of whatever is being said to it.
+                # Spark's handler would call the JVM in the middle of another call.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             yield spark, bar
         finally:
@@ -120,14 +120,14 @@ def _start(description: str, master: str | None, conf: dict[str, str], bar: JobB
 
 
 def _stop() -> None:
-    """Stop whatever has been started, also by a start that failed or was interrupted."""
+    """Stop the session, even if its start failed or was interrupted."""
     from pyspark import SparkContext  # noqa: PLC0415
 
     context = SparkContext._active_spark_context
     if context is None:
         return
-    # After Ctrl-C in the middle of a call the JVM may not be asked any more. It ends with us in any case. Nor may
-    # it end its talk with pyspark's thread for accumulators, which then prints a traceback: to Spark's log.
+    # After Ctrl-C in the middle of a call the JVM may not answer any more; it ends with this process anyway.
+    # pyspark's accumulator thread may then print a traceback, which goes to Spark's log.
     with (
         os.fdopen(os.dup(2), "w", errors="backslashreplace") as log,
         contextlib.redirect_stderr(log),
@@ -144,7 +144,7 @@ def _bar() -> Iterator[JobBar]:
 
 @contextlib.contextmanager
 def _own_log() -> Iterator[Path]:
-    """Let descriptor 2 be a file, and sys.stderr the descriptor that it was."""
+    """Point descriptor 2 at a file, and sys.stderr at the original descriptor."""
     descriptor, name = tempfile.mkstemp(prefix="penstock-spark-", suffix=".log")
     path = Path(name)
     before, was_stderr = os.dup(2), sys.stderr
@@ -170,13 +170,13 @@ def _own_log() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """py4j and pyspark log what they also raise: an interrupted call, a query with a mistake. Ours is shown."""
+    """Silence py4j and pyspark, which log errors that they also raise. Our own log is shown."""
     root, queries = logging.getLogger(), logging.getLogger("SQLQueryContextLogger")
     ours = logging.getLogger("penstock")
     nothing, handler = logging.NullHandler(), _Stderr()
     handler.setFormatter(logging.Formatter("penstock: %(message)s"))
     level = queries.level
-    root.addHandler(nothing)  # py4j logs there, and without any handler it would be shown
+    root.addHandler(nothing)  # py4j logs here; without a handler Python would print it
     queries.setLevel(logging.CRITICAL + 1)
     ours.addHandler(handler)
     try:
@@ -188,7 +188,7 @@ def _quiet_libraries() -> Iterator[None]:
 
 
 class _Stderr(logging.StreamHandler[Any]):
-    """Writes to what sys.stderr is at the moment: the bar puts itself in its place, to stay below."""
+    """Writes to the current sys.stderr, which the progress bar replaces to stay below the output."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -196,12 +196,12 @@ class _Stderr(logging.StreamHandler[Any]):
 
 
 class _SparkFailed(Failure):
-    """Spark itself failed, and its log may say more."""
+    """Spark itself failed. Its log is kept."""
 
 
 @contextlib.contextmanager
 def _explained(log: Path | None) -> Iterator[None]:
-    """Turn what jobs and Spark raise into one line."""
+    """Turn exceptions of jobs and Spark into one line."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
     from pyspark.errors import AnalysisException, ParseException, PySparkException  # noqa: PLC0415
 
@@ -219,14 +219,14 @@ def _explained(log: Path | None) -> Iterator[None]:
         where = "" if error.filename is None else f"{error.filename}: "
         raise Failure(f"{where}{error.strerror or error}") from None
     except (AnalysisException, ParseException) as error:
-        # A mistake in --sql: the first line says it, the rest is the plan.
+        # An error in --sql: the first line is the message, the rest is the plan.
         raise Failure(_first_line(str(error)).rstrip("; ")) from None
     except (PySparkException, Py4JError) as error:
         let_interrupts_pass(error)
         where = "" if log is None else f"; Spark's log is in {log}"
         raise _SparkFailed(f"Spark failed: {_cause(str(error), log).rstrip('.')}{where}") from None
     except RuntimeError as error:
-        # A job's own: an archive, a replay or a snapshot that could not go on, and says why.
+        # A job's own error: an archive, a replay or a snapshot that could not continue.
         if type(error).__module__.startswith("penstock."):
             raise Failure(_with_options(str(error))) from None
         raise
@@ -241,14 +241,14 @@ def _with_options(text: str) -> str:
 def _require_libraries() -> None:
     missing = [name for name in ("pyspark", "pyarrow", "pandas") if find_spec(name) is None]
     if missing:
-        raise Failure(f"{missing[0]} is not installed; pip install 'penstock-mq[spark]' brings it")
+        raise Failure(f"{missing[0]} is not installed; run pip install 'penstock-mq[spark]'")
 
 
 def _require_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin") if home else None)
     if java is None:
-        where = f"JAVA_HOME is {home}, where there is none" if home else "there is none on the PATH"
+        where = f"JAVA_HOME={home} has no Java" if home else "there is no java on the PATH"
         raise Failure(f"Spark needs Java {JAVA_MIN} or later; {where}: {JAVA_ADVICE}")
     try:
         said = subprocess.run(
@@ -262,12 +262,12 @@ def _require_java() -> None:
 
 
 def _cause(text: str, log: Path | None) -> str:
-    """What one line out of Spark's many tells most: a worker's Python error, the JVM's, or its log's last."""
+    """The most useful line of Spark's output: a worker's Python error, the JVM's, or the last in its log."""
     raised = list(_RAISED.finditer(text))
     if raised:
         return raised[-1]["what"]
     thrown = _THROWN.search(text)
-    # A context that was stopped behind our back says nothing of why.
+    # "stopped SparkContext" does not say why; the log may.
     if thrown is not None and "stopped SparkContext" not in thrown["what"]:
         return thrown["what"]
     logged = [] if log is None else list(_LOGGED.finditer(log.read_text(errors="replace")))
@@ -275,4 +275,4 @@ def _cause(text: str, log: Path | None) -> str:
 
 
 def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "it does not say why")
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason was given")

@@ -1,4 +1,4 @@
-"""Commands of a command: which one is meant when none is named, and where to look for one that is not here."""
+"""Command groups with a default subcommand, and hints for subcommands that live elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.cli.failures import WrongUsage
 
 
 class Subcommands(typer.core.TyperGroup):
-    """A group of commands, one of which is meant when none is named. Make one with ``subcommands``."""
+    """A command group that runs ``default`` when no subcommand is given. Make one with ``subcommands``."""
 
     default: ClassVar[str]
     elsewhere: ClassVar[Mapping[str, str]]
@@ -22,16 +22,16 @@ class Subcommands(typer.core.TyperGroup):
         if not is_named and not ctx.resilient_parsing:
             for word in args:
                 if word in self.commands:
-                    raise WrongUsage(f"write {first} behind `{word}`, not before it")
+                    raise WrongUsage(f"write {first} after `{word}`, not before it")
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in self.elsewhere and not ctx.resilient_parsing:
-            raise WrongUsage(f"No such command {args[0]!r}; that is {self.elsewhere[args[0]]}")
+            raise WrongUsage(f"No such command {args[0]!r}; use {self.elsewhere[args[0]]}")
         return super().resolve_command(ctx, args)
 
 
 def subcommands(default: str, elsewhere: Mapping[str, str] | None = None) -> type[Subcommands]:
-    """A class for ``typer.Typer(cls=...)``; ``elsewhere`` says which command does what people look for here."""
+    """A class for ``typer.Typer(cls=...)``; ``elsewhere`` maps a missing subcommand to the command to use."""
     return type("Subcommands", (Subcommands,), {"default": default, "elsewhere": elsewhere or {}})

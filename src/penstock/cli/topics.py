@@ -1,4 +1,4 @@
-"""`penstock topics`: what topics there are, and making, growing, trimming and deleting them."""
+"""`penstock topics`: list, create, describe, grow, trim and delete topics."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ app = typer.Typer(
             "reassign": "`penstock brokers reassign TOPIC --to ID,...`",
         },
     ),
-    help="List, create, describe, change and delete topics. Alone: list.",
+    help="List, create, describe, change and delete topics. Default command: list.",
 )
 
-# Kafka's word for "as the broker is set": KIP-464.
+# Kafka's value for "the broker's default": KIP-464.
 BROKER_DEFAULT = -1
 REPLICAS_MAX = 2**15 - 1
 
 
 @app.command("list")
 def list_topics(
-    internal: Annotated[bool, typer.Option("--internal", help="Show the broker's own topics too.")] = False,
+    internal: Annotated[bool, typer.Option("--internal", help="Include internal topics.")] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """List topics with their partitions and replication."""
+    """List topics with their partition counts and replication factors."""
     metadata = client.connect(bootstrap).list_topics(timeout=REQUEST_TIMEOUT_S)
     topics: list[dict[str, Any]] = [
         {
@@ -72,7 +72,7 @@ def create(
             min=1,
             max=PARTITIONS_MAX,
             metavar="N",
-            help="As the broker is set if not said.",
+            help="Partitions. Default: the broker's setting.",
         ),
     ] = None,
     replication: Annotated[
@@ -83,7 +83,7 @@ def create(
             min=1,
             max=REPLICAS_MAX,
             metavar="N",
-            help="As the broker is set if not said.",
+            help="Replicas of each partition. Default: the broker's setting.",
         ),
     ] = None,
     config: Annotated[
@@ -91,7 +91,7 @@ def create(
         typer.Option("--config", "-c", metavar="KEY=VALUE", help="A topic setting. Repeatable."),
     ] = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="A topic that exists already is no error.")
+        bool, typer.Option("--if-not-exists", help="Succeed if the topic exists already.")
     ] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
@@ -106,7 +106,7 @@ def create(
     admin = client.connect(bootstrap)
     created = client.create_topic(admin, new)
     if not created and not if_not_exists:
-        raise Failure(f"topic {topic} exists already; --if-not-exists makes that no error")
+        raise Failure(f"topic {topic} exists already; pass --if-not-exists to accept that")
     if as_json:
         show_json({"topic": topic, "created": created})
     else:
@@ -115,11 +115,11 @@ def create(
 
 @app.command()
 def describe(topic: Topic, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
-    """Show a topic's partitions, their offsets, and the settings that differ from the broker's."""
+    """Show a topic's partitions, their offsets, and the settings made on the topic."""
     admin = client.connect(bootstrap)
     description = client.describe_topic(admin, topic)
     partitions = sorted(description.partitions, key=lambda partition: partition.id)
-    # A partition without a leader cannot say its offsets; asking would wait for one.
+    # Asking a partition without a leader for its offsets would wait for a leader.
     led = [each.id for each in partitions if each.leader is not None and each.leader.id >= 0]
     starts = client.start_offsets(admin, topic, led)
     ends = client.end_offsets(admin, topic, led)
@@ -135,7 +135,7 @@ def describe(topic: Topic, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = Fal
         for each in partitions
     ]
     configs = changed_settings(admin, topic)
-    # librdkafka writes the id in plain base64; Kafka's tools, and our directories, in the form for URLs.
+    # librdkafka has the id in standard base64; Kafka's tools and our directories use the URL-safe alphabet.
     topic_id = str(description.topic_id).translate(str.maketrans("+/", "-_"))
     if as_json:
         show_json({"topic": topic, "id": topic_id, "partitions": rows, "configs": configs})
@@ -167,11 +167,11 @@ def delete(
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Delete topics with all their records. Asks first."""
+    """Delete topics and all their records. Asks first."""
     admin = client.connect(bootstrap)
     for topic in topics:
         client.describe_topic(admin, topic)
-    confirm(f"Delete {', '.join(topics)} with all records?", yes=yes)
+    confirm(f"Delete {', '.join(topics)} and all records?", yes=yes)
     answers = admin.delete_topics(topics, request_timeout=REQUEST_TIMEOUT_S)
     for topic in topics:
         settle(answers[topic])
@@ -187,20 +187,20 @@ def add_partitions(
     total: Annotated[
         int,
         typer.Option(
-            "--total", "-t", min=1, max=PARTITIONS_MAX, metavar="N", help="How many there shall be."
+            "--total", "-t", min=1, max=PARTITIONS_MAX, metavar="N", help="The new number of partitions."
         ),
     ],
     bootstrap: Bootstrap = BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Raise a topic's number of partitions; it can never be lowered.
+    """Increase a topic's number of partitions. It cannot be decreased.
 
-    Keys are spread over the partitions there are: after this, a key may go to another partition than before.
+    Afterwards a key may go to another partition than before.
     """
     admin = client.connect(bootstrap)
     before = len(client.partition_numbers(admin, topic))
     if total <= before:
-        raise Failure(f"topic {topic} has {before} partitions, and their number can only be raised")
+        raise Failure(f"topic {topic} has {before} partitions; --total must be larger")
     settle(admin.create_partitions([NewPartitions(topic, total)], request_timeout=REQUEST_TIMEOUT_S)[topic])
     if as_json:
         show_json({"topic": topic, "partitions": total, "before": before})
@@ -216,7 +216,7 @@ def trim(
         typer.Option(
             "--before",
             metavar="[PARTITION:]OFFSET",
-            help="Delete what is before this offset (`end`: all), in one partition or in each. Repeatable.",
+            help="Delete records before this offset (`end`: all), in one partition or in each. Repeatable.",
         ),
     ],
     yes: Yes = False,
@@ -225,7 +225,7 @@ def trim(
 ) -> None:
     """Delete a topic's oldest records. Asks first.
 
-    An offset past a partition's end means its end: everything in it is before that offset.
+    An offset past a partition's end means its end.
     """
     wanted = [_parse_before(text) for text in before]
     admin = client.connect(bootstrap)
@@ -247,19 +247,17 @@ def trim(
 
 
 def _parse_before(text: str) -> tuple[int | None, int | None]:
-    """(partition, offset); None is every partition, and the end."""
+    """(partition, offset); None means every partition, and the end offset."""
     partition, colon, place = text.rpartition(":")
     if (place != "end" and not place.isdecimal()) or (colon and not partition.isdecimal()):
-        raise WrongUsage(
-            f"--before takes OFFSET, `end`, or either after PARTITION:, such as 3:500; got {text!r}"
-        )
+        raise WrongUsage(f"--before takes [PARTITION:]OFFSET or [PARTITION:]end, such as 3:500; got {text!r}")
     return int(partition) if colon else None, None if place == "end" else int(place)
 
 
 def _cuts(
     admin: AdminClient, topic: str, partitions: list[int], wanted: list[tuple[int | None, int | None]]
 ) -> dict[int, int]:
-    """Where to cut each partition; a later --before wins over an earlier one."""
+    """The new start offset of each partition; a later --before wins over an earlier one."""
     offsets: dict[int, int | None] = {}
     for partition, offset in wanted:
         if partition is not None:

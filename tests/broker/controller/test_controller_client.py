@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from penstock.broker.controller.controller_client import (
     FORWARD_RETRY_MS,
     FORWARD_TIMEOUT_MS,
@@ -14,8 +16,10 @@ from penstock.broker.controller.controller_client import (
     ControllerClient,
 )
 from penstock.environment import Environment
+from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from penstock.protocol.messages.placement import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
 from penstock.protocol.messages.topics import CreatableTopicResult, CreateTopicsRequest, CreateTopicsResponse
 from tests.broker.replication.stage import Loop
 
@@ -103,6 +107,18 @@ def test_a_request_to_a_node_that_was_the_controller_is_sent_again() -> None:
     node.loop.run_for(FORWARD_RETRY_MS)
     node.answer(ANSWER)
     assert node.answers == [ANSWER]
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_the_wrong_node_is_known_wherever_a_version_has_its_error(version: int) -> None:
+    node = Node()
+    asked = ElectLeadersRequest(topic_partitions=[TopicPartitions(topic="t", partitions=[0])])
+    node.client.forward(asked, version, node.answers.append)
+    node.answer(error_response(asked, version, ErrorCode.NOT_CONTROLLER))
+    assert node.answers == []
+    node.loop.run_for(FORWARD_RETRY_MS)
+    node.answer(ElectLeadersResponse())
+    assert node.answers == [ElectLeadersResponse()]
 
 
 def test_a_request_that_nobody_could_have_received_is_sent_again() -> None:
