@@ -1,11 +1,11 @@
-"""The doors outside: clock, files, network, randomness, spawning and processes, as the broker sees them.
+"""The broker's environment: clock, files, network, randomness, spawning and processes.
 
-Everything the broker does to the world goes through these protocols, so that the very same code runs on a
-real machine (``machine.py``) and in a simulator. They sit where the hot path touches the world: a file takes
-buffers, a stream takes buffers and file ranges; no file descriptor passes through.
+All I/O goes through these protocols, so that the same code runs on a real machine (``machine.py``) and in the
+simulator. They are cut for the hot path: a file takes buffers, a stream takes buffers and file ranges; file
+descriptors are not exposed.
 
-The one thing to get right: only the thread that runs the loop may call these, except the callables returned
-by ``File.prepare_*``, which are made on the loop and run on a worker thread through ``Spawn.in_thread``.
+Careful: only the loop's thread may call these, except the callables returned by ``File.prepare_*``, which are
+created on the loop and run on a worker thread through ``Spawn.in_thread``.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
-# The errors of a disk that is full: no bytes, no inodes, or no quota left.
+# The errors of a full disk: no bytes, no inodes, or no quota left.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Monotonic: for timeouts, sessions and leases. It goes on while the machine sleeps, if it can."""
+        """Monotonic: for timeouts, sessions and leases. Includes the time the machine sleeps, if possible."""
         ...
 
     def boot_id(self) -> str:
-        """Of this start of the machine, if ``now_ms`` counts from it in every process; otherwise ""."""
+        """The id of this boot of the machine, if ``now_ms`` counts from it in every process; otherwise ""."""
         ...
 
     def wall_ms(self) -> int:
@@ -39,7 +39,7 @@ class Clock(Protocol):
 
 
 class File(Protocol):
-    """One file, appended at its end and read anywhere. It has no cursor."""
+    """A file that is appended to at its end and read anywhere. It has no cursor."""
 
     @property
     def path(self) -> str: ...
@@ -48,7 +48,7 @@ class File(Protocol):
     def size(self) -> int: ...
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """Write all buffers at the end, or raise OSError with the file as long as it was before."""
+        """Write all buffers at the end. On OSError the file has its old size."""
         ...
 
     def read_at(self, position: int, size: int) -> bytes:
@@ -56,25 +56,25 @@ class File(Protocol):
         ...
 
     def read_now(self, position: int, size: int) -> bytes | None:
-        """As ``read_at``, but None when it would have to wait for the disk."""
+        """Like ``read_at``, but None if it would have to wait for the disk."""
         ...
 
     def truncate(self, size: int) -> None: ...
 
     def moved(self, path: str) -> None:
-        """Tell the file that it was renamed (or its directory was), so that it can be opened again."""
+        """The file or its directory was renamed: use this path to reopen it."""
         ...
 
     def is_warm(self, position: int, size: int) -> bool:
-        """Whether reading this range probably needs no disk."""
+        """Whether this range is probably in the page cache."""
         ...
 
     def prepare_warming(self, position: int, size: int) -> Callable[[], None]:
-        """The work of bringing a range into memory, for a worker thread."""
+        """Return the work, for a worker thread, that reads a range into the page cache."""
         ...
 
     def prepare_sync(self) -> Callable[[], None]:
-        """The work of making durable what was appended before this call, for a worker thread or at once.
+        """Return the work that makes durable what was appended so far. Run it on a worker thread or at once.
 
         It raises OSError when the disk failed; the file can then no longer be trusted.
         """
@@ -97,32 +97,32 @@ class Files(Protocol):
         ...
 
     def list(self, path: str) -> list[str]:
-        """The names in a directory, sorted; empty when there is no such directory."""
+        """The names in a directory, sorted; empty when the directory does not exist."""
         ...
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and its parents; not an error when it exists."""
+        """Create a directory and its parents; not an error when it exists."""
         ...
 
     def read(self, path: str) -> bytes: ...
 
     def replace(self, path: str, data: Buffer, *, durable: bool = True) -> None:
-        """Write a whole small file so that a crash leaves the old or the new one, never a mixture."""
+        """Write a whole small file atomically: a crash leaves the old or the new one."""
         ...
 
     def allocate(self, path: str, size: int) -> None:
-        """Make a file that takes so much room on the disk, or raise OSError and leave none.
+        """Create a file that occupies ``size`` bytes on the disk, or raise OSError and leave no file.
 
-        What is in it says nothing. A worker thread may call it.
+        Its content is undefined. A worker thread may call it.
         """
         ...
 
     def capacity(self, path: str) -> int:
-        """How large the file system is that a directory lies on, in bytes."""
+        """The size of a directory's file system, in bytes."""
         ...
 
     def free_bytes(self, path: str) -> int:
-        """How much of that is free: an upper bound, as there may be a quota."""
+        """The free space of a directory's file system: an upper bound, as there may be a quota."""
         ...
 
     def rename(self, source: str, target: str) -> None: ...
@@ -132,73 +132,73 @@ class Files(Protocol):
         ...
 
     def forget(self, path: str) -> None:
-        """Let go of an open file that is about to be removed: only then is its space free."""
+        """Close an open file that is about to be removed: otherwise its space is not freed."""
         ...
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in a directory durable."""
+        """Make the entries of a directory durable."""
         ...
 
     def sync_everything(self) -> None:
-        """Have all that was written to any file on its way to the disk, faster than one by one.
+        """Start writing all files to the disk, which is faster than file by file.
 
-        No promise: what must be durable is synced by itself afterwards, and then finds little to do.
+        It promises nothing: files that must be durable are synced afterwards, which is then quick.
         """
         ...
 
     def lock(self, path: str) -> bool:
-        """Claim a file for this process until it ends; False when another process has it."""
+        """Lock a file until this process ends; False when another process holds the lock."""
         ...
 
 
 class Stream(Protocol):
     """A connected, non-blocking byte stream.
 
-    Not always a socket: a stream may lie around another one and change the bytes (TLS). So it may hold bytes of its
-    own in both directions, and only its methods say whether there is something to read and room to write.
+    Not always a socket: a stream may wrap another one and transform the bytes (TLS). So it may buffer bytes in both
+    directions, and only its methods tell whether it is readable or writable.
     """
 
     @property
     def peer(self) -> str: ...
 
     def recv_into(self, buffer: memoryview) -> int | None:
-        """Bytes received; 0 when the peer has closed; None when there is nothing to read now.
+        """Returns the bytes received; 0 when the peer has closed; None when there is nothing to read now.
 
-        Raises OSError when what came cannot be read: the stream is of no use any more.
+        Raises OSError when the received bytes are invalid: the stream cannot be used any more.
         """
         ...
 
     def send(self, buffers: Sequence[Buffer]) -> int:
-        """Send what fits now, in one gathered call; the number of bytes taken. The stream delivers those by itself.
+        """Send as much as fits now, in one gathered call. Returns the bytes taken, which the stream then delivers.
 
-        Raises OSError when the connection is gone, as ``send_file`` does.
+        Raises OSError when the connection is gone, as does ``send_file``.
         """
         ...
 
     def send_file(self, file: File, position: int, size: int) -> int:
-        """Send a range of a file, if possible without copying it through the process; the number of bytes taken.
+        """Send a range of a file, without copying it through the process if possible. Returns the bytes taken.
 
-        The range is in memory already, so that a stream that has to read it does not wait for the disk.
+        The range must be in the page cache, so that a stream that has to read it does not wait for the disk.
         """
         ...
 
     def on_readable(self, callback: Callable[[], None] | None) -> None:
-        """Call this as long as ``recv_into`` has something to give: bytes, the end, or an error. None: no more."""
+        """Call back while ``recv_into`` has bytes, the end or an error to return. None: stop calling."""
         ...
 
     def on_writable(self, callback: Callable[[], None] | None) -> None:
-        """Call this as long as ``send`` takes something or has an error to tell. None: no more."""
+        """Call back while ``send`` can take bytes or has an error to raise. None: stop calling."""
         ...
 
     def close(self) -> None:
-        """No callback is called from now on. Bytes that were taken are still delivered, if the peer reads them."""
+        """Stop all callbacks and close. Bytes already taken are still delivered, if the peer reads them."""
         ...
 
 
 class Listener(Protocol):
     @property
     def address(self) -> tuple[str, int]:
-        """Where it really listens: a port of 0 was replaced by the one chosen."""
+        """The actual address: a port of 0 is replaced by the one chosen."""
         ...
 
     def close(self) -> None: ...
@@ -208,7 +208,7 @@ class Network(Protocol):
     def listen(self, host: str, port: int, on_connect: Callable[[Stream], None]) -> Listener: ...
 
     def connect(self, host: str, port: int, done: Callable[[Stream | None, OSError | None], None]) -> None:
-        """Connect, and call ``done`` once, later, on the loop. ConnectionRefusedError: nobody listens there."""
+        """Connect, and call ``done`` once, later, on the loop. ConnectionRefusedError: no listener there."""
         ...
 
 
@@ -218,7 +218,7 @@ class Timer(Protocol):
 
 class Spawn(Protocol):
     def soon(self, callback: Callable[[], None]) -> None:
-        """Run on the loop, after what is running now."""
+        """Run on the loop, after the current callback."""
         ...
 
     def later(self, delay_ms: float, callback: Callable[[], None]) -> Timer: ...
@@ -230,19 +230,19 @@ class Spawn(Protocol):
         *,
         lane: str,
     ) -> None:
-        """Run ``work`` away from the loop, then ``done(result, error)`` on it.
+        """Run ``work`` on a worker thread, then ``done(result, error)`` on the loop.
 
-        Work of one lane does not hold up that of another: ``metadata``, ``flush``, ``read`` or ``upkeep``.
+        The lanes are ``metadata``, ``flush``, ``read`` and ``upkeep``. Work in one does not delay another.
         """
         ...
 
 
 class JobKilled(Exception):
-    """The process of a job ended before the job did."""
+    """The job's process ended before the job was done."""
 
 
 class Processes(Protocol):
-    """For Python that computes for long, which would hold up the loop from a thread too: see decision 0024."""
+    """For long computations in Python, which would block the loop even from a thread: see decision 0024."""
 
     def run(
         self,
@@ -252,16 +252,16 @@ class Processes(Protocol):
     ) -> None:
         """Run a job in another process, then ``done(result, error)`` on the loop.
 
-        One job runs at a time; the others wait, in their order. The job is a function at the top level of a module.
-        It, its argument and its result are pickled, and it reaches the disk through the files it is given.
+        One job runs at a time; the others wait in order. The job is a function at the top level of a module. The
+        job, its argument and its result are pickled. It accesses the disk only through the files it is given.
 
-        If its process is killed, the error is a ``JobKilled``. What it did to files may be there, in part or in
-        whole; the same goes for a job that was running when the broker ended, however it ended.
+        If its process is killed, the error is a ``JobKilled``. Its changes to files may exist, partly or wholly;
+        the same holds for a job that was running when the broker ended in any way.
         """
         ...
 
     def close(self) -> None:
-        """Kill the job that runs and forget the others; nothing is called back. No job writes after this."""
+        """Kill the running job and drop the others, without callbacks. No job writes after this."""
         ...
 
 

@@ -17,9 +17,9 @@ from penstock.machine_processes import read_message, write_message
 
 
 def main() -> None:
-    # Control-C at a terminal is for the broker, which stops in good order and takes this process along.
+    # Control-C at a terminal is for the broker, which shuts down cleanly and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What a job prints must not get between the answers.
+    # A job's output must not mix with the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     jobs: SimpleQueue[bytes] = SimpleQueue()
@@ -33,7 +33,7 @@ def main() -> None:
 def _receive(jobs: SimpleQueue[bytes]) -> None:
     while (message := read_message(sys.stdin.buffer)) is not None:
         jobs.put(message)
-    # The broker is gone. Nobody waits for the job, and the next broker must not meet it.
+    # The broker is gone. Stop at once: the job must not run beside the next broker.
     os._exit(0)
 
 
@@ -46,7 +46,7 @@ def _answer(files: MachineFiles, pickled: bytes) -> bytes:
 
 
 def _pickled_error(error: Exception) -> bytes:
-    """Not every exception can be pickled, or read back."""
+    """Pickle an error, or its text if it cannot be pickled and read back."""
     try:
         pickled = pickle.dumps((None, error))
         pickle.loads(pickled)

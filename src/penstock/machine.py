@@ -1,9 +1,9 @@
-"""The real doors: this machine's clock, disk, network, randomness and event loop.
+"""The real environment: this machine's clock, disk, network, randomness and event loop.
 
-The only module that sees file descriptors and sockets, except the pipes of ``machine_processes.py``. Files are
-opened lazily and their descriptors kept in a least-recently-used set, so that a broker with a hundred thousand
-partitions stays far below the descriptor limit: holding a ``MachineFile`` is cheap, and any call on it may open it
-again.
+The only module that uses file descriptors and sockets, except for the pipes of ``machine_processes.py``. Files are
+opened lazily, and the least recently used descriptors are closed, so that a broker with a hundred thousand
+partitions stays far below the descriptor limit: holding a ``MachineFile`` is cheap, and any call on it may reopen
+it.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ RESERVED_DESCRIPTORS = 256
 OPEN_FILES_MAX = 4096
 # The kernel takes at most this many buffers in one gathered call.
 GATHERED_BUFFERS_MAX = 1024
-# A range counts as warm when its pages at this distance are: the kernel reads ahead in runs of this size.
+# Probe a range at this distance to see whether it is in the page cache: the kernel reads ahead in such runs.
 WARM_PROBE_BYTES = 128 * 1024
-# A file is sent on its way to the disk in portions of this size.
+# Start writing a file to the disk in portions of this size.
 WRITEBACK_BYTES = 8 * 1024 * 1024
 SYNC_FILE_RANGE_WRITE = 2
-# How much is written at once where room cannot be allocated.
+# How much to write at once where space cannot be allocated.
 ZEROS_BYTES = 1024 * 1024
-# Then glibc writes by itself and musl does not (NFS, FUSE, 9p); and a sandbox may forbid the call.
+# Errors where space cannot be allocated (NFS, FUSE, 9p): glibc then writes zeros itself, musl does not. A sandbox
+# may also forbid the call.
 _NOT_ALLOCATED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM)
 ACCEPTS_PER_TURN = 64
-# A host that is down does not refuse, it says nothing.
+# A host that is down does not refuse a connection; it does not answer at all.
 CONNECT_TIMEOUT_S = 3.0
-# These wait on the disk, not on a core.
+# These threads wait for the disk, not for a core.
 LANE_THREADS = {"metadata": 1, "flush": 4, "read": 4, "upkeep": 1}
 READ_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
-# A full collection of garbage that works for longer has walked through too much: some 250,000 objects.
+# A full garbage collection that takes longer has visited too many objects: about 250,000.
 LONG_COLLECTION_S = 0.05
 SPARED_S = 3600.0
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def _clock_over_sleep() -> int:
-    """Linux's monotonic clock stands still while the machine sleeps; a lease must not."""
+    """A clock that counts the time the machine sleeps, as leases need. Linux's monotonic clock does not."""
     clock: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     try:
         time.clock_gettime_ns(clock)
@@ -71,7 +72,7 @@ class MachineClock:
         return time.clock_gettime_ns(CLOCK) // 1_000_000
 
     def boot_id(self) -> str:
-        # Other systems' clocks do not count what the machine slept, or begin with each process.
+        # Clocks of other systems do not count sleep, or start with each process.
         if CLOCK != time.CLOCK_MONOTONIC:
             with suppress(OSError, ValueError), open(BOOT_ID, encoding="ascii") as file:
                 return file.read().strip()
@@ -90,7 +91,7 @@ class MachineFile:
         self._descriptor = -1
         self._size = -1
         self._is_broken = False
-        # The kernel was asked to write everything below to the disk.
+        # The kernel was asked to write everything below this to the disk.
         self._written_back = 0
 
     @property
@@ -131,12 +132,12 @@ class MachineFile:
             try:
                 os.ftruncate(descriptor, size_before)
             except OSError:
-                # Half a batch is at the end and will not go: nothing may ever be written behind it.
+                # A partial batch remains at the end: nothing may ever be written after it.
                 self._is_broken = True
             raise
         self._size = size_before + expected
         if self._size - self._written_back >= WRITEBACK_BYTES:
-            # Of a file that was there before, only what this process wrote.
+            # If the file existed before, only what this process wrote.
             begin = max(self._written_back, self._size - 2 * WRITEBACK_BYTES)
             self._written_back = self._size
             with suppress(
@@ -184,7 +185,7 @@ class MachineFile:
         except BlockingIOError:
             return False
         except OSError:
-            return True  # a file system that cannot tell
+            return True  # the file system does not support it
         return True
 
     def prepare_warming(self, position: int, size: int) -> Callable[[], None]:
@@ -201,7 +202,7 @@ class MachineFile:
         return warm
 
     def prepare_sync(self) -> Callable[[], None]:
-        # A duplicate shares the open file, and with it any write error the kernel still has to report.
+        # A duplicate shares the open file, including any write error that the kernel has yet to report.
         descriptor = os.dup(self.descriptor())
 
         def sync() -> None:
@@ -222,7 +223,7 @@ class MachineFile:
 
 
 def _is_allocated(descriptor: int, size: int) -> bool:
-    """Take room on the disk for a file; false where that is not possible. Raises OSError when there is none."""
+    """Allocate disk space for a file; false where that is not supported. Raises OSError on a full disk."""
     if not hasattr(os, "posix_fallocate"):  # macOS
         return False
     try:
@@ -235,7 +236,7 @@ def _is_allocated(descriptor: int, size: int) -> bool:
 
 
 class MachineFiles:
-    """Files with at most so many descriptors open, the least recently used being closed for a new one."""
+    """Files with a limited number of open descriptors. The least recently used is closed for a new one."""
 
     def __init__(self, open_files_max: int = OPEN_FILES_MAX) -> None:
         self._writeback: _Writeback | None = None
@@ -251,7 +252,7 @@ class MachineFiles:
         while len(self._open) >= self._open_files_max:
             oldest, _ = self._open.popitem(last=False)
             oldest.evicted()
-        # Opened again, it must still be there: a segment deleted meanwhile may not come back empty.
+        # Create it only the first time: a deleted segment must not come back empty when it is reopened.
         create = 0 if file.was_opened else os.O_CREAT
         descriptor = os.open(file.path, os.O_RDWR | create | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._open[file] = None
@@ -265,7 +266,7 @@ class MachineFiles:
         file.evicted()
 
     def write_back(self, descriptor: int, position: int, size: int) -> None:
-        """Have a range of a file written to the disk in the background. Takes over the descriptor."""
+        """Write a range of a file to the disk in the background. Takes ownership of the descriptor."""
         if self._writeback is None:
             self._writeback = _Writeback()
         self._writeback.start(descriptor, position, size)
@@ -293,7 +294,7 @@ class MachineFiles:
             return file.read()
 
     def replace(self, path: str, data: Buffer, *, durable: bool = True) -> None:
-        # Two threads may be about to: whichever is the last has its way, and neither is in the other's.
+        # Two threads may do this at the same time: each has its own temporary file, and the last one wins.
         temporary = f"{path}.{threading.current_thread().name}.tmp"
         try:
             with open(temporary, "wb") as file:
@@ -302,7 +303,7 @@ class MachineFiles:
                     file.flush()
                     os.fsync(file.fileno())
         except OSError:
-            # On a full disk every byte counts.
+            # Free the space: the disk may be full.
             self.remove(temporary)
             raise
         os.replace(temporary, path)
@@ -371,10 +372,10 @@ class MachineFiles:
 
 
 class _Writeback:
-    """Starts writing dirty pages early, in small portions, on a thread of its own.
+    """Starts writing dirty pages early, in small portions, on its own thread.
 
-    Left alone, the kernel collects gigabytes of them and then makes the next ``write`` wait until they are
-    gone, and with it the whole loop. Starting a write is no promise of durability; that is ``prepare_sync``.
+    Otherwise the kernel collects gigabytes of them and then blocks the next ``write``, and with it the whole loop,
+    until they are written. This does not make anything durable; ``prepare_sync`` does.
     """
 
     def __init__(self) -> None:
@@ -515,7 +516,7 @@ class MachineNetwork:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except (OSError, ValueError):
-            # A name, or what cannot be one: looking it up may take its time, so a thread does.
+            # Not a numeric address: the lookup may be slow, so a thread does it.
             self._resolve(host, port, done)
             return
         self._connect(found[0], done)
@@ -599,17 +600,18 @@ class MachineSpawn:
 
 
 class Survivors:
-    """Spares what stays from the garbage collector, which walks through it with the loop waiting.
+    """Exempts long-lived objects from the garbage collector, which blocks the loop.
 
-    A full collection looks at every object: a second with 300,000 replicas, for next to nothing, and in that time
-    the other nodes take this one for dead. What a long one has left over is set aside, so that the next looks only
-    at what is new since then. Set aside is not kept alive; but what later becomes garbage in a circle, as the
-    partitions of a deleted topic do, is not found. So after an hour everything is looked at once more.
+    A full collection visits every object: with 300,000 replicas it takes a second and finds almost nothing, and
+    meanwhile the other nodes take this one for dead. So after a long collection the remaining objects are frozen
+    (``gc.freeze``), and the next one visits only newer objects. Frozen objects are still freed by reference
+    counting, but garbage in cycles, such as the partitions of a deleted topic, is not found. So after an hour they
+    are unfrozen.
     """
 
     def __init__(self) -> None:
         self._began_s = 0.0
-        # When something was first set aside.
+        # When objects were first frozen.
         self._spared_since_s: float | None = None
 
     def collected(self, phase: str, info: dict[str, int]) -> None:
@@ -630,7 +632,7 @@ class Survivors:
 
 
 def machine_environment(loop: asyncio.AbstractEventLoop) -> Environment:
-    """For a process that does nothing else."""
+    """The environment of a broker process. It also installs a garbage collection callback."""
     gc.callbacks.append(Survivors().collected)
     return Environment(
         clock=MachineClock(),
@@ -643,7 +645,7 @@ def machine_environment(loop: asyncio.AbstractEventLoop) -> Environment:
 
 
 def _open_files_max() -> int:
-    """Half of what the system allows, after raising the soft limit to the hard one."""
+    """Half of the descriptors the system allows, after raising the soft limit to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,8 +1,8 @@
-"""Jobs in a process of their own, on a real machine: the broker's side. The other side is ``job_process.py``.
+"""Jobs in a separate process, on a real machine: the broker's side. The other side is ``job_process.py``.
 
-The process is started for the first job and serves the ones after it. The two sides share nothing but two pipes, on
-which pickles travel, each behind its length. The pipes are also what ends the process: when the broker is gone,
-however it ended, its end of the pipes is closed, and the other side exits in the middle of whatever it does.
+The process is started for the first job and runs the later ones too. The two sides share only two pipes, which
+carry pickles, each preceded by its length. The pipes also end the process: when the broker ends in any way, its end
+of the pipes is closed, and the other side exits at once, even in the middle of a job.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import IO, Any
 from penstock.environment import Argument, Files, JobKilled, Result
 
 LENGTH_BYTES = 8
-# Without the current directory on the path, where anything may lie.
+# -P: the current directory is not on the import path.
 COMMAND = (sys.executable, "-P", "-m", "penstock.job_process")
 
 
 class MachineProcesses:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        # Pickled jobs and what to call when they are done; None to end the thread.
+        # Pickled jobs and their callbacks; None to end the thread.
         self._jobs: SimpleQueue[tuple[bytes, Callable[[Any, Exception | None], None]] | None] = SimpleQueue()
-        # Talks to the process. A daemon, because it may wait for a job when the interpreter ends.
+        # Talks to the process. A daemon, because it may be waiting for a job when the interpreter ends.
         self._thread: threading.Thread | None = None
-        # Guards the two below: no process is started once it is closed.
+        # Guards the two below: no process is started after ``close``.
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
@@ -68,7 +68,7 @@ class MachineProcesses:
                 error = raised
             if self._is_closed:
                 continue
-            with suppress(RuntimeError):  # the loop is closed: nobody wants to know
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(done, result, error)
         self._reap()
 
@@ -89,7 +89,7 @@ class MachineProcesses:
         return result
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """The process, or a new one if it has ended. Raises OSError."""
+        """Return the process, starting one if needed. Raises OSError."""
         if self._process is not None and self._process.poll() is not None:
             self._reap()
         with self._lock:
@@ -98,20 +98,20 @@ class MachineProcesses:
             if self._process is None:
                 self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
                 assert self._process.stdin is not None
-                # Jobs are found where the broker would find them.
-                with suppress(OSError):  # it has ended already; the job will tell
+                # Jobs are imported from where the broker would import them.
+                with suppress(OSError):  # it has ended already; the job will fail
                     write_message(self._process.stdin, pickle.dumps(sys.path))
             return self._process
 
     def _reap(self) -> int | None:
-        """Wait for the process to end, which it does without its pipes; the exit status."""
+        """Close the pipes, which ends the process, and wait for it. Returns the exit status."""
         with self._lock:
             process, self._process = self._process, None
         if process is None:
             return None
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with suppress(OSError):  # what was not sent to a process that is gone
+            with suppress(OSError):  # unsent bytes to a process that is gone
                 pipe.close()
         return process.wait()
 
@@ -123,7 +123,7 @@ def write_message(pipe: IO[bytes], message: bytes) -> None:
 
 
 def read_message(pipe: IO[bytes]) -> bytes | None:
-    """None when the other side is gone."""
+    """Read one message; None when the other side is gone."""
     length = pipe.read(LENGTH_BYTES)
     if len(length) < LENGTH_BYTES:
         return None

@@ -1,7 +1,7 @@
-"""Words everyone shares: the ids and places that travel through the whole system.
+"""Ids and types that the whole system shares.
 
-A topic id is its 16 raw bytes: it is compared and looked up on every fetch and only ever
-printed for people, in Kafka's own form (url-safe base64 without padding).
+A topic id is its 16 raw bytes, because it is compared and looked up on every fetch. It is printed in Kafka's form
+(url-safe base64 without padding).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class TopicPartition(NamedTuple):
     partition: int
 
     def __str__(self) -> str:
-        """The name of the partition's directory too."""
+        """Also the name of the partition's directory."""
         return f"{self.topic}-{self.partition}"
 
 
 def format_id(raw: bytes) -> str:
-    """Write a 16-byte id the way Kafka's tools print it."""
+    """Format a 16-byte id the way Kafka's tools print it."""
     return urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 def parse_id(text: str) -> bytes:
-    """Read an id that ``format_id`` wrote. Raises ValueError for anything else."""
+    """Parse the output of ``format_id``. Raises ValueError for anything else."""
     raw = urlsafe_b64decode(text + "==")
     if len(raw) != 16:
         raise ValueError(f"not a 16-byte id: {text!r}")

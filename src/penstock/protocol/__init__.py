@@ -1,1 +1,1 @@
-"""Bytes to values and back: the Kafka wire protocol. Knows nothing of brokers."""
+"""The Kafka wire protocol: messages, record batches, and their encoding. Knows nothing of brokers."""

@@ -1,14 +1,13 @@
-"""The APIs we serve: which versions, which header, which classes, on which listener, and their codecs.
+"""The APIs we serve: versions, headers, message classes, listeners and codecs.
 
-This table is what ApiVersions advertises, so an API appears here only once it works: clients switch to the
-newest version they are offered at once. Message modules are imported when an API is first used.
+ApiVersions advertises this table, so an API appears here only once it works: clients use the newest advertised
+version at once. Message modules are imported when an API is first used.
 
-A node has two listeners. Clients come to one; the other nodes come to the internal one, with what only nodes
-may ask and with what they forward for clients.
+A node has two listeners. Clients use one. The other nodes use the internal one, for requests that only nodes may
+send and for requests that they forward for clients.
 
-What a newcomer gets wrong: ``advertised_min`` is not ``version_min``. Produce is advertised from 0 although 3
-is the first version we read, because older librdkafka stops compressing when it sees a higher minimum
-(KAFKA-18659).
+Careful: ``advertised_min`` is not ``version_min``. Produce is advertised from 0 although 3 is the first version we
+read, because older librdkafka stops compressing when it sees a higher minimum (KAFKA-18659).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ INTERNAL = "internal"
 
 
 class Codecs(dict[int, Callable[..., Any]]):
-    """version -> codec, compiled when first asked for. KeyError for a version that is not served."""
+    """version -> codec, compiled on first use. KeyError for a version that is not served."""
 
     def __init__(self, api: Api, make: Callable[[int], Callable[..., Any]]) -> None:
         super().__init__()
@@ -63,10 +62,10 @@ class Api:
         self.flexible_from = flexible_from
         self.listeners = listeners
         self._module = module
-        # What a server needs: (buffer, position) -> (request, next position), and response -> parts.
+        # For a server: (buffer, position) -> (request, next position), and response -> parts.
         self.decode_request = Codecs(self, lambda version: decoder(self.request, version))
         self.encode_response = Codecs(self, lambda version: encoder(self.response, version))
-        # What a client needs, which is what every node is to the others.
+        # For a client, which every node is to the others.
         self.encode_request = Codecs(self, lambda version: encoder(self.request, version))
         self.decode_response = Codecs(self, lambda version: decoder(self.response, version))
 
@@ -93,14 +92,14 @@ class Api:
         return 2 if self.is_flexible(version) else 1
 
     def response_header_version(self, version: int) -> int:
-        # A client that does not know our versions yet must be able to read the answer about them (KIP-511).
+        # A client that does not know our versions yet must be able to read this response (KIP-511).
         return 1 if self.is_flexible(version) and self.key != API_VERSIONS else 0
 
     def _message(self, suffix: str) -> Any:
         return getattr(import_module(f"penstock.protocol.messages.{self._module}"), self.name + suffix)
 
 
-# What only nodes ask of each other.
+# For requests that only nodes send to each other.
 NODES = (INTERNAL,)
 
 APIS: dict[int, Api] = {
@@ -152,7 +151,7 @@ APIS: dict[int, Api] = {
         Api(63, "BrokerHeartbeat", "brokers", 0, 2, flexible_from=0, listeners=NODES),
         Api(64, "UnregisterBroker", "brokers", 0, 0, flexible_from=0),
         Api(67, "AllocateProducerIds", "brokers", 0, 0, flexible_from=0, listeners=NODES),
-        # Refused, but served: librdkafka would wait for ever for a broker that offers it.
+        # Refused, but served: otherwise librdkafka would wait forever for a broker that offers it.
         Api(68, "ConsumerGroupHeartbeat", "consumer_groups", 0, 1, flexible_from=0),
         Api(73, "AssignReplicasToDirs", "brokers", 0, 0, flexible_from=0, listeners=NODES),
         Api(74, "ListConfigResources", "configs", 0, 1, flexible_from=0),
@@ -164,11 +163,11 @@ APIS: dict[int, Api] = {
 
 
 def error_response(request: Message, version: int, error: int, message: str | None = None) -> Response:
-    """The answer that says one error to everything a request asks for, where its client looks for it."""
+    """A response with the same error for everything in the request, where the client expects it."""
     return APIS[request.KEY].response.for_error(request, version, error, message)
 
 
 def advertised(listener: str) -> list[Api]:
-    """What ApiVersions says on a listener, in the order of the keys."""
+    """The APIs that ApiVersions lists on a listener, ordered by key."""
     assert listener in (CLIENT, INTERNAL), listener
     return [api for api in APIS.values() if listener in api.listeners]

@@ -1,9 +1,9 @@
-"""Writes the source of one decoder or encoder per (message, version) and compiles it.
+"""Generates and compiles the source of one decoder or encoder per (message, version).
 
-A codec that walks a schema pays for the schema at every field; this one pays once, at the first use of a
-version. The source is straight-line Python, with nested structs and arrays as loops inside one function:
+A codec that interprets a schema does so at every field; this one does it once, at the first use of a version. The
+source is straight-line Python, with nested structs and arrays as loops inside one function:
 
-- neighbouring fixed-width fields, and the length that follows them, go through one ``Struct``;
+- neighbouring fixed-width fields, and the length that follows them, are packed with one ``Struct``;
 - a compact length takes the one-byte path inline and calls ``read_uvarint`` / ``uvarint`` beyond it;
 - a length or count is compared with the bytes that remain before anything is sliced or allocated.
 
@@ -22,7 +22,7 @@ from penstock.protocol.errors import DecodeError
 from penstock.protocol.primitives import ONE_BYTE, ArrayStructs, join_tags, read_uvarint, skip_tags, uvarint
 from penstock.protocol.schema import ELEMENTS_MAX, Field, Message, is_flexible
 
-# Each kind of fixed-width field is named by its code in the struct module.
+# The kind of a fixed-width field is its code in the struct module.
 FIXED = frozenset(("?", "b", "h", "H", "i", "q", "16s"))
 
 UNPACK_ARRAY = {code: ArrayStructs(code, "unpack_from") for code in FIXED}
@@ -50,7 +50,7 @@ def encoder_source(cls: type[Message], version: int) -> str:
 
 
 def compile_init(cls: type[Message]) -> Callable[..., None]:
-    """The constructor: keywords only, the schema's defaults, a fresh list for each array left out."""
+    """Compile the constructor: keywords only, the schema's defaults, a new list for each omitted array."""
     names: dict[str, Any] = {"MISSING": _MISSING}
     arguments = []
     lines = []
@@ -72,7 +72,7 @@ def _compile(source: str, title: str, name: str, names: dict[str, Any]) -> Calla
 
 
 def _fresh_default(field: Field, names: dict[str, Any]) -> str:
-    """The expression of a default that must be a new object each time; empty for one that may be shared."""
+    """The expression for a default that must be a new object each time; empty if it may be shared."""
     if field.kind == "array" and field.default is not None:
         return "[]"
     if field.kind == "struct" and not field.nullable and field.tag is None:
@@ -82,7 +82,7 @@ def _fresh_default(field: Field, names: dict[str, Any]) -> str:
 
 
 class _Writer:
-    """What both directions share: lines, indentation, and the run of fixed-width fields not yet written."""
+    """Shared by decoder and encoder: lines, indentation, and the run of fixed-width fields not written yet."""
 
     def __init__(self, version: int, flexible: bool) -> None:
         self.version = version
@@ -91,7 +91,7 @@ class _Writer:
         self.lines: list[str] = []
         self.depth = 1
         self.loops = 0
-        # (struct code, target or value): consecutive fixed-width fields that one Struct will take.
+        # (struct code, target or value): consecutive fixed-width fields that one Struct will handle.
         self.run: list[tuple[str, str]] = []
 
     def line(self, text: str) -> None:
@@ -107,13 +107,13 @@ class _Writer:
         return cls.__name__
 
     def struct_method(self, codes: str, method: str) -> str:
-        """The name of a Struct's bound method, under which the source calls it."""
+        """The name by which the source calls a Struct's bound method."""
         name = f"{method}_{codes.replace('?', 't')}"
         self.names[name] = getattr(Struct(">" + codes), method)
         return name
 
     def fields(self, cls: type[Message]) -> tuple[list[Field], list[Field], list[Field]]:
-        """The fields of this version in order, its tagged ones by tag, and those it does not have."""
+        """The fields of this version in order, its tagged fields by tag, and the fields it does not have."""
         present, tagged, absent = [], [], []
         for field in cls.FIELDS:
             if not field.exists(self.version):
@@ -149,7 +149,7 @@ class _DecoderWriter(_Writer):
 
     def struct(self, cls: type[Message], target: str) -> None:
         present, tagged, absent = self.fields(cls)
-        # The target may be an attribute; fields are then set through a plain local.
+        # The target may be an attribute; fields are then set through a local variable.
         name = target if target.isidentifier() else self.name("o")
         self.line(f"{name} = new({self.bind(cls)})")
         for field in absent + tagged:
@@ -185,12 +185,12 @@ class _DecoderWriter(_Writer):
                 self.depth -= 1
 
     def length(self, field: Field) -> int:
-        """Read a length or count into n. Returns what was added to it: 1 in a compact length."""
+        """Read a length or count into n. Returns the amount it is too high by: 1 for a compact length."""
         if self.flexible:
             self.run.append(("B", "n"))
             self.flush()
             if field.kind in ("records", "binary"):
-                # A batch takes two bytes of length more often than one.
+                # The length of a batch takes two bytes more often than one.
                 self.line("if n > 127:")
                 self.line("    q = buffer[p]")
                 self.line("    if q < 128: n += (q << 7) - 128; p += 1")
@@ -266,7 +266,7 @@ class _DecoderWriter(_Writer):
         self.line(f"{tag}, p = read_uvarint(buffer, p)")
         self.line("n, p = read_uvarint(buffer, p)")
         self.line(f"{stop} = p + n")
-        # KIP-482 has tags in ascending order, so this refuses a tag sent twice, too.
+        # Tags are in ascending order (KIP-482), so this also rejects a duplicate tag.
         self.line(f"if {tag} <= {last} or {stop} > end: raise DecodeError('bad tag')")
         self.line(f"{last} = {tag}")
         for number, field in enumerate(tagged):
@@ -294,7 +294,7 @@ class _DecoderWriter(_Writer):
         self.run = []
 
     def size_min(self, element: type[Message] | Field) -> int:
-        """The fewest bytes an element can take: what makes a count impossible before it is believed."""
+        """The fewest bytes an element can take, to reject an impossible count before allocating."""
         if isinstance(element, Field):
             if element.kind in FIXED:
                 return calcsize(">" + element.kind)
@@ -307,7 +307,7 @@ class _DecoderWriter(_Writer):
         return size
 
 
-# How each kind is taken out of the buffer between p and q. Records alone are not copied.
+# How each kind is read from the buffer between p and q. Only records are not copied.
 SLICES = {
     "string": "buffer[p:q].tobytes().decode()",
     "binary": "buffer[p:q].tobytes()",
@@ -318,7 +318,7 @@ SLICES = {
 class _EncoderWriter(_Writer):
     def __init__(self, version: int, flexible: bool) -> None:
         super().__init__(version, flexible)
-        # Functions that encode one tagged field each, written before the main one.
+        # Functions that encode one tagged field each. They come before the main function.
         self.tag_functions: list[str] = []
         self.has_records = False
 
@@ -373,7 +373,7 @@ class _EncoderWriter(_Writer):
             self.line(f"else: {content} = {content}{encode}; {size}")
         else:
             if field.kind == "string" and field.nullable:
-                # Newer versions know null here; an older one gets the nearest thing it can read.
+                # Null exists only in newer versions; an older one gets the nearest valid value.
                 value = f"({value} or '')"
             self.line(f"{content} = {value}{encode}")
             self.line(size)
@@ -433,7 +433,7 @@ class _EncoderWriter(_Writer):
         self.depth -= 1
 
     def tags(self, owner: str, tagged: list[Field]) -> None:
-        """Write those tagged fields that differ from their defaults; mostly there are none."""
+        """Write the tagged fields that differ from their defaults. Usually there are none."""
         self.flush()
         tests = [self.is_sent(field, f"{owner}.{field.name}") for field in tagged]
         self.line(f"if {' or '.join(tests)}:")
@@ -447,7 +447,7 @@ class _EncoderWriter(_Writer):
     def is_sent(self, field: Field, value: str) -> str:
         """The test whether a tagged field differs from its default."""
         if field.kind == "struct" and not field.nullable:
-            # One that is there but says nothing is as good as absent.
+            # A struct with only default values counts as absent.
             differs = " or ".join(
                 f"{value}.{inner.name} != {_fresh_default(inner, self.names) or repr(inner.default)}"
                 for inner in field.element.FIELDS
@@ -458,7 +458,7 @@ class _EncoderWriter(_Writer):
         return value if field.kind == "array" else f"{value} != {field.default!r}"
 
     def tag_function(self, field: Field) -> str:
-        """A function of its own, because a tagged value is preceded by its size in bytes."""
+        """Write a separate function for a tagged value, because its size in bytes comes first."""
         name = self.name(f"encode_{field.name}_")
         inner = _EncoderWriter(self.version, self.flexible)
         inner.names = self.names

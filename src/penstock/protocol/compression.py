@@ -1,9 +1,9 @@
-"""The five codecs a record batch may use, each with a bound on what comes out.
+"""The five codecs a record batch may use, each with a limit on the decompressed size.
 
-The broker stores batches as they come; it looks inside only for an exact timestamp lookup and for its own
-internal topics. What a newcomer gets wrong: a few kilobytes may unfold into gigabytes, and a library's
-"maximum output size" is not always one (zstandard ignores it when the frame declares its own size). So every
-decoder here produces at most one byte more than allowed and then stops.
+The broker stores batches as they arrive; it decompresses them only for an exact timestamp lookup and for its own
+internal topics. Careful: a few kilobytes may decompress to gigabytes, and a library's "maximum output size" is not
+always one (zstandard ignores it when the frame declares its own size). So every decoder here produces at most one
+byte more than allowed and then stops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zstandard
 
 from penstock.environment import Buffer
 
-# The framing of snappy-java, which Kafka's clients put around the raw format: magic, version, oldest
+# The framing of snappy-java, which Kafka's clients use around the raw format: magic, version, oldest
 # compatible version, then chunks of (size, raw snappy).
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -38,11 +38,11 @@ class Codec(IntEnum):
 
 
 class CompressionError(Exception):
-    """The data is not what its codec says."""
+    """The data is not valid for its codec."""
 
 
 class TooLarge(CompressionError):
-    """Decompressing was stopped because more came out than allowed."""
+    """Decompression was stopped because the output exceeded the limit."""
 
 
 def compress(codec: Codec, data: Buffer) -> bytes:
@@ -66,10 +66,10 @@ def compress(codec: Codec, data: Buffer) -> bytes:
 
 
 def decompress(codec: Codec, data: Buffer, bytes_max: int) -> bytes:
-    """Undo ``compress``, or what any Kafka client did.
+    """Decompress data from ``compress`` or from any Kafka client.
 
     Raises:
-        TooLarge: more than ``bytes_max`` bytes would come out; no more than that were produced.
+        TooLarge: the output would exceed ``bytes_max``; decompression stopped there.
         CompressionError: the data is damaged or of another codec.
     """
     match codec:
@@ -89,7 +89,7 @@ def decompress(codec: Codec, data: Buffer, bytes_max: int) -> bytes:
 
 
 def _decompress_gzip(data: Buffer, bytes_max: int) -> bytes:
-    # A gzip file may be several members in a row.
+    # A gzip file may have several members in a row.
     output = bytearray()
     rest: Buffer = data
     while len(rest) and len(output) <= bytes_max:
@@ -111,7 +111,7 @@ def _decompress_lz4(data: Buffer, bytes_max: int) -> bytes:
     rest: Buffer = data
     while len(rest) and len(output) <= bytes_max:
         frame = lz4.frame.LZ4FrameDecompressor()
-        # The library allocates all it is allowed to return, so it is allowed what records usually need first.
+        # The library allocates the whole limit, so start with what records usually need.
         room = max(4 * len(rest), 1 << 16)
         while not frame.eof and len(output) <= bytes_max:
             try:
@@ -121,9 +121,9 @@ def _decompress_lz4(data: Buffer, bytes_max: int) -> bytes:
             if not piece and not frame.eof:
                 raise CompressionError("lz4: cut short")
             if frame.eof and not frame.unused_data and not output:
-                return piece  # as nearly always; a copy less
+                return piece  # the usual case, without a copy
             output += piece
-            rest = b""  # the library keeps what it has not used
+            rest = b""  # the library keeps the unused input
             room *= 2
         rest = frame.unused_data or b""
     return bytes(output)
@@ -133,8 +133,8 @@ def _decompress_zstd(data: Buffer, bytes_max: int) -> bytes:
     decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
     try:
         with decoder.stream_reader(data, read_across_frames=True) as reader:
-            # It ends without a word where the input is cut short: the records then end too early. It allocates all
-            # it is asked for, so it is asked for what records usually need first.
+            # It reports no error when the input is cut short: the records then end too early. It allocates all it
+            # is asked for, so ask for what records usually need first.
             room = min(bytes_max + 1, max(8 * len(data), 1 << 16))
             first = reader.read(room)
             return first if len(first) < room else first + reader.read(bytes_max + 1 - room)
@@ -169,7 +169,7 @@ def _decompress_snappy(data: Buffer, bytes_max: int) -> bytes:
 
 
 def _decompress_raw_snappy(view: memoryview, bytes_max: int) -> bytes:
-    # The format opens with the size of its output, and its decoders never write past that.
+    # The format begins with the size of its output, and its decoders never write past that.
     size = shift = 0
     for byte in view[:5]:
         size |= (byte & 0x7F) << shift

@@ -1,8 +1,8 @@
-"""The error codes of the Kafka protocol, and the exception for bytes that are not the protocol.
+"""The error codes of the Kafka protocol, and the exception for bytes that break the protocol.
 
-An ``ErrorCode`` travels inside a response: it is what a client may cause and must be told. A ``DecodeError``
-never travels: the peer sent bytes we cannot read, so we no longer know where we are in the stream and the
-connection is closed. Code that handles a request raises neither; it returns the code.
+An ``ErrorCode`` is sent in a response, for errors that a client may cause and must be told. A ``DecodeError`` is
+never sent: the peer sent bytes we cannot read, so we no longer know where we are in the stream and close the
+connection. Code that handles a request raises neither; it returns the code.
 """
 
 from __future__ import annotations

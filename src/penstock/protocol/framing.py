@@ -1,13 +1,13 @@
-"""Cuts a byte stream into frames. Sans-IO: the connection asks where to receive, says how much arrived, takes
-whole frames out, and settles what is left.
+"""Splits a byte stream into frames. Sans-IO: the connection asks where to receive (``space``), reports how much
+arrived (``received``), takes whole frames (``next_frame``), and ends its turn (``settle``).
 
 A frame is a four-byte length and that many bytes. Small frames are received, many at a time, into one scratch
-buffer that all connections share, turn by turn; what is left of an incomplete one is copied out, so an idle
-connection holds no buffer and can never be kept from speaking. A frame that is large and incomplete gets a
-pooled buffer of its own, which grows as its bytes really arrive: a peer that promises 100 MB and falls silent
-costs little. The pool lends a limited amount in all; whoever gets nothing waits.
+buffer that all connections share, one turn each. The rest of an incomplete one is copied out, so an idle connection
+holds no buffer and can always receive. A large incomplete frame gets a pooled buffer, which grows as bytes arrive:
+a peer that announces 100 MB and then sends nothing costs little. The pool lends a limited amount in total; a
+connection that gets no buffer waits.
 
-The one thing to get right: a frame is a view that is valid only until ``settle``.
+Careful: a frame is a view that is valid only until ``settle``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import struct
 from penstock.protocol.errors import DecodeError
 
 READ_BYTES = 256 * 1024
-# An incomplete frame up to this size is kept as a copy of what has arrived, outside the pool.
+# An incomplete frame up to this size is kept as a copy of the bytes that arrived, outside the pool.
 SMALL_FRAME_BYTES = 16 * 1024
 # A frame up to this size gets its buffer at once; a larger one grows by doubling as its bytes arrive.
 TRUSTED_FRAME_BYTES = 4 * 1024 * 1024
 BUFFER_STEP_BYTES = 64 * 1024
-# Free buffers are kept up to this much: a fresh one is mostly page faults.
+# Keep this much in free buffers: allocating a new one costs many page faults.
 POOLED_BYTES_MAX = 32 * 1024 * 1024
 # Only a Produce carries data; nothing else a client sends has a reason to be larger than this.
 CONTROL_FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -36,14 +36,14 @@ _key_of = struct.Struct(">h").unpack_from
 
 
 class BufferPool:
-    """Buffers in steps of 64 KB, lent to connections whose frame does not fit in a turn."""
+    """Buffers in steps of 64 KB, lent to connections with a large incomplete frame."""
 
     def __init__(self, bytes_max: int) -> None:
         self.scratch = memoryview(bytearray(READ_BYTES))
-        # What may be lent out at once. A single buffer is always lent, however large.
+        # Limit on ``lent_bytes``. The first buffer is always lent, however large.
         self.bytes_max = bytes_max
         self.lent_bytes = 0
-        # The one buffer that may be larger than what is left, or frames that fill the pool could never end.
+        # The one buffer that may exceed the limit. Without it, incomplete frames that fill the pool would deadlock.
         self._overdrawn: memoryview | None = None
         self._free: dict[int, list[memoryview]] = {}
         self._free_bytes = 0
@@ -60,7 +60,7 @@ class BufferPool:
         return memoryview(bytearray(capacity))
 
     def exchange(self, buffer: memoryview, size: int) -> memoryview | None:
-        """A larger buffer with the same beginning, for one that is full. The old one counts as given back."""
+        """Exchange a full buffer for a larger one with the same content. The old one is released."""
         lent_bytes, self.lent_bytes = self.lent_bytes, 0
         may_overdraw = self._overdrawn is None or self._overdrawn is buffer
         fits = lent_bytes - len(buffer) + size <= self.bytes_max
@@ -90,8 +90,8 @@ class Framer:
     def __init__(self, pool: BufferPool, frame_bytes_max: int) -> None:
         self._pool = pool
         self._frame_bytes_max = frame_bytes_max
-        # What was received and not taken yet is view[start:end]. The view is the scratch buffer during a turn,
-        # and between turns a copy of the rest or, when ``lent``, a buffer of the pool.
+        # Bytes received and not taken yet are view[start:end]. The view is the scratch buffer during a turn, and
+        # between turns a copy of the rest or, when ``lent``, a buffer of the pool.
         self._view: memoryview | None = None
         self._start = 0
         self._end = 0
@@ -103,11 +103,11 @@ class Framer:
 
     @property
     def partial_bytes(self) -> int:
-        """What has arrived and is not taken."""
+        """Bytes that have arrived and are not taken yet."""
         return self._end - self._start
 
     def space(self) -> memoryview | None:
-        """Where to receive next; None when the pool has nothing to lend now."""
+        """The buffer to receive into next; None when the pool is exhausted."""
         view, start, end = self._view, self._start, self._end
         left = end - start
         wanted = LENGTH_BYTES
@@ -126,7 +126,7 @@ class Framer:
                 if larger is None:
                     return None
                 self._view = larger
-            # Not a byte beyond the frame: its buffer is free again once it is taken.
+            # Do not receive beyond the frame, so that its buffer is free once the frame is taken.
             return self._view[self._end : wanted] if self._view is not None else None
         scratch = self._pool.scratch
         if view is not None:
@@ -156,7 +156,7 @@ class Framer:
         return view[start + LENGTH_BYTES : stop]
 
     def settle(self) -> None:
-        """End the turn: keep what is left, let go of everything else. No frame may be in use any more."""
+        """End the turn: keep the rest of the bytes and release the buffer. No frame may be in use any more."""
         view = self._view
         if view is None:
             return

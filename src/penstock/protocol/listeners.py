@@ -1,7 +1,7 @@
-"""The listeners of a node: what they are called, how their connections are secured, and what is asked there.
+"""The listeners of a node: name, security protocol, and which requests they serve.
 
-There are two, both without TLS and authentication. Their names stand in registrations and in the records of
-brokers, so they stay as they are.
+There are two, both without TLS and authentication. Their names are stored in registrations and in broker records,
+so they must not change.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class SecurityProtocol(IntEnum):
 class ListenerDescription(NamedTuple):
     name: str
     security_protocol: SecurityProtocol
-    # Whose requests are answered here: CLIENT or INTERNAL.
+    # CLIENT or INTERNAL.
     serves: str
-    # Clients that came here are told the brokers' endpoints of this name.
+    # Name of the brokers' endpoints that clients of this listener are told.
     advertises: str
 
     def url(self, address: tuple[str, int]) -> str:
-        """As Kafka writes it in ``listeners`` and ``advertised.listeners``."""
+        """The form Kafka uses in ``listeners`` and ``advertised.listeners``."""
         return f"{self.name}://{address[0]}:{address[1]}"
 
 

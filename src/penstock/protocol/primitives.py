@@ -1,11 +1,11 @@
-"""The small change of the wire format: variable-length numbers, tag sections, arrays of fixed-width values.
+"""The primitives of the wire format: variable-length numbers, tag sections, arrays of fixed-width values.
 
-The generated codecs (``codegen.py``) inline the common cases and call these for the rest, so everything here
-is reached by bytes from the network: each function checks before it reads and raises only ``DecodeError``,
-``IndexError`` or ``struct.error``, which the generated decoder turns into ``DecodeError``.
+The generated codecs (``codegen.py``) inline the common cases and call these for the rest. All input comes from the
+network, so each function checks before it reads and raises only ``DecodeError``, ``IndexError`` or
+``struct.error``, which the generated decoder turns into ``DecodeError``.
 
-A newcomer trips over two kinds of varint. Lengths, counts and tags are *unsigned* varints of up to 32 bits,
-and live here; the fields inside a record are zigzag varints and belong to ``records.py``.
+There are two kinds of varint. Lengths, counts and tags are *unsigned* varints of up to 32 bits and are read here;
+the fields inside a record are zigzag varints, see ``records.py``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from penstock.protocol.errors import DecodeError
 
 UVARINT_MAX = 2**32 - 1
 
-# Arrays up to this length keep their compiled Struct; longer ones are rare and a peer chooses the length, so
-# keeping those would let it grow the cache without end.
+# The compiled Struct is cached for arrays up to this length. Longer ones are rare, and the peer chooses the length,
+# so it could grow the cache without limit.
 ARRAY_CACHE_MAX = 64
 
 
@@ -57,7 +57,7 @@ def uvarint(value: int) -> bytes:
 
 
 def skip_tags(buffer: memoryview, position: int, budget: int) -> tuple[int, int]:
-    """Pass over a tag section none of whose tags we know; returns (next position, elements still allowed)."""
+    """Skip a tag section with only unknown tags; returns (next position, elements still allowed)."""
     count, position = read_uvarint(buffer, position)
     budget -= count
     if budget < 0:

@@ -1,4 +1,4 @@
-"""Record batches, magic 2: the unit in which records are sent, stored and sent on.
+"""Record batches, magic 2: the unit in which records are produced, stored and fetched.
 
     offset size field               offset size field
          0    8 base offset             27    8 base timestamp
@@ -9,10 +9,10 @@
         21    2 attributes              57    4 count of records
         23    4 last offset delta       61    - records, compressed or not
 
-The broker treats what follows the header as opaque. The CRC-32C covers byte 21 to the end, so base offset and
-leader epoch, which only the broker knows, are patched in place for free; everything else costs a new CRC.
-What a newcomer gets wrong: a header is what a client *says*. ``check_produced`` verifies what the log relies
-on; the records inside are looked at by nobody but the consumer (and ``decode_records``).
+The broker treats everything after the header as opaque. The CRC-32C covers byte 21 to the end, so base offset and
+leader epoch, which only the broker knows, can be patched in place; any other change needs a new CRC.
+Careful: the header comes from the client. ``check_produced`` verifies the fields that the log relies on; only the
+consumer (and ``decode_records``) reads the records inside.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MAGIC = 2
 NO_TIMESTAMP = -1
 NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
-# Sequences count up to this and then start again at 0.
+# After this, sequences start again at 0.
 SEQUENCE_MAX = 2**31 - 1
 
 _HEADER = Struct(">qiibIhiqqqhii")
 assert _HEADER.size == HEADER_SIZE
-_PREFIX_SIZE = 12  # base offset and length: the length counts what follows it
+_PREFIX_SIZE = 12  # base offset and length, which the length does not include
 CRC_START = 21  # the first byte that the CRC covers
 
 _BASE_OFFSET = Struct(">q")
@@ -63,7 +63,7 @@ class CorruptBatch(Exception):
 
 class BatchHeader(NamedTuple):
     base_offset: int
-    # Of the whole batch, header included.
+    # Size of the whole batch, including the header.
     size: int
     leader_epoch: int
     magic: int
@@ -75,11 +75,11 @@ class BatchHeader(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody misses
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed
 
     @property
     def codec(self) -> int:
-        """A codec id; an unknown one is the reader's trouble, so this is not a ``Codec``."""
+        """The codec id. Not a ``Codec``, because it may be unknown; the reader must handle that."""
         return self.attributes & CODEC_MASK
 
     @property
@@ -117,7 +117,7 @@ class Record(NamedTuple):
     headers: Sequence[Header] = ()
 
 
-# What a caller gives to ``encode_batch``: timestamp, key, value, headers.
+# Input of ``encode_batch``: timestamp, key, value, headers.
 RecordFields: TypeAlias = tuple[int, bytes | None, bytes | None, Sequence[Header]]
 
 
@@ -125,7 +125,7 @@ def decode_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Read the header of the batch at ``position``, whose records need not be in the buffer.
 
     Raises:
-        CorruptBatch: too few bytes for a header, or a length or magic that no batch has.
+        CorruptBatch: too few bytes for a header, or an invalid length or magic.
     """
     if len(buffer) - position < HEADER_SIZE:
         raise CorruptBatch(f"{len(buffer) - position} bytes are too few for a batch header")
@@ -138,13 +138,13 @@ def decode_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def crc_matches(buffer: Buffer, position: int, header: BatchHeader) -> bool:
-    """Whether the whole batch at ``position``, all of it in the buffer, is as its sender wrote it."""
+    """Whether the batch at ``position`` is wholly in the buffer and undamaged."""
     with memoryview(buffer) as view, view[position + CRC_START : position + header.size] as covered:
         return len(covered) == header.size - CRC_START and crc32c(covered) == header.crc
 
 
 def patch(buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None:
-    """Write the two fields that are the broker's to choose. The CRC does not cover them."""
+    """Write the two fields that the broker sets. The CRC does not cover them."""
     _BASE_OFFSET.pack_into(buffer, position, base_offset)
     _LEADER_EPOCH.pack_into(buffer, position + 12, leader_epoch)
 
@@ -152,7 +152,7 @@ def patch(buffer: bytearray | memoryview, position: int, base_offset: int, leade
 def set_log_append_time(
     buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp: int
 ) -> BatchHeader:
-    """Stamp the batch with the broker's time (``message.timestamp.type=LogAppendTime``); its new header.
+    """Set the broker's time in the batch (``message.timestamp.type=LogAppendTime``). Returns the new header.
 
     The records keep their own timestamps: the attribute tells readers to use the batch's instead.
     """
@@ -166,10 +166,10 @@ def set_log_append_time(
 
 
 def batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
-    """The position and header of every whole batch; a partial one at the end is left out.
+    """Yield the position and header of every whole batch; a partial one at the end is skipped.
 
     Raises:
-        CorruptBatch: what stands where a batch should begin is none.
+        CorruptBatch: there is no batch where one should begin.
     """
     position = 0
     end = len(buffer)
@@ -184,10 +184,10 @@ def batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
 def check_produced(
     batch: memoryview, *, max_message_bytes: int, allow_zstd: bool = True
 ) -> BatchHeader | ErrorCode:
-    """Check what a client sent for one partition: its header when it may be appended, else the error.
+    """Check the batch a client sent for one partition. Returns its header if it may be appended, else the error.
 
-    Exactly one batch of magic 2, whole, not too large, undamaged, and saying nothing that only a broker may
-    say. ``allow_zstd`` is false for Produce before version 7 (KIP-110).
+    It must be exactly one batch of magic 2, whole, not too large, undamaged, and without values that only a broker
+    may set. ``allow_zstd`` is false for Produce before version 7 (KIP-110).
     """
     size = len(batch)
     if size < HEADER_SIZE:
@@ -201,20 +201,20 @@ def check_produced(
     if length + _PREFIX_SIZE != size:
         if length < HEADER_SIZE - _PREFIX_SIZE or length + _PREFIX_SIZE > size:
             return ErrorCode.CORRUPT_MESSAGE
-        # A second batch, or rubbish behind the first.
+        # A second batch, or garbage after the first.
         return ErrorCode.INVALID_RECORD
     if size > max_message_bytes:
         return ErrorCode.MESSAGE_TOO_LARGE
     if crc32c(batch[CRC_START:]) != crc:
         return ErrorCode.CORRUPT_MESSAGE
-    # Kafka too refuses another base offset: the field is the broker's.
+    # Like Kafka, refuse a base offset other than 0: the broker sets this field.
     if count <= 0 or last_offset_delta != count - 1 or base_offset != 0 or attributes & CONTROL:
         return ErrorCode.INVALID_RECORD
     codec = attributes & CODEC_MASK
     if codec >= Codec.ZSTD and (codec > Codec.ZSTD or not allow_zstd):
         return ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
     if producer_id >= 0:
-        # Idempotence without an epoch or a sequence means nothing.
+        # Idempotence needs an epoch and a sequence.
         if fields[10] < 0 or fields[11] < 0:
             return ErrorCode.INVALID_RECORD
     elif producer_id != NO_PRODUCER_ID or attributes & TRANSACTIONAL:
@@ -276,10 +276,10 @@ def encode_batch(
 
 
 def decode_records(buffer: Buffer, position: int = 0, *, bytes_max: int) -> list[Record]:
-    """The records of the batch at ``position``, none of them larger than ``bytes_max`` together.
+    """Decode the records of the batch at ``position``, up to ``bytes_max`` decompressed bytes.
 
     Raises:
-        TooLarge: the records are larger than that once decompressed.
+        TooLarge: the records are larger than that when decompressed.
         CorruptBatch: the batch is damaged. The CRC is not checked here.
     """
     header, body = _unfold(buffer, position, bytes_max)
@@ -297,7 +297,7 @@ def decode_records(buffer: Buffer, position: int = 0, *, bytes_max: int) -> list
 
 
 def decode_timestamps(buffer: Buffer, position: int = 0, *, bytes_max: int) -> Iterator[tuple[int, int]]:
-    """The offset and timestamp of each record in turn, building nothing else. Raises as ``decode_records``."""
+    """Yield the offset and timestamp of each record, without decoding the rest. Raises as ``decode_records``."""
     header, body = _unfold(buffer, position, bytes_max)
     at = 0
     try:
@@ -328,7 +328,7 @@ def _unfold(buffer: Buffer, position: int, bytes_max: int) -> tuple[BatchHeader,
             raise
         except CompressionError as error:
             raise CorruptBatch(str(error)) from error
-    # A record takes at least seven bytes: this stops a lying count before anything is built.
+    # A record takes at least seven bytes: reject a false count before allocating anything.
     if not 0 <= header.count <= len(body) // 7:
         raise CorruptBatch(f"{header.count} records in {len(body)} bytes")
     return header, body

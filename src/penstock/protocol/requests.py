@@ -1,9 +1,8 @@
-"""The asking side of a connection: requests as frames, and answers matched with them.
+"""The client side of a connection: encodes requests as frames and matches responses with them.
 
 A broker answers the requests of one connection in the order in which they were sent, so the requests in flight are
-a queue, and a frame that does not answer the oldest of them means that the connection is broken. Everything that
-asks a broker something uses this: a node that asks another, the client library, the commands. Where the bytes come
-from, how long to wait and what to do about a failure is up to each of them.
+a queue, and a frame that does not answer the oldest one means that the connection is broken. Nodes, the client
+library and the commands all use this. Each of them does its own I/O, timeouts and error handling.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from penstock.protocol.schema import Message
 CORRELATION_MAX = 2**31 - 1
 CORRELATION_BYTES = 4
 
-# What the asker wants to find again with the answer.
+# The caller's data, returned with the response.
 Context = TypeVar("Context")
 
 # Length, API key, version, correlation id, length of the client id.
@@ -33,7 +32,7 @@ _correlation_of = Struct(">i").unpack_from
 def request_frame(
     api: Api, version: int, correlation_id: int, client_id: bytes, message: Message
 ) -> list[Buffer]:
-    """A whole frame in parts; records stay where they are."""
+    """Encode a whole frame, in parts so that records are not copied."""
     parts: list[Buffer] = api.encode_request[version](message)
     tags = b"\0" if api.request_header_version(version) == 2 else b""
     size = _header.size - LENGTH_BYTES + len(client_id) + len(tags) + sum(map(len, parts))
@@ -52,7 +51,7 @@ class _Request(Generic[Context]):
 
 
 class InFlight(Generic[Context]):
-    """The requests of one connection that wait for their answers, oldest first."""
+    """The unanswered requests of one connection, oldest first."""
 
     __slots__ = ("_client_id", "_correlation_id", "_requests")
 
@@ -68,7 +67,7 @@ class InFlight(Generic[Context]):
         return (request.context for request in self._requests)
 
     def add(self, api: Api, version: int, message: Message, context: Context) -> list[Buffer]:
-        """The frame to send. A message that cannot be encoded is not in flight afterwards."""
+        """Add a request and return the frame to send. If it cannot be encoded, it is not added."""
         self._correlation_id = (self._correlation_id + 1) & CORRELATION_MAX
         frame = request_frame(api, version, self._correlation_id, self._client_id, message)
         self._requests.append(_Request(api, version, self._correlation_id, context))
@@ -80,28 +79,28 @@ class InFlight(Generic[Context]):
     def check_answer(self, frame: Buffer) -> None:
         """Raises DecodeError for a frame that does not answer the oldest request."""
         if not self._requests or _correlation_of(frame)[0] != self._requests[0].correlation_id:
-            raise DecodeError("an answer to a request that was not sent")
+            raise DecodeError("a response with an unexpected correlation id")
 
     def answered(self, frame: memoryview) -> tuple[Context, Any]:
-        """The oldest request's context and its answer, which may hold views of the frame.
+        """Return the oldest request's context and its response, which may hold views of the frame.
 
         Raises:
-            DecodeError: the frame is not its answer. All requests are still in flight.
+            DecodeError: the frame is not its response. All requests are still in flight.
         """
         self.check_answer(frame)
         request = self._requests[0]
-        # The tags of a response's header: one byte says that there are none.
+        # Header version 1 adds one byte: an empty tag section.
         start = CORRELATION_BYTES + request.api.response_header_version(request.version)
         message, _ = request.api.decode_response[request.version](frame, start)
         self._requests.popleft()
         return request.context, message
 
     def drop_oldest(self) -> None:
-        """It was answered in another way than its version says."""
+        """Remove the oldest request: its response had another version and was decoded elsewhere."""
         self._requests.popleft()
 
     def clear(self) -> list[Context]:
-        """The connection has ended: what will not be answered. Correlation ids go on where they were."""
+        """The connection has ended: return the unanswered contexts. Correlation ids continue."""
         contexts = list(self)
         self._requests.clear()
         return contexts

@@ -1,4 +1,4 @@
-"""The notation in which messages are written, and the way from a message to its bytes and back.
+"""The notation for message schemas, and the functions that encode and decode messages.
 
 A message is one class for all its versions::
 
@@ -7,13 +7,13 @@ A message is one class for all its versions::
         topic_id: bytes = uuid("13+")
         partition_data: list[PartitionProduceData] = array(PartitionProduceData)
 
-Each field says on which versions it exists, since when it may be null, and its tag if it has one (KIP-482). A
-message that is sent on its own also says its versions and from which of them on it is flexible; the structs
-inside it follow the message they are in. ``decoder`` and ``encoder`` turn (class, version) into a function;
-``codegen.py`` writes its source at the first use.
+Each field gives the versions in which it exists, those in which it may be null, and its tag if it has one
+(KIP-482). A top-level message also gives its versions and the first flexible one; the structs inside it follow the
+message they are in. ``decoder`` and ``encoder`` turn (class, version) into a function; ``codegen.py`` generates its
+source on first use.
 
-What a newcomer gets wrong: a field absent from a version keeps its default when decoded and is silently
-dropped when encoded, so handlers fill in everything they know. A tagged struct that was not sent is None.
+A field that a version does not have keeps its default when decoded and is silently dropped when encoded, so
+handlers fill in everything they know. A tagged struct that was not sent is None.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
 from penstock.environment import Buffer, FileRange
 
-# What may stand in a records field that is being encoded: bytes in memory, a range of a file, or several.
+# The value of a records field when encoding: bytes in memory, a range of a file, or several of these.
 RecordsPart: TypeAlias = Buffer | FileRange
 Records: TypeAlias = RecordsPart | list[RecordsPart] | None
 
 VERSION_MAX = 2**15 - 1
 
-# Of all arrays and tag sections in one decoded message together: the largest request allowed could otherwise
-# become a hundred million Python objects.
+# Limit for all arrays and tag sections in one decoded message together: otherwise the largest request allowed
+# could become a hundred million Python objects.
 ELEMENTS_MAX = 500_000
 
 NO_UUID = bytes(16)
 
-# Tags from here on are our own: fields that Kafka's messages do not have. Nodes of other releases skip them, and
-# what is absent was not said.
+# Tags from here on are ours: fields that Kafka's messages do not have. Nodes of other releases skip them, and a
+# missing field means that the sender does not know it.
 OWN_TAGS = 10_000
 
 
 class Field:
-    """One field of a message. Made by the functions below; its name comes from the class body."""
+    """One field of a message. The functions below create it; its name comes from the class body."""
 
     __slots__ = ("default", "element", "kind", "name", "nullable", "tag", "versions")
 
@@ -61,7 +61,7 @@ class Field:
         self.default = default
         self.nullable = nullable
         self.tag = tag
-        # Of an array or a struct: the class of the element, or the Field of a primitive.
+        # For an array or a struct: the class of the element, or the Field of a primitive.
         self.element = element
 
     def exists(self, version: int) -> bool:
@@ -73,8 +73,8 @@ class Field:
         return self.nullable
 
 
-# The functions return Any so that a field reads as its value's type: ``acks: int = int16()``. They are not
-# declared as field specifiers, because a type checker would then ask for ``default=`` in each of them.
+# The functions return Any so that a field can be annotated with its value's type: ``acks: int = int16()``. They are
+# not declared as field specifiers, because a type checker would then require ``default=`` in each of them.
 
 
 def boolean(versions: str = "0+", *, default: bool = False, tag: int | None = None) -> Any:
@@ -139,13 +139,13 @@ def array(
 def struct(
     element: type[Message], versions: str = "0+", *, nullable: bool | str = False, tag: int | None = None
 ) -> Any:
-    """A struct by itself. Tagged or nullable ones default to None, which is how absence reads."""
+    """A single struct. A tagged or nullable one defaults to None, which means absent."""
     return Field("struct", versions, None, nullable, tag, element)
 
 
 @cache
 def version_range(text: str) -> range:
-    """The versions a notation stands for: ``"3"``, ``"3-12"`` or ``"3+"``."""
+    """Parse a range of versions: ``"3"``, ``"3-12"`` or ``"3+"``."""
     if text.endswith("+"):
         return range(int(text[:-1]), VERSION_MAX + 1)
     first, _, last = text.partition("-")
@@ -154,7 +154,7 @@ def version_range(text: str) -> range:
 
 @dataclass_transform(kw_only_default=True, eq_default=True)
 class MessageType(type):
-    """Turns the fields in a class body into slots. Compiles nothing: start-up pays for every class."""
+    """Turns the fields in a class body into slots. Compiles nothing: it runs for every class at start-up."""
 
     def __new__(
         mcs,
@@ -188,15 +188,15 @@ class Message(metaclass=MessageType):
     """A message, or a struct inside one: slots with the schema's defaults, compared and printed by value."""
 
     FIELDS: ClassVar[list[Field]]
-    # The api key of a request or response, or the type of a metadata record; -1 where there is none.
+    # The API key of a request or response, or the type of a metadata record; -1 when there is none.
     KEY: ClassVar[int]
-    # Empty in a struct that only lives inside messages.
+    # Empty for a struct that is only used inside messages.
     VERSIONS: ClassVar[str]
     # Empty when no version is flexible.
     FLEXIBLE: ClassVar[str]
 
     def __init__(self, **values: Any) -> None:
-        """Stands in until the first construction of each class, which compiles the real one."""
+        """A placeholder: the first construction of each class compiles the real constructor."""
         from penstock.protocol.codegen import compile_init  # noqa: PLC0415  (not needed for importing messages)
 
         cls = type(self)
@@ -216,14 +216,14 @@ class Message(metaclass=MessageType):
 
 
 class Response(Message):
-    """An answer. It knows how to say one error to everything that a request asks for."""
+    """A response. ``for_error`` builds one that reports the same error for everything in the request."""
 
     @classmethod
     def for_error(cls, request: Any, version: int, error: int, message: str | None = None) -> Response:
-        """The answer to a request of which nothing was done.
+        """The response to a request that failed as a whole.
 
-        This one is for answers with an error at the top. The others have one beside each thing that was asked for,
-        or changed sides between versions, and say below their fields how theirs looks.
+        This implementation is for responses with an error at the top level. Those with an error per item, or in
+        different places depending on the version, override it.
         """
         values: dict[str, Any] = {"error_code": error}
         if any(field.name == "error_message" for field in cls.FIELDS):
@@ -231,7 +231,7 @@ class Response(Message):
         return cls(**values)
 
     def first_error(self) -> int:
-        """The error at the top, or of the first thing answered: in an answer by ``for_error`` the one it says."""
+        """The error at the top level, or of the first item. In a response from ``for_error``, its error."""
         return _first_error(self)
 
 
@@ -258,9 +258,9 @@ _encoders: dict[tuple[type[Message], int], Any] = {}
 
 
 def decoder(cls: type[M], version: int) -> Decoder[M]:
-    """The function that reads this version: (buffer, position) -> (message, next position).
+    """The function that decodes this version: (buffer, position) -> (message, next position).
 
-    It raises ``DecodeError`` and nothing else. Bytes behind the message are the caller's business.
+    It raises only ``DecodeError``. The caller must handle bytes after the message.
     """
     function: Decoder[M] | None = _decoders.get((cls, version))
     if function is None:
@@ -272,7 +272,7 @@ def decoder(cls: type[M], version: int) -> Decoder[M]:
 
 
 def encoder(cls: type[M], version: int) -> Encoder[M]:
-    """The function that writes this version: message -> buffers and file ranges, in order."""
+    """The function that encodes this version: message -> buffers and file ranges, in order."""
     function: Encoder[M] | None = _encoders.get((cls, version))
     if function is None:
         from penstock.protocol.codegen import compile_encoder  # noqa: PLC0415
@@ -283,12 +283,12 @@ def encoder(cls: type[M], version: int) -> Encoder[M]:
 
 
 def decode(cls: type[M], version: int, buffer: Buffer) -> M:
-    """Read one message from the start of a buffer."""
+    """Decode one message from the start of a buffer."""
     return decoder(cls, version)(memoryview(buffer), 0)[0]
 
 
 def encode(message: Message, version: int) -> bytes:
-    """Write one message into bytes. Not for messages whose records lie in files."""
+    """Encode one message into bytes. Not for messages whose records are in files."""
     parts = encoder(type(message), version)(message)
     assert not any(isinstance(part, FileRange) for part in parts), "records in a file cannot be joined"
     return b"".join(parts)  # type: ignore[arg-type]

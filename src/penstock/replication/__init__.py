@@ -1,1 +1,1 @@
-"""Who has which records: the cores of a partition's leader and of its followers."""
+"""Replication: the cores of a partition's leader and of its followers."""

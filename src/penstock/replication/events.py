@@ -1,8 +1,8 @@
-"""What goes into the replication cores and what comes out of them.
+"""Input and output of the replication cores.
 
-``Assignment`` is what the metadata says of a partition, ``IsrProposal`` what its leader asks the controller
-for. The effects are what a fetch response means for one partition; the shell carries them out in their order
-and then tells the ``Fetcher`` where the partition stands (``moved``) or that it could not (``failed``).
+``Assignment`` is a partition's entry in the metadata, ``IsrProposal`` what its leader sends to the controller.
+An effect is the outcome of a fetch response for one partition. The shell carries the effects out in order and
+then tells the ``Fetcher`` where the partition's log ends (``moved``) or that an effect failed (``failed``).
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from penstock.environment import Buffer
 NO_LEADER = -1
 NO_EPOCH = -1
 
-# (topic id, partition index): a topic's name may come back under another id.
+# (topic id, partition index). Not the name: a recreated topic has another id.
 PartitionKey: TypeAlias = tuple[bytes, int]
 
 
 class Assignment(NamedTuple):
-    """A partition as the committed metadata has it. Two epochs order them: leader's first, then partition's."""
+    """A partition in the committed metadata. Ordered by leader epoch, then by partition epoch."""
 
     leader: int
     leader_epoch: int
     partition_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
-    # Eligible to lead although not in sync (KIP-966).
+    # Eligible leader replicas: may lead although not in sync (KIP-966).
     elr: tuple[int, ...] = ()
-    # Elected outside the in-sync replicas: committed records may be gone (KIP-704).
+    # The leader was not in sync when elected: committed records may be lost (KIP-704).
     is_recovering: bool = False
 
 
 class IsrProposal(NamedTuple):
-    """A change of the in-sync replicas, compared with and set on the partition epoch. Never sent twice: a
-    retry is built anew from the state (KAFKA-15353)."""
+    """A change of the in-sync replicas, valid for one partition epoch only. Never sent twice: a retry is a new
+    proposal, built from the current state (KAFKA-15353)."""
 
     leader_epoch: int
     partition_epoch: int
-    # (broker, broker epoch); -1 where a member has not fetched since this leader was elected.
+    # (broker, broker epoch); -1 if a member has not fetched since this leader was elected.
     isr: tuple[tuple[int, int], ...]
 
 
 class Append(NamedTuple):
-    """Append the records, if there are any, and take note of the leader's offsets."""
+    """Append the records, if any, and note the leader's offsets."""
 
     key: PartitionKey
     records: Buffer
@@ -52,7 +52,7 @@ class Append(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """Our log holds records that the leader's does not; its own end of the epoch where they part."""
+    """Our log diverges from the leader's. In the leader's log, ``epoch`` ends at ``end_offset``."""
 
     key: PartitionKey
     epoch: int
@@ -60,21 +60,21 @@ class Truncate(NamedTuple):
 
 
 class StartOver(NamedTuple):
-    """The leader's log begins behind our end, or ends before our beginning: drop everything and go on there."""
+    """The leader's log begins after our end, or ends before our start: drop everything and continue at ``at``."""
 
     key: PartitionKey
     at: int
 
 
 class Remove(NamedTuple):
-    """The leader knows a newer leader epoch. Nothing is fetched until we have heard of it too."""
+    """The leader has a newer leader epoch. Do not fetch until we have learned of it too."""
 
     key: PartitionKey
     error: int
 
 
 class Backoff(NamedTuple):
-    """The leader cannot serve the partition, for now. It is asked again after a while."""
+    """The leader cannot serve the partition now. The fetch is retried after a pause."""
 
     key: PartitionKey
     error: int

@@ -1,20 +1,18 @@
-"""Fetching from one leader: which partitions, from where, and what its answers mean for each of them.
+"""Fetching from one leader: builds the fetch requests and turns the responses into effects.
 
-One ``Fetcher`` per leader and number. It keeps the partitions that we follow there, builds the requests of an
-incremental fetch session (KIP-227) and turns each response into effects. At most one request is outstanding,
-and only its own response is taken: one that was delayed or repeated says things that were true of another
-log (trap 5).
+One ``Fetcher`` per leader and number. It holds the partitions that we follow there and uses an incremental fetch
+session (KIP-227). At most one request is outstanding, and only its own response is accepted: a delayed or repeated
+one may describe an earlier state of the log (trap 5).
 
-A request names what changed since the last one, so ten thousand quiet partitions cost nothing. Ten thousand
-that are new to the leader are named some at a time, so that no single request keeps either side busy for long.
-Three kinds of partition are named again though nothing of theirs changed: all of them when the session is
-lost; those that are back from a pause; and once a second those that are not in sync, because what a leader
-knows of a follower it forgets when the follower drops out.
+A request lists only the partitions that changed since the last one, so ten thousand quiet partitions cost nothing.
+If ten thousand are new to the leader, they are spread over several requests, so that no single request keeps
+either side busy for long. Three kinds of partition are listed again although they did not change: all of them when
+the session is lost; those whose pause has ended; and once a second those that are not in sync, because a leader
+forgets a follower's state when the follower leaves the in-sync replicas.
 
-What a newcomer gets wrong: there is no separate step of finding out where two logs part. Every fetch carries
-the epoch of the last record we have, whoever leads and whether or not it led before; the leader answers with
-where its own log parts from that (KIP-595), and ``truncation_offset`` says how much of ours must go. If that
-was not enough, the next fetch says so.
+There is no separate step to find where two logs diverge. Every fetch carries the epoch of our last record, also
+to a new leader. The leader responds with the point where its own log diverges (KIP-595), and ``truncation_offset``
+computes where to cut ours. If that was not far enough, the next fetch continues the search.
 """
 
 from __future__ import annotations
@@ -47,18 +45,18 @@ from penstock.replication.events import (
 NOT_SENT = -1
 UNKNOWN_OFFSET = -1
 SESSION_EPOCH_MAX = 2**31 - 1
-# A follower that is not in sync is named this often, so that the leader can let it in.
+# Partitions that are not in sync are listed this often, so that the leader can add us to their ISR.
 JOIN_INTERVAL_MS = 1_000
 # The first pause after a failure; each further one is twice as long, up to ``FetchLimits.backoff_ms``.
 BACKOFF_FIRST_MS = 25
-# How much of a second's throttled bytes may be used at once.
+# Size of the throttle's bucket, in milliseconds of its rate.
 THROTTLE_BURST_MS = 1_000
-# How many one request names that the leader does not know, or has merely to be reminded of. It looks at all of
-# them in one turn of its loop, and so do we at what it answers.
+# At most this many partitions per request that are new to the leader or not in sync. The leader handles them all in
+# one turn of its loop, and so do we with its response.
 NAMED_MAX = 1_000
-# However much has moved, it is reminded of some.
+# List at least this many that are not in sync, however many others have changed,
 REMINDED_MIN = 100
-# And of so many in a second at the most.
+# and at most this many per second.
 JOINERS_PER_SECOND = 10_000
 
 
@@ -73,7 +71,7 @@ class FetchLimits(NamedTuple):
 
 
 class _Followed:
-    """One partition that we follow, as long as its leader epoch lasts."""
+    """One partition that we follow, in one leader epoch."""
 
     __slots__ = (
         "failures",
@@ -92,19 +90,19 @@ class _Followed:
         self.leader_epoch = leader_epoch
         self.is_throttled = is_throttled
         self.is_in_sync = is_in_sync
-        # Where to go on, and the epoch of the last record before it.
+        # The next fetch offset, and the epoch of the last record before it.
         self.offset = 0
         self.last_epoch = NO_EPOCH
         self.log_start_offset = 0
-        # What the leader's session knows of ``offset``. Answers to anything else are not for us.
+        # The offset that the leader's session holds. If it differs from ``offset``, the response is stale.
         self.sent_offset = NOT_SENT
         self.failures = 0
 
 
 class Throttle:
-    """A bucket of bytes for replicas that are being added by a reassignment; shared by all fetchers of a node.
+    """A token bucket of bytes for replicas that a reassignment adds. All fetchers of a node share it.
 
-    It may be overdrawn by one response, and is then empty until that has been made up for.
+    One response may overdraw it. It is then empty until the deficit is refilled.
     """
 
     __slots__ = ("_bytes", "_filled_ms", "_rate")
@@ -125,7 +123,7 @@ class Throttle:
             self._bytes -= count
 
     def wait_ms(self, now_ms: int) -> int:
-        """0 when there is something to take."""
+        """0 when the bucket is not empty."""
         if self._rate is None:
             return 0
         self._fill(now_ms)
@@ -148,30 +146,31 @@ class Fetcher:
         self.limits = limits or FetchLimits()
         self._throttle = throttle or Throttle()
 
-        # What we follow. In a pause is who is in ``_paused``, until the time there; the rest is fetched.
+        # All partitions that we follow.
         self._partitions: dict[PartitionKey, _Followed] = {}
+        # Not fetched until the time given.
         self._paused: dict[PartitionKey, int] = {}
-        # Not in sync; named again and again.
+        # Not in sync; listed regularly.
         self._joining: dict[PartitionKey, None] = {}
         self._next_join_ms = 0
-        # Those whose turn it is.
+        # Those of ``_joining`` that are still to be listed in this round.
         self._to_remind: dict[PartitionKey, None] = {}
-        # Being added by a reassignment, and held back while the throttle is empty.
+        # Being added by a reassignment; not fetched while the throttle is empty.
         self._throttled: dict[PartitionKey, None] = {}
         self._is_throttling = False
 
-        # The session at the leader: 0 and 0 before there is one, or when a new one has to begin.
+        # The leader's session. Both 0 before there is one; epoch 0 also when a new one has to begin.
         self._session_id = 0
         self._session_epoch = 0
-        # The leader has no room for one, or may have none: the next request has to name everything.
+        # The leader refused a session, or may refuse it: the next request must list every partition.
         self._is_refused = False
         self._in_session: dict[PartitionKey, None] = {}
-        # What the next requests of the session have to say.
+        # To be listed in the next requests of the session: changed, and no longer fetched.
         self._dirty: dict[PartitionKey, None] = {}
         self._forgotten: dict[PartitionKey, None] = {}
 
         self._outstanding: FetchRequest | None = None
-        # After a failure of the whole request.
+        # Failures of whole requests in a row, and when to try again.
         self._failures = 0
         self._retry_ms = 0
 
@@ -187,10 +186,10 @@ class Fetcher:
 
     @property
     def has_news(self) -> bool:
-        """Whether the next request would say something that an outstanding one did not."""
+        """Whether partitions changed since the outstanding request was built."""
         return bool(self._dirty)
 
-    # What we follow
+    # Followed partitions
 
     def assign(
         self,
@@ -203,7 +202,7 @@ class Fetcher:
         is_in_sync: bool = True,
         is_throttled: bool = False,
     ) -> None:
-        """Follow a partition from here on; anew if it was followed under another leader epoch."""
+        """Follow a partition from ``offset`` on. Starts afresh if it was followed under another leader epoch."""
         known = self._partitions.get(key)
         if known is not None and known.leader_epoch == leader_epoch:
             self._mark(known, is_in_sync, is_throttled)
@@ -235,7 +234,7 @@ class Fetcher:
                 self._dirty[key] = None
 
     def remove(self, key: PartitionKey) -> None:
-        """Follow it no longer, or no longer here."""
+        """Stop following a partition at this leader."""
         if self._partitions.pop(key, None) is None:
             return
         self._paused.pop(key, None)
@@ -247,7 +246,7 @@ class Fetcher:
     def moved(
         self, key: PartitionKey, offset: int, last_epoch: int, log_start_offset: int = UNKNOWN_OFFSET
     ) -> None:
-        """Where our log is after an effect, or after the flush that makes it count."""
+        """The state of our log after an effect, or, in flushed mode, after the flush."""
         followed = self._partitions.get(key)
         if followed is not None:
             self._moved(followed, offset, last_epoch, log_start_offset)
@@ -260,30 +259,30 @@ class Fetcher:
             self._dirty[followed.key] = None
 
     def failed(self, key: PartitionKey, now_ms: int) -> None:
-        """An effect could not be carried out: leave the partition alone for a while."""
+        """An effect failed: pause the partition."""
         followed = self._partitions.get(key)
         if followed is not None:
             self._pause(followed, now_ms)
 
     def position(self, key: PartitionKey) -> tuple[int, int] | None:
-        """(where the next fetch of a partition begins, the epoch before that); None when it is not followed."""
+        """(the next fetch offset, the epoch of the record before it); None when it is not followed."""
         followed = self._partitions.get(key)
         return None if followed is None else (followed.offset, followed.last_epoch)
 
     def log_start_offset(self, key: PartitionKey) -> int:
-        """Where our log begins, as the leader is told; -1 when it is not followed."""
+        """Our log start offset as sent to the leader; -1 when the partition is not followed."""
         followed = self._partitions.get(key)
         return UNKNOWN_OFFSET if followed is None else followed.log_start_offset
 
     def leader_epoch(self, key: PartitionKey) -> int:
-        """In which epoch a partition is followed here; -1 when it is not."""
+        """The leader epoch in which a partition is followed here; -1 when it is not."""
         followed = self._partitions.get(key)
         return NO_EPOCH if followed is None else followed.leader_epoch
 
-    # Asking
+    # Requests
 
     def request(self, now_ms: int, broker_epoch: int) -> FetchRequest | None:
-        """What to send now; None while there is nothing to ask, or no leave to."""
+        """The request to send now; None while one is outstanding, after a failure, or with nothing to fetch."""
         if self._outstanding is not None or now_ms < self._retry_ms:
             return None
         for key in [key for key, due_ms in self._paused.items() if due_ms <= now_ms]:
@@ -321,7 +320,7 @@ class Fetcher:
         self._forgotten = {}
         request = FetchRequest(
             replica_state=ReplicaState(replica_id=self.me, replica_epoch=broker_epoch),
-            # With more to say it should be back at once.
+            # If there are more partitions to list, the response should come back at once.
             max_wait_ms=0 if self._dirty or self._to_remind else self._wait_ms(now_ms),
             min_bytes=self.limits.min_bytes,
             max_bytes=self.limits.max_bytes,
@@ -336,12 +335,12 @@ class Fetcher:
         return request
 
     def _choose(self) -> dict[PartitionKey, None]:
-        """What to name now. The rest waits for the next request."""
+        """The partitions to list now. The rest waits for the next request."""
         named, self._dirty = self._dirty, {}
         if len(named) > NAMED_MAX and not self._is_refused:
             everyone, named = named, {}
             for key in everyone:
-                # What moved must be named, or the leader would send again what we have.
+                # Partitions in the session whose offset moved must be listed, or the leader would resend records.
                 if len(named) < NAMED_MAX or key in self._in_session:
                     named[key] = None
                 else:
@@ -367,7 +366,7 @@ class Fetcher:
         )
 
     def retry_ms(self, now_ms: int) -> int | None:
-        """When ``request`` is worth another try after it had nothing; None when only an ``assign`` helps."""
+        """When to call ``request`` again after it returned None; None when only an ``assign`` helps."""
         if self._outstanding is not None or not self._partitions:
             return None
         if now_ms < self._retry_ms:
@@ -377,7 +376,7 @@ class Fetcher:
         return now_ms + self._wait_ms(now_ms)
 
     def _wait_ms(self, now_ms: int) -> int:
-        """How long a request may lie at the leader: until somebody's pause ends, at the longest."""
+        """How long the leader may park a request: not beyond the end of a pause."""
         wait_ms = self.limits.max_wait_ms
         if self._paused:
             wait_ms = min(wait_ms, max(0, min(self._paused.values()) - now_ms))
@@ -385,10 +384,10 @@ class Fetcher:
             wait_ms = min(wait_ms, self._throttle.wait_ms(now_ms))
         return wait_ms
 
-    # Being answered
+    # Responses
 
     def answered(self, request: FetchRequest, response: FetchResponse | None, now_ms: int) -> list[Effect]:
-        """What a response means; None for no response. A request that is not outstanding means nothing."""
+        """The effects of a response; None for no response. Ignored if the request is not the outstanding one."""
         if request is not self._outstanding:
             return []
         self._outstanding = None
@@ -425,10 +424,10 @@ class Fetcher:
             ErrorCode.INVALID_FETCH_SESSION_EPOCH,
         ):
             self._session_id = 0
-            # Perhaps it has no room for so many. It had some for the first ones, so it has to see all at once.
+            # Perhaps the session had no room for all partitions, only for the first ones: list them all at once.
             self._is_refused = self._is_refused or response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
             if not self._failures:
-                # The leader is well and has merely forgotten us.
+                # The leader is fine and has only dropped the session: retry at once.
                 self._failures = 1
                 return
         self._failures += 1
@@ -438,7 +437,7 @@ class Fetcher:
         for topic in response.responses:
             for data in topic.partitions:
                 followed = self._partitions.get((topic.topic_id, data.partition_index))
-                # Taken away, assigned anew or moved while the request was out: this is about another log.
+                # If removed, reassigned or moved while the request was out, the response is stale.
                 if followed is not None and followed.sent_offset == followed.offset:
                     effect = self._effect(followed, data, now_ms)
                     if effect is not None:
@@ -465,8 +464,8 @@ class Fetcher:
         ):
             return StartOver(key, data.log_start_offset)
         if error == ErrorCode.OFFSET_OUT_OF_RANGE and followed.last_epoch == NO_EPOCH:
-            # We have nothing, and begin behind the leader's end: it was elected uncleanly. When its log has grown
-            # to where we are, we would lack what is below.
+            # Our log is empty and begins after the leader's end: the election was unclean. If we waited until the
+            # leader's log has grown to our offset, we would lack the records below it.
             return StartOver(key, data.log_start_offset)
         if error == ErrorCode.FENCED_LEADER_EPOCH:
             self.remove(key)
@@ -485,7 +484,7 @@ class Fetcher:
         return min(self.limits.backoff_ms, BACKOFF_FIRST_MS << min(failures - 1, 10))
 
     def _leave_out(self, key: PartitionKey) -> None:
-        """Not in the next request; and the session has to forget it."""
+        """Leave a partition out of the next request and remove it from the session."""
         self._dirty.pop(key, None)
         followed = self._partitions.get(key)
         if followed is not None:
@@ -540,15 +539,15 @@ def truncation_offset(
     own_end_offset_for: Callable[[int], tuple[int, int]],
     own_end: int,
 ) -> int:
-    """Where to cut a log whose leader parts from it at ``diverging_end``, the end of ``diverging_epoch`` there.
+    """Where to truncate our log. In the leader's log, ``diverging_epoch`` ends at ``diverging_end``.
 
-    ``own_end_offset_for(epoch)`` is our log's (largest epoch at most that, its end), or (-1, -1). Where we do
-    not know the leader's epoch, what we have of it goes back to the end of the one before, and the next fetch
-    asks again with that (KIP-279): two logs may have parted more than once.
+    ``own_end_offset_for(epoch)`` gives our log's (largest epoch at most that, its end), or (-1, -1). If our log
+    does not have the leader's epoch, it is cut at the end of the largest smaller one, and the next fetch compares
+    again (KIP-279): two logs may have diverged more than once.
     """
     own_epoch, own_epoch_end = own_end_offset_for(diverging_epoch)
     if own_epoch_end < 0:
-        # We have no epoch so old or so new: all that can be said is where the leader's ends.
+        # Our log has no comparable epoch: only the leader's end is known.
         return min(diverging_end, own_end)
     if own_epoch != diverging_epoch:
         return min(own_epoch_end, own_end)

@@ -1,16 +1,16 @@
-"""Following without fetching: what a follower on a full disk asks its leader, and what the answer means.
+"""A follower on a full disk: what it asks its leader instead of fetching, and what the response means.
 
-Retention is the leader's business, and a follower begins where its leader begins (decision 23). One that has no
-room fetches nothing (decision 21), and would keep for ever what has expired everywhere else, which may be the very
-records that fill its disk. So it goes on asking where the leader's log begins and where the two logs part: to
-delete and to cut needs no room.
+The leader applies retention, and a follower's log begins where its leader's begins (decision 23). A follower
+without disk space fetches nothing (decision 21), and would never delete records that have expired everywhere else,
+which may be the ones that fill its disk. So it keeps asking where the leader's log begins and where the two logs
+diverge: deleting and truncating need no space.
 
-It asks as a consumer does. A follower's fetch says that it has all before the offset it asks for, and on a quiet
-partition the leader would propose it for the in-sync replicas; a consumer's says nothing. Leaders of older
-versions answer it as well.
+It asks as a consumer. A follower's fetch promises everything before the fetch offset, and on a quiet partition the
+leader would propose it for the in-sync replicas; a consumer's fetch promises nothing. Leaders of older versions
+answer it too.
 
-What a newcomer gets wrong: a consumer is told OFFSET_OUT_OF_RANGE behind the high watermark, where a follower may
-well be. Then the leader has compared the epochs, but we take no more from the answer than we can prove.
+Careful: above the high watermark, where a follower's log may end, a consumer gets OFFSET_OUT_OF_RANGE. Then the
+leader has compared the epochs, but we use only the part of the response that is certain.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from penstock.replication.events import Append, Effect, PartitionKey, StartOver,
 
 
 class Position(NamedTuple):
-    """Where a follower's log is when it asks. The answer is about that and nothing else."""
+    """The state of a follower's log at the time of the request. The response applies to this state only."""
 
     leader_epoch: int
     # The end of the log, and the epoch of the last record before it.
     offset: int
     last_epoch: int
-    # What it knows to be committed.
+    # As the follower knows it.
     high_watermark: int
 
 
 def question(positions: Mapping[PartitionKey, Position]) -> FetchRequest:
-    """By topic id: a topic of the same name may be made again, and its log begins elsewhere."""
+    """Build the fetch request. It uses topic ids: a recreated topic of the same name has another log."""
     topics: dict[bytes, list[FetchPartition]] = {}
     for (topic_id, index), position in positions.items():
         topics.setdefault(topic_id, []).append(
@@ -54,7 +54,7 @@ def question(positions: Mapping[PartitionKey, Position]) -> FetchRequest:
             )
         )
     return FetchRequest(
-        # The first batch comes along all the same, however large it is (KIP-74).
+        # The response still holds the first batch, however large it is (KIP-74).
         max_bytes=0,
         max_wait_ms=0,
         min_bytes=0,
@@ -63,7 +63,7 @@ def question(positions: Mapping[PartitionKey, Position]) -> FetchRequest:
 
 
 def effects(positions: Mapping[PartitionKey, Position], response: FetchResponse) -> Iterator[Effect]:
-    """What a leader's answer means for those that were asked about. No effect brings records."""
+    """The effects of a leader's response on the requested partitions. None of them carries records."""
     for topic in response.responses:
         for data in topic.partitions:
             key = (topic.topic_id, data.partition_index)

@@ -1,26 +1,26 @@
-"""One replica of one partition: its role, who is in sync, and how far the log is committed.
+"""One replica of one partition: its role, the in-sync replicas, and the high watermark.
 
-The core of both roles; the log itself is the shell's. A leader counts what its followers have by the offsets
-they fetch from, moves the high watermark and proposes changes of the in-sync replicas (ISR) to the controller.
-A follower learns the high watermark from its leader.
+The core of both roles; the shell owns the log. A leader tracks its followers by their fetch offsets, advances the
+high watermark and proposes changes of the in-sync replicas (ISR) to the controller. A follower learns the high
+watermark from its leader.
 
     assign (newer)      any role -> leader, follower or neither; a stale assignment is refused
-    appended            leader: its own end that counts; in flushed mode what is on the disk
+    appended            leader: the end of its own log; in flushed mode, of the part that is on disk
     fetched_by          leader: a follower has everything below its fetch offset
     proposal, answered  leader: at most one in flight
     learned, truncated, started_over    follower
 
-The high watermark of a leader is the least end offset of the *maximal* ISR: the committed one, and everyone
-who may have been added to it by a proposal whose fate is not known. An addition counts as soon as it is sent,
-because it may be committed long before we hear of it; a removal only once it is committed, because it may
-never be. While fewer than ``min_isr`` are in sync it stands still (KIP-966), and so it does while there are
-eligible leader replicas: they may be elected because they have everything below it. The second is not the first
-said twice. ``min_isr`` is what the settings say as far as we have heard; who is eligible the controller decided
-by the settings of its own time, and it comes with the partition epoch.
+A leader's high watermark is the smallest end offset in the *maximal* ISR: the committed ISR plus every replica
+that may have been added by a proposal whose outcome is unknown. An addition counts as soon as it is sent, because
+it may be committed long before we learn of it; a removal counts only once it is committed, because it may never
+be. The high watermark does not move while fewer than ``min_isr`` replicas are in sync (KIP-966), nor while there
+are eligible leader replicas: they may be elected because they have everything below it. The second rule does not
+follow from the first: ``min_isr`` is the newest setting we know, but the controller chose the eligible replicas
+by the settings it had then, and they come with the partition epoch.
 
-What a newcomer gets wrong: no answer is not a refusal. What was sent under a partition epoch may be committed
-as long as that epoch stands, so the members it would add keep counting until the epoch has moved on. If
-nothing else moves it, the leader proposes the ISR that is committed already.
+Careful: no answer is not a refusal. A proposal may be committed as long as its partition epoch is current, so the
+replicas it would add keep counting until that epoch changes. If nothing else changes it, the leader proposes the
+ISR that is already committed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock.replication.events import NO_EPOCH, NO_LEADER, Assignment, IsrProp
 UNKNOWN_OFFSET = -1
 UNKNOWN_BROKER_EPOCH = -1
 
-# The controller answered from a state that is ahead of ours: what it knows will come with the image.
+# The controller's state is ahead of ours: the next metadata image will bring the change.
 _OURS_IS_OLD = frozenset(
     (
         ErrorCode.INVALID_UPDATE_VERSION,
@@ -48,18 +48,18 @@ _OURS_IS_OLD = frozenset(
 
 
 class Truncation(Enum):
-    """Whether a follower may give up its records from an offset on."""
+    """Whether a follower may drop its records from an offset on."""
 
     FINE = "fine"
-    # Below the high watermark, after what may have been an unclean election: committed records are lost, as was
-    # asked for.
+    # Below the high watermark, after a possibly unclean election: committed records are lost, as the operator
+    # allowed.
     UNCLEAN = "unclean"
-    # Below the high watermark without one. A clean leader has everything below it: somebody has erred.
+    # Below the high watermark after a clean election. Such a leader has everything below it, so this is a bug.
     REFUSED = "refused"
 
 
 class _Follower:
-    """What a leader knows of another replica, all of it from the replica's own fetches in this epoch."""
+    """What a leader knows about a follower, from the follower's fetches in this epoch."""
 
     __slots__ = (
         "broker",
@@ -77,15 +77,15 @@ class _Follower:
         self.broker = broker
         self.is_in_isr = is_in_isr
         self.broker_epoch = UNKNOWN_BROKER_EPOCH
-        # It has everything below.
+        # Exclusive: it has everything below.
         self.end_offset = UNKNOWN_OFFSET
-        # Where its log begins: what lies before, it has deleted.
+        # It has deleted everything below.
         self.log_start_offset = UNKNOWN_OFFSET
-        # When it last had all there was.
+        # When it was last caught up with our log end.
         self.caught_up_ms = now_ms
-        # It had all there was at its last fetch, so it fell behind, if it did, at some later time.
+        # It was caught up at its last fetch. If it is behind now, it fell behind after that.
         self.is_at_end = False
-        # Its last fetch, and our end then.
+        # The time of its last fetch, and our log end then.
         self.fetched_ms = now_ms
         self.leader_end = UNKNOWN_OFFSET
 
@@ -134,9 +134,9 @@ class Partition:
     ) -> None:
         """``live(broker)`` is its current broker epoch if it is registered, unfenced and not shutting down.
 
-        ``is_silent(broker, since_ms, now_ms)`` says that it has fetched nothing at all for too long (``Silence``).
+        ``is_silent(broker, since_ms, now_ms)``: it has not fetched at all for too long (``FollowerActivity``).
 
-        ``high_watermark`` comes from a checkpoint. It is a hint: nothing is refused because of it.
+        ``high_watermark`` comes from a checkpoint and is only a hint: no truncation is refused because of it.
         """
         self.me = me
         self.lag_max_ms = lag_max_ms
@@ -145,10 +145,10 @@ class Partition:
         self._min_isr = min_isr
         # Exclusive.
         self.high_watermark = high_watermark
-        # The high watermark as far as this process has seen it itself.
+        # The high watermark that this process has itself observed. Never above ``high_watermark``.
         self._proven = 0
 
-        # As assigned.
+        # From the assignment.
         self.leader = NO_LEADER
         self.leader_epoch = NO_EPOCH
         self.partition_epoch = NO_EPOCH
@@ -156,30 +156,30 @@ class Partition:
         self.isr: tuple[int, ...] = ()
         self.elr: tuple[int, ...] = ()
         self.is_recovering = False
-        # Such a leader there was, or may have been, and we have not yet made our log agree with its own.
+        # There was or may have been an unclean leader, and our log does not yet agree with the current leader's.
         self._was_recovering = False
 
-        # Of a leader, while it is one.
+        # Only while we lead.
         self.is_leader = False
-        # Where our log ended when we were elected.
+        # Our log end when we were elected.
         self.epoch_start_offset = 0
         self._own_end = 0
         self._own_start = UNKNOWN_OFFSET
         self._followers: dict[int, _Follower] = {}
         self._in_flight: IsrProposal | None = None
-        # Whom proposals without a good answer may yet add, as long as the partition epoch stands.
+        # Replicas that proposals without a successful answer may still add, while the partition epoch is unchanged.
         self._unresolved: dict[int, None] = {}
-        # Nothing is proposed before: the image will say more.
+        # Propose nothing before this time: an image with newer state is on its way.
         self._wait_until_ms = 0
-        # The committed ISR and those who may have been added to it.
+        # The committed ISR and the replicas that may have been added to it.
         self.maximal_isr: tuple[int, ...] = ()
-        # Whether as many are in sync as must be. Kept up to date while we lead.
+        # Whether at least ``min_isr`` replicas are in sync. Up to date only while we lead.
         self.has_enough = False
-        # That, and nobody is eligible who would lack what we commit now.
+        # ``has_enough``, and there are no eligible leader replicas, which would lack what we commit now.
         self._may_commit = False
-        # The followers among them: those the high watermark waits for.
+        # The followers in ``maximal_isr``: the high watermark waits for them.
         self._counting: list[_Follower] = []
-        # Whether it is worth while to ask for a proposal before the next look for laggards.
+        # Whether the shell should call ``proposal`` before the next regular check for laggards.
         self.wants_proposal = False
 
     def __repr__(self) -> str:
@@ -189,16 +189,16 @@ class Partition:
             f" hw={self.high_watermark}>"
         )
 
-    # Questions
+    # State
 
     @property
     def has_established(self) -> bool:
-        """Whether a leader's high watermark has reached its election, so that it has all of its predecessors'."""
+        """Whether a leader's high watermark has reached ``epoch_start_offset``, and so covers its predecessors'."""
         return self.is_leader and self.high_watermark >= self.epoch_start_offset
 
     @property
     def min_isr(self) -> int:
-        """How many must be in sync; never more than there are replicas."""
+        """How many replicas must be in sync; never more than there are replicas."""
         return min(self._min_isr, len(self.replicas) or 1)
 
     @min_isr.setter
@@ -213,7 +213,7 @@ class Partition:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nobody can fall out of sync before the next append. Who comes back makes itself heard."""
+        """Whether no follower can fall out of sync before the next append. One that returns will fetch."""
         if not self.is_leader:
             return True
         if self._in_flight is not None or self._unresolved:
@@ -222,12 +222,12 @@ class Partition:
         return all(follower.end_offset >= end_offset for follower in self._counting)
 
     def has(self, replica: int, offset: int) -> bool:
-        """Whether a leader knows that a reader at this offset can go on at a follower."""
+        """Whether, as the leader knows, a consumer at this offset can continue at this follower."""
         follower = self._followers.get(replica)
         return follower is not None and 0 <= follower.log_start_offset <= offset <= follower.end_offset
 
     def have_deleted_before(self, offset: int) -> bool:
-        """Whether a leader knows that nobody who may lead next has anything left before an offset."""
+        """Whether, as the leader knows, all replicas that may lead next have deleted all below ``offset``."""
         eligible = [self._followers.get(broker) for broker in self.elr]
         return all(
             follower is not None and follower.log_start_offset >= offset
@@ -235,14 +235,14 @@ class Partition:
         )
 
     def broker_epoch_of(self, broker: int) -> int:
-        """Which life of a replica a leader's knowledge of it is from; -1 when there is none."""
+        """The broker epoch with which a replica last fetched; -1 when it has not. Our own current one for us."""
         if broker != self.me:
             return self._followers[broker].broker_epoch
         epoch = self._live(broker)
         return UNKNOWN_BROKER_EPOCH if epoch is None else epoch
 
     def may_truncate(self, offset: int) -> Truncation:
-        """Whether records from an offset on may be given up. Ask before; say ``truncated`` afterwards."""
+        """Whether records from ``offset`` on may be dropped. Call it before, and ``truncated`` afterwards."""
         if offset >= self._proven:
             return Truncation.FINE
         return Truncation.UNCLEAN if self._was_recovering else Truncation.REFUSED
@@ -252,10 +252,10 @@ class Partition:
     def assign(
         self, assignment: Assignment, *, end_offset: int, now_ms: int, counted_end: int | None = None
     ) -> bool:
-        """Take what the metadata says; False when we know something newer.
+        """Apply an assignment from the metadata; False when ours is newer.
 
-        ``end_offset`` is where our log ends. ``counted_end`` is how much of it counts where that is less: in
-        flushed mode, what is on the disk.
+        ``end_offset`` is where our log ends. ``counted_end`` is the part of it that counts if that is less: in
+        flushed mode, the part that is on disk.
         """
         if assignment.leader_epoch < self.leader_epoch:
             return False
@@ -263,8 +263,8 @@ class Partition:
         if not is_new_epoch and assignment.partition_epoch < self.partition_epoch:
             return False
         if is_new_epoch:
-            # Changes that came together are seen as one. Among those that we have not seen may be an unclean
-            # election, and the end of its recovery.
+            # Changes in one metadata image arrive as one. An unclean election and the end of its recovery may be
+            # among those that we have not seen.
             has_missed_some = NO_EPOCH < self.partition_epoch < assignment.partition_epoch - 1
             self._was_recovering = self._was_recovering or has_missed_some
             self._change_role(assignment, end_offset, counted_end, now_ms)
@@ -276,7 +276,7 @@ class Partition:
         self.is_recovering = assignment.is_recovering
         self._was_recovering = self._was_recovering or assignment.is_recovering
         if self.is_leader:
-            # An answer to a proposal knows less than its image, which may complete a reassignment as well.
+            # The answer to a proposal holds less than the image, which may also complete a reassignment.
             self._take_members(assignment, is_newer or assignment.isr != self.isr, now_ms)
         else:
             self.isr = self.maximal_isr = assignment.isr
@@ -300,11 +300,11 @@ class Partition:
             self.isr = ()
             self.epoch_start_offset = end_offset
             self._own_end = end_offset if counted_end is None else counted_end
-            # In flushed mode a follower may have learned of more than it has on its own disk.
+            # In flushed mode the high watermark may be above the part of our log that is on disk.
             self._own_end = max(self._own_end, self.high_watermark)
 
     def _take_members(self, assignment: Assignment, is_newer: bool, now_ms: int) -> None:
-        """Leader: these are in sync now."""
+        """Leader: apply the assigned replicas and ISR."""
         followers = self._followers
         everyone = dict.fromkeys((*assignment.replicas, *assignment.isr))
         for broker in everyone:
@@ -316,25 +316,25 @@ class Partition:
             for follower in followers.values():
                 is_in_isr = follower.broker in assignment.isr
                 if follower.is_in_isr and not is_in_isr:
-                    # Somebody had a reason: it comes back by what it fetches from now on, not by what it had.
+                    # It was removed for a reason: only fetches from now on can bring it back.
                     follower.end_offset = UNKNOWN_OFFSET
                     follower.is_at_end = False
                 elif is_in_isr and not follower.is_in_isr:
                     follower.caught_up_ms = max(follower.caught_up_ms, now_ms)
                 follower.is_in_isr = is_in_isr
             self.isr = assignment.isr
-            # Compared with an older partition epoch, whatever was sent can no longer be committed.
+            # Proposals sent with an older partition epoch can no longer be committed.
             self._in_flight = None
             self._unresolved = {}
             self._wait_until_ms = 0
-            # Also a leader whose followers never come must be looked at, though nobody appends anything.
+            # Followers that never fetch must be noticed even if there are no appends.
             self.wants_proposal = len(assignment.replicas) > 1
         self._count()
 
     # The leader
 
     def appended(self, end_offset: int) -> None:
-        """Our own log counts up to here: what is written, or in flushed mode what is on the disk."""
+        """Our own log counts up to ``end_offset``: what is written, or in flushed mode what is on disk."""
         self._own_end = end_offset
         self._advance()
 
@@ -350,11 +350,11 @@ class Partition:
     ) -> ErrorCode:
         """A follower fetches from ``offset``, so it has everything below; our own log ends at ``end_offset``.
 
-        Only for a fetch of our own leader epoch whose log does not diverge from ours: the caller has compared
-        the epochs first. A fetch that is told where to truncate does not count.
+        Only for a fetch in our leader epoch whose log does not diverge from ours: the caller has compared the
+        epochs first. A fetch that is answered with a diverging epoch does not count.
 
-        A replica that is not assigned is answered UNKNOWN_LEADER_EPOCH, as Kafka does: it, or we, have not
-        heard of the reassignment yet, and this is the code after which it asks again.
+        A replica that is not assigned gets UNKNOWN_LEADER_EPOCH, as in Kafka: it or we have not learned of the
+        reassignment yet, and after this error it tries again.
         """
         if not self.is_leader:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -362,8 +362,8 @@ class Partition:
         if follower is None:
             return ErrorCode.UNKNOWN_LEADER_EPOCH
         if broker_epoch != follower.broker_epoch:
-            # Once an incarnation of the broker has fetched, what its predecessors said is worth nothing: they
-            # may have had more than was left after a power loss (KIP-903).
+            # Once a restarted broker has fetched, the fetches of its earlier epochs no longer count: it may have
+            # lost records in a power loss (KIP-903).
             live_epoch = self._live(replica)
             if broker_epoch < follower.broker_epoch or (live_epoch is not None and broker_epoch < live_epoch):
                 return ErrorCode.STALE_BROKER_EPOCH
@@ -375,7 +375,7 @@ class Partition:
             follower.is_at_end = True
         else:
             if follower.leader_end != UNKNOWN_OFFSET and offset >= follower.leader_end:
-                # It has all there was at its last fetch: a busy leader's end is never reached.
+                # It has everything we had at its previous fetch: on a busy leader it never reaches the end itself.
                 follower.caught_up_ms = max(follower.caught_up_ms, follower.fetched_ms)
             follower.is_at_end = False
         follower.fetched_ms = now_ms
@@ -388,11 +388,11 @@ class Partition:
         return ErrorCode.NONE
 
     def begins_at(self, offset: int) -> None:
-        """Our own log begins here now: what lay before was deleted."""
+        """Our own log begins at ``offset`` now: everything below was deleted."""
         self._own_start = offset
 
     def proposal(self, now_ms: int) -> IsrProposal | None:
-        """The change of the ISR that should be sent now, if any. It is in flight until ``answered``."""
+        """The ISR change to send now, if any. It is in flight until ``answered``."""
         self.wants_proposal = False
         if not self.is_leader or self._in_flight is not None or now_ms < self._wait_until_ms:
             return None
@@ -416,9 +416,9 @@ class Partition:
     def answered(
         self, proposal: IsrProposal, error: int | None, assignment: Assignment | None, now_ms: int
     ) -> None:
-        """What became of a proposal; None when nobody answered. With NONE comes what is committed now."""
+        """The outcome of a proposal; ``error`` is None without an answer. NONE comes with the new assignment."""
         if proposal is not self._in_flight:
-            # The image was faster.
+            # The image arrived first.
             return
         self._in_flight = None
         if error == ErrorCode.NONE:
@@ -427,7 +427,7 @@ class Partition:
                 if assignment.partition_epoch > self.partition_epoch:
                     self.assign(assignment, end_offset=self._own_end, now_ms=now_ms)
                 else:
-                    # We proposed the committed ISR, and the controller saw no need to write that down.
+                    # We proposed the committed ISR, and the controller did not write a record for it.
                     self._unresolved = {}
                     self._count()
                 return
@@ -435,10 +435,10 @@ class Partition:
             if broker not in self.isr and broker in self._followers:
                 self._unresolved[broker] = None
                 if error == ErrorCode.INELIGIBLE_REPLICA:
-                    # It may try again, when it fetches again.
+                    # Propose it again only after its next fetch.
                     self._followers[broker].end_offset = UNKNOWN_OFFSET
         if error in _OURS_IS_OLD:
-            # Not for ever: what the controller has decided may be lost together with it.
+            # Wait with a limit: the controller's newer state may be lost with the controller.
             self._wait_until_ms = now_ms + self.lag_max_ms
         self.wants_proposal = True
         self._count()
@@ -446,28 +446,28 @@ class Partition:
     # The follower
 
     def learned(self, high_watermark: int, end_offset: int) -> None:
-        """The leader's high watermark, from a fetch response; our own log ends at ``end_offset``."""
+        """Take the high watermark from the leader's fetch response; our own log ends at ``end_offset``."""
         assert not self.is_leader, "a leader learns from nobody"
         self.high_watermark = max(self.high_watermark, min(high_watermark, end_offset))
         self._proven = max(self._proven, self.high_watermark)
         self._was_recovering = self.is_recovering
 
     def truncated(self, end_offset: int) -> None:
-        """Our log has been cut off here."""
+        """Our log has been truncated to ``end_offset``."""
         assert not self.is_leader, "a leader never truncates"
         self.high_watermark = min(self.high_watermark, end_offset)
         self._proven = min(self._proven, end_offset)
 
     def started_over(self, offset: int) -> None:
-        """Our log begins and ends here now: what was before, the leader has deleted, so it was committed."""
+        """Our log begins and ends at ``offset`` now. The leader deleted what is below, so that was committed."""
         assert not self.is_leader, "a leader never starts over"
         self.high_watermark = self._proven = offset
 
     # Rules
 
     def _may_join(self, follower: _Follower) -> bool:
-        """It has all that is committed, and all that may have been before our time; nothing that was deleted,
-        which would be back if it led; and it is who it says.
+        """Whether a follower may join the ISR: it has everything committed, also by earlier leaders; it has no
+        deleted records, which would be back if it led; and its broker epoch is current.
         """
         return (
             follower.end_offset >= self.high_watermark
@@ -484,13 +484,13 @@ class Partition:
         if self._is_silent(broker, follower.fetched_ms, now_ms):
             return True
         if follower.is_at_end:
-            # A quiet partition is not named in fetches. Behind since some append; the clock starts now.
+            # Fetches do not list a quiet partition, so it is behind only since a recent append: count from now.
             follower.is_at_end = False
             follower.caught_up_ms = now_ms
         return now_ms - follower.caught_up_ms > self.lag_max_ms
 
     def _count(self) -> None:
-        """Say anew whom the high watermark waits for."""
+        """Recompute ``maximal_isr`` and which followers the high watermark waits for."""
         members = dict.fromkeys(self.isr)
         if self._in_flight is not None:
             for broker, _ in self._in_flight.isr:
@@ -498,8 +498,8 @@ class Partition:
         members.update(self._unresolved)
         followers = self._followers
         if not members.keys() <= {self.me, *followers}:
-            # The answer to the proposal before did not say that a reassignment is complete. Whom it has taken away
-            # the controller will not let in.
+            # The answer to the previous proposal did not include the completion of a reassignment. The controller
+            # will not accept the replicas that it removed.
             members = {broker: None for broker in members if broker == self.me or broker in followers}
         self.maximal_isr = tuple(members)
         self._counting = [followers[broker] for broker in members if broker != self.me]

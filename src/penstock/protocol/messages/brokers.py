@@ -1,10 +1,10 @@
-"""What brokers tell the controller: that they are there, who is in sync, where their replicas lie.
+"""Requests from brokers to the controller: registration, heartbeats, in-sync replicas, replica directories.
 
-All of it goes over the internal listener, except UnregisterBroker, which an administrator sends. A struct
-whose name several messages share in Kafka's schemas stands here with its message's name before it.
+They use the internal listener, except UnregisterBroker, which an administrator sends. A struct whose name several
+messages share in Kafka's schemas has its message's name as a prefix here.
 
-What a newcomer gets wrong: a broker epoch is not a leader epoch. It is the offset of the broker's registration
-in the metadata log, and it tells one life of a broker from the next (KIP-903).
+Careful: a broker epoch is not a leader epoch. It is the offset of the broker's registration in the metadata log,
+and distinguishes one run of a broker from the next (KIP-903).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.protocol.schema import (
 
 class BrokerState(Message):
     broker_id: int = int32()
-    # -1 when the leader does not know it, which the controller lets pass.
+    # -1 when the leader does not know it, which the controller accepts.
     broker_epoch: int = int64(default=-1)
 
 
@@ -37,9 +37,9 @@ class AlterPartitionRequestPartition(Message):
     leader_epoch: int = int32()
     new_isr: list[int] = array(int32, "0-2")
     new_isr_with_epochs: list[BrokerState] = array(BrokerState, "3+")
-    # 1 while an unclean election is being made good (KIP-704).
+    # 1 while the partition recovers from an unclean election (KIP-704).
     leader_recovery_state: int = int8("1+")
-    # The one this proposal was made from; the controller refuses any other.
+    # The epoch this proposal is based on. The controller refuses it if it is not the current one.
     partition_epoch: int = int32()
 
 
@@ -62,7 +62,7 @@ class AlterPartitionResponsePartition(Message):
     isr: list[int] = array(int32)
     leader_recovery_state: int = int8("1+")
     partition_epoch: int = int32()
-    # Ours: who may be elected though not in sync. None from a node that does not say.
+    # Ours: replicas that may be elected though not in sync. None from a node that does not send it.
     eligible_leader_replicas: list[int] | None = array(int32, nullable=True, default=None, tag=OWN_TAGS)
 
 
@@ -105,9 +105,9 @@ class BrokerRegistrationRequest(Message, key=62, versions="0-4", flexible="0+"):
     rack: str | None = string(nullable=True)
     is_migrating_zk_broker: bool = boolean("1+")
     log_dirs: list[bytes] = array(uuid, "2+")
-    # What the last clean stop left behind. Any other value and the broker may have lost data (KIP-966).
+    # From the last clean shutdown. If it does not match, the broker may have lost data (KIP-966).
     previous_broker_epoch: int = int64("3+", default=-1)
-    # Ours: the replicas of which everything that was confirmed is on the disk. None are, if a node does not say.
+    # Ours: replicas with all their acknowledged records on disk. Empty if a node does not send it.
     flushed: list[FlushedTopic] = array(FlushedTopic, tag=OWN_TAGS)
 
 
@@ -124,24 +124,24 @@ class BrokerHeartbeatRequest(Message, key=63, versions="0-2", flexible="0+"):
     current_metadata_offset: int = int64()
     want_fence: bool = boolean()
     want_shut_down: bool = boolean()
-    # All that are offline, every time, not only the new ones.
+    # All offline directories, every time, not only new ones.
     offline_log_dirs: list[bytes] = array(uuid, "1+", tag=0)
     cordoned_log_dirs: list[bytes] | None = array(uuid, "2+", nullable=True, default=None, tag=1)
-    # Ours: those without room to write. A controller that does not know it passes over it.
+    # Ours: directories on full disks. An older controller ignores it.
     full_log_dirs: list[bytes] | None = array(uuid, nullable=True, default=None, tag=OWN_TAGS + 10)
     # Ours: the broker's wall time.
     time_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS + 20)
-    # Ours: for how long its wall clock has not jumped.
+    # Ours: the time since its wall clock last jumped.
     steady_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS + 22)
-    # Ours: its lease goes by the session that the answer names. Older brokers go by a setting of their own.
+    # Ours: its lease uses the session timeout from the response. Older brokers use their own setting.
     takes_session: bool = boolean(tag=OWN_TAGS + 30)
 
 
 class NodeClock(Message):
     node_id: int = int32()
-    # Of the controller's clock.
+    # Ahead of the controller's clock.
     ahead_ms: int = int64(default=TIME_UNKNOWN)
-    # For how long it has not jumped.
+    # Time since it last jumped.
     steady_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS)
 
 
@@ -153,9 +153,9 @@ class BrokerHeartbeatResponse(Response, key=63, versions="0-2", flexible="0+"):
     should_shut_down: bool = boolean()
     # Ours: the controller's wall time.
     controller_time_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS + 20)
-    # Ours: of every broker that is heard of, and of the controller.
+    # Ours: one per live broker, and one for the controller.
     clocks: list[NodeClock] = array(NodeClock, tag=OWN_TAGS + 21)
-    # Ours: the silence after which this controller fences the broker; 0 from one that does not say.
+    # Ours: this controller fences the broker after this time without a heartbeat; 0 from one that does not send it.
     session_timeout_ms: int = int32(tag=OWN_TAGS + 30)
 
 

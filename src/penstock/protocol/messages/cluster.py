@@ -1,7 +1,7 @@
-"""The handshake, ApiVersions, and DescribeCluster.
+"""ApiVersions, which is the handshake, and DescribeCluster.
 
-A version of ApiVersions we do not know is answered in version 0 with UNSUPPORTED_VERSION and our own range,
-so that the client can try again (KIP-511).
+An unknown version of ApiVersions is answered in version 0 with UNSUPPORTED_VERSION and our own range, so that the
+client can try again (KIP-511).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DescribeClusterRequest(Message, key=60, versions="0-2", flexible="0+"):
     include_cluster_authorized_operations: bool = boolean()
     endpoint_type: int = int8("1+", default=1)
     include_fenced_brokers: bool = boolean("2+")
-    # Ours: whether to tell how far the clocks are apart.
+    # Ours: whether to include the clock differences.
     include_clocks: bool = boolean(tag=OWN_TAGS)
 
 
@@ -68,7 +68,7 @@ class DescribeClusterBroker(Message):
     port: int = int32()
     rack: str | None = string(nullable=True, default=None)
     is_fenced: bool = boolean("2+")
-    # Ours: of the median of all brokers' clocks. Only for who asks.
+    # Ours: ahead of the median of all brokers' clocks. Only if ``include_clocks``.
     clock_ahead_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS)
 
 

@@ -1,7 +1,7 @@
-"""Settings of topics and brokers: reading them, replacing them all, changing some.
+"""Settings of topics and brokers: DescribeConfigs, AlterConfigs (replaces all), IncrementalAlterConfigs (some).
 
-AlterConfigs and IncrementalAlterConfigs have structs of the same names in Kafka; the latter's differ by
-``config_operation`` and are called Incremental here. ``resource_type`` is 2 for a topic and 4 for a broker.
+In Kafka, AlterConfigs and IncrementalAlterConfigs have structs of the same names; the latter's also have
+``config_operation`` and are prefixed Incremental here. ``resource_type`` is 2 for a topic and 4 for a broker.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ class IncrementalAlterConfigsResponse(Response, key=44, versions="0-1", flexible
 
 
 class ListConfigResourcesRequest(Message, key=74, versions="0-1", flexible="0+"):
-    """Version 0 asks for resources of clients' metrics only."""
+    """Version 0 lists only client metrics resources."""
 
-    # Empty: of all types.
+    # Empty: all types.
     resource_types: list[int] = array(int8, "1+")
 
 

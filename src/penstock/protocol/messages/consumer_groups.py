@@ -1,4 +1,4 @@
-"""The consumer group protocol of KIP-848, as far as it takes to refuse it."""
+"""The consumer group protocol of KIP-848: only what is needed to refuse it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What consumers say to each other through the coordinator, which passes it on as opaque bytes.
+"""Messages between the consumers of a group. The coordinator passes them on as opaque bytes.
 
-The subscription is the ``metadata`` a member joins with, the assignment what the leader sends it back; each
-is preceded by its version as an int16. Brokers read them only to show them to people and to know a member's
-topics.
+A member joins with its subscription as ``metadata``, and the group's leader sends it an assignment; each is
+preceded by its version as an int16. Brokers decode them only to display them and to find a member's topics.
 """
 
 from __future__ import annotations

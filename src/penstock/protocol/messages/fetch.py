@@ -1,8 +1,8 @@
 """Fetch, by consumers and by followers.
 
 Sessions came with version 7 (KIP-227), flexible encoding and divergence with 12, topic ids in place of
-names with 13 (KIP-516). A follower says who it is in ``replica_id`` up to version 14 and in the tagged
-``replica_state`` after it (KIP-903); a consumer leaves the first -1 and the second out.
+names with 13 (KIP-516). A follower identifies itself in ``replica_id`` up to version 14 and in the tagged
+``replica_state`` from 15 on (KIP-903); a consumer sends -1 and omits the second.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FetchPartition(Message):
     log_start_offset: int = int64("5+", default=-1)
     partition_max_bytes: int = int32()
     replica_directory_id: bytes = uuid("17+", tag=0)
-    # The highest value: a follower that does not take part (KIP-1166).
+    # The maximum means that the follower does not use this (KIP-1166).
     high_watermark: int = int64("18+", default=2**63 - 1, tag=1)
 
 
@@ -67,7 +67,7 @@ class FetchRequest(Message, key=1, versions="4-18", flexible="12+"):
     session_epoch: int = int32("7+", default=-1)
     topics: list[FetchTopic] = array(FetchTopic)
     forgotten_topics_data: list[ForgottenTopic] = array(ForgottenTopic, "7+")
-    # Where the consumer is, so that it can be sent to a replica near it (KIP-392).
+    # The consumer's rack, to direct it to a replica nearby (KIP-392).
     rack_id: str = string("11+")
 
 
@@ -92,14 +92,14 @@ class PartitionData(Message):
     high_watermark: int = int64()
     last_stable_offset: int = int64(default=-1)
     log_start_offset: int = int64("5+", default=-1)
-    # Where the follower's log parts from ours (KIP-595).
+    # Where the follower's log diverges from ours (KIP-595).
     diverging_epoch: EpochEndOffset | None = struct(EpochEndOffset, "12+", tag=0)
     current_leader: LeaderIdAndEpoch | None = struct(LeaderIdAndEpoch, "12+", tag=1)
-    # What the follower should load instead, when its offset is before our log (KIP-630).
+    # The snapshot to load when the fetch offset is before our log start (KIP-630).
     snapshot_id: SnapshotId | None = struct(SnapshotId, "12+", tag=2)
     aborted_transactions: list[AbortedTransaction] | None = array(AbortedTransaction, nullable=True)
     preferred_read_replica: int = int32("11+", default=-1)
-    # Nothing to send is b"", not None: librdkafka and kafka-python break on null.
+    # Without records b"", not None: librdkafka and kafka-python break on null.
     records: Records = record_set()
 
 
@@ -120,7 +120,7 @@ class FetchResponse(Response, key=1, versions="4-18", flexible="12+"):
     def for_error(
         cls, request: FetchRequest, version: int, error: int, message: str | None = None
     ) -> FetchResponse:
-        # Older versions have no room at the top. From 13 on the partitions may be known to the session alone.
+        # Older versions have no error at the top level. From 13 on the partitions may be only in the session.
         topics = request.topics if version < TOPIC_IDS_SINCE_VERSION else []
         return cls(
             error_code=error,

@@ -23,8 +23,8 @@ class OffsetCommitValue(Message, versions="0-4", flexible="4+"):
     commit_timestamp: int = int64()
     expire_timestamp: int = int64("1", default=-1)
     topic_id: bytes = uuid("4+", tag=0)
-    # Ours: what version 1 says with ``expire_timestamp``, beside a topic id. Others pass over it, and the
-    # offset is kept as long as any.
+    # Ours: the ``expire_timestamp`` of version 1, which versions with a topic id lack. Kafka skips it and then
+    # keeps the offset for the usual time.
     expires_at: int = int64("4+", tag=10_000, default=-1)
 
 

@@ -1,8 +1,8 @@
 """Consumer groups: finding the coordinator, membership, committed offsets, and the tools' view of groups.
 
-Two APIs changed shape half-way and carry both: FindCoordinator (one ``key`` up to version 3,
+Two APIs changed their layout and have both here: FindCoordinator (one ``key`` up to version 3,
 ``coordinator_keys`` from 4 on) and OffsetFetch (one group in ``topics`` up to 7, ``groups`` from 8 on). The
-structs with a plural name, such as ``OffsetFetchRequestTopics``, are Kafka's own names for the newer shape.
+structs with a plural name, such as ``OffsetFetchRequestTopics``, are Kafka's own names for the newer layout.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ class JoinGroupResponse(Response, key=11, versions="0-9", flexible="6+"):
     error_code: int = int16()
     generation_id: int = int32(default=-1)
     protocol_type: str | None = string("7+", nullable=True, default=None)
-    # Before version 7 None is written as "".
+    # Before version 7 None is encoded as "".
     protocol_name: str | None = string(nullable="7+")
     leader: str = string()
-    # The leader may not assign: it is a static member that came back to a stable group (KIP-814).
+    # The leader must not assign: it is a static member that rejoined a stable group (KIP-814).
     skip_assignment: bool = boolean("9+")
     member_id: str = string()
     members: list[JoinGroupResponseMember] = array(JoinGroupResponseMember)

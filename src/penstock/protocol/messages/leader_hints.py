@@ -1,4 +1,4 @@
-"""Where to go instead, in answers of Produce and Fetch to a client that asked the wrong broker (KIP-951)."""
+"""The current leader, in Produce and Fetch responses to a client that asked the wrong broker (KIP-951)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The records of ``__cluster_metadata`` in the schemas of KRaft, so that Kafka's own dump tool reads our log.
+"""The records of ``__cluster_metadata`` in KRaft's schemas, so that Kafka's dump tool can read our log.
 
-``key`` is the record's type in the frame that ``metadata/changes.py`` writes around it. In the records that
-report a change, absence means "as before": the defaults of their tagged fields are None or a sentinel,
-never a real value.
+``key`` is the record's type in the frame that ``metadata/changes.py`` writes around it. In records that report a
+change, a missing field means "unchanged": the defaults of their tagged fields are None or a sentinel, never a
+real value.
 """
 
 from __future__ import annotations

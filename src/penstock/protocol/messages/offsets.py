@@ -1,7 +1,7 @@
-"""Where things are in a log: ListOffsets, OffsetForLeaderEpoch and DeleteRecords.
+"""Offsets in a log: ListOffsets, OffsetForLeaderEpoch and DeleteRecords.
 
 ListOffsets takes a timestamp or a negative sentinel: -1 latest, -2 earliest, -3 the record with the largest
-timestamp (KIP-734), -4 earliest local, -5 latest tiered, each from a version of its own on.
+timestamp (KIP-734), -4 earliest local, -5 latest tiered. Each exists only from a certain version on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where replicas are, and where they should be: elections, reassignments, log directories.
+"""Replica placement: elections, reassignments, log directories.
 
-These are an administrator's requests. All but DescribeLogDirs, which each broker answers for itself, are
-decided by the controller.
+Administrators send these requests. The controller handles all of them except DescribeLogDirs, which each broker
+answers for itself.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ElectLeadersResponse(Response, key=43, versions="0-2", flexible="2+"):
 
 class ReassignablePartition(Message):
     partition_index: int = int32()
-    # None: cancel the reassignment that is under way.
+    # None: cancel the reassignment in progress.
     replicas: list[int] | None = array(int32, nullable=True, default=None)
 
 
@@ -109,7 +109,7 @@ class ListPartitionReassignmentsRequest(Message, key=46, versions="0", flexible=
 
 class OngoingPartitionReassignment(Message):
     partition_index: int = int32()
-    # Old and new together, as the partition has them now.
+    # The partition's current replicas: old and new together.
     replicas: list[int] = array(int32)
     adding_replicas: list[int] = array(int32)
     removing_replicas: list[int] = array(int32)

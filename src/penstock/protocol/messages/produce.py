@@ -1,8 +1,8 @@
 """Produce, and InitProducerId, which gives an idempotent producer its id.
 
 Versions 0 to 2 of Produce carried the old message formats and are not read (KIP-896). From version 13 on a
-topic is named by its id alone (KIP-516), so a handler looks at ``name`` or ``topic_id`` by version, never
-at both.
+topic is identified only by its id (KIP-516), so a handler uses ``name`` or ``topic_id`` depending on the version,
+never both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.protocol.schema import (
 
 class PartitionProduceData(Message):
     index: int = int32()
-    # A view into the request's own buffer: gone when that buffer is reused.
+    # A view into the request's buffer, invalid once that buffer is reused.
     records: memoryview | None = record_set()
 
 
@@ -36,7 +36,7 @@ class TopicProduceData(Message):
 
 class ProduceRequest(Message, key=0, versions="3-13", flexible="9+"):
     transactional_id: str | None = string(nullable=True, default=None)
-    # 0: no answer at all; 1: the leader's log; -1: every in-sync replica.
+    # 0: no response; 1: after the leader's append; -1: after all in-sync replicas have it.
     acks: int = int16()
     timeout_ms: int = int32()
     topic_data: list[TopicProduceData] = array(TopicProduceData)
@@ -56,7 +56,7 @@ class PartitionProduceResponse(Message):
     # Which records of the batch were refused, and why (KIP-467).
     record_errors: list[BatchIndexAndErrorMessage] = array(BatchIndexAndErrorMessage, "8+")
     error_message: str | None = string("8+", nullable=True, default=None)
-    # With NOT_LEADER_OR_FOLLOWER: where to go instead, without asking for metadata (KIP-951).
+    # With NOT_LEADER_OR_FOLLOWER: the current leader, which saves a metadata request (KIP-951).
     current_leader: LeaderIdAndEpoch | None = struct(LeaderIdAndEpoch, "10+", tag=0)
 
 

@@ -1,12 +1,12 @@
 """The metadata quorum: votes, epochs, snapshots, changes of the voters, and the control records of its log.
 
-The quorum fetches with the ordinary ``fetch.FetchRequest``; everything else the voters say to each other is
-here (KIP-595, 630, 853, 996). A struct whose name several messages share in Kafka's schemas stands here with
-its message's name before it. The control records at the end are the values of control batches in
-``__cluster_metadata``; what a batch holds is told by the type in its record's key, ``CONTROL_TYPE``.
+The quorum fetches with the ordinary ``fetch.FetchRequest``; the voters' other requests are here (KIP-595, 630, 853,
+996). A struct whose name several messages share in Kafka's schemas has its message's name as a prefix here. The
+control records at the end are the values of control batches in ``__cluster_metadata``; the type in a record's key
+says which one it is (``CONTROL_TYPE``).
 
-What a newcomer gets wrong: an ``error_code`` of 0 at the top says only that the request could be read. Each
-partition, of which there is one, has an error of its own beside it.
+Careful: an ``error_code`` of 0 at the top level only means that the request was valid. Each partition, of which
+there is one, has its own error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.protocol.schema import (
 
 
 class Endpoint(Message):
-    """Where a voter listens. Kafka has this under three names: Endpoint, LeaderEndpoint and Listener."""
+    """A voter's address. Kafka has three names for it: Endpoint, LeaderEndpoint and Listener."""
 
     name: str = string()
     host: str = string()
@@ -38,7 +38,7 @@ class Endpoint(Message):
 
 
 class NodeEndpoint(Message):
-    """Where the leader listens, for a voter that does not know it yet. Not the one of Fetch."""
+    """The leader's address, for a voter that does not know it yet. Not the struct of this name in Fetch."""
 
     node_id: int = int32()
     host: str = string()
@@ -54,7 +54,7 @@ class VoteRequestPartition(Message):
     last_offset_epoch: int = int32()
     # The end of the candidate's log, exclusive.
     last_offset: int = int64()
-    # Asks whether a vote would be granted; nobody's epoch moves (KIP-996).
+    # Only asks whether a vote would be granted; no epoch changes (KIP-996).
     pre_vote: bool = boolean("2+")
 
 
@@ -65,7 +65,7 @@ class VoteRequestTopic(Message):
 
 class VoteRequest(Message, key=52, versions="0-2", flexible="0+"):
     cluster_id: str | None = string(nullable=True, default=None)
-    # Whom the candidate believes to be asking.
+    # The voter that the candidate means to ask.
     voter_id: int = int32("1+", default=-1)
     topics: list[VoteRequestTopic] = array(VoteRequestTopic)
 
@@ -135,7 +135,7 @@ class EndQuorumEpochRequestPartition(Message):
     partition_index: int = int32()
     leader_id: int = int32()
     leader_epoch: int = int32()
-    # Those most caught up first: whoever is first stands for election at once.
+    # The most caught up first. The first one stands for election at once.
     preferred_successors: list[int] = array(int32, "0")
     preferred_candidates: list[ReplicaInfo] = array(ReplicaInfo, "1+")
 
@@ -185,9 +185,9 @@ class DescribeQuorumRequest(Message, key=55, versions="0-2", flexible="0+"):
 class ReplicaState(Message):
     replica_id: int = int32()
     replica_directory_id: bytes = uuid("2+")
-    # -1 when the leader has not heard from it.
+    # -1 when it has not fetched from this leader.
     log_end_offset: int = int64()
-    # Wall-clock milliseconds as the leader saw them; -1 when never.
+    # Wall-clock milliseconds by the leader's clock; -1 for never.
     last_fetch_timestamp: int = int64("1+", default=-1)
     last_caught_up_timestamp: int = int64("1+", default=-1)
 
@@ -229,7 +229,7 @@ class FetchSnapshotRequestPartition(Message):
     partition: int = int32()
     current_leader_epoch: int = int32()
     snapshot_id: SnapshotId = struct(SnapshotId)
-    # A byte of the snapshot's file.
+    # A position in the snapshot's file.
     position: int = int64()
     replica_directory_id: bytes = uuid("1+", tag=0)
 
@@ -247,7 +247,7 @@ class FetchSnapshotRequest(Message, key=59, versions="0-1", flexible="0+"):
 
 
 class LeaderIdAndEpoch(Message):
-    """Not the one of Fetch: here the defaults are zero, so leader 0 in epoch 0 reads as absent."""
+    """Unlike the one in Fetch, its defaults are zero, so leader 0 in epoch 0 counts as absent."""
 
     leader_id: int = int32()
     leader_epoch: int = int32()
@@ -258,10 +258,10 @@ class FetchSnapshotResponsePartition(Message):
     error_code: int = int16()
     snapshot_id: SnapshotId = struct(SnapshotId)
     current_leader: LeaderIdAndEpoch | None = struct(LeaderIdAndEpoch, tag=0)
-    # Of the whole snapshot, in bytes.
+    # Size of the whole snapshot, in bytes.
     size: int = int64()
     position: int = int64()
-    # A piece of the file from ``position`` on. Batches may be cut at either end.
+    # Part of the file, from ``position`` on. Batches may be cut at either end.
     unaligned_records: Records = record_set()
 
 
@@ -283,7 +283,7 @@ class AddRaftVoterRequest(Message, key=80, versions="0-1", flexible="0+"):
     voter_id: int = int32()
     voter_directory_id: bytes = uuid()
     listeners: list[Endpoint] = array(Endpoint)
-    # False: answered as soon as the leader has written it, for a voter that adds itself.
+    # False: the leader answers as soon as it has appended the record, for a voter that adds itself.
     ack_when_committed: bool = boolean("1+", default=True)
 
 
@@ -359,15 +359,15 @@ class RemovedVoter(Message):
 
 
 class VotersRecord(Message, key=6, versions="0", flexible="0+"):
-    """The whole set of voters. It counts from when it is in the log, not from when it is committed."""
+    """The whole voter set. It counts from the moment it is in the log, not only when it is committed."""
 
     version: int = int16()
     voters: list[VotersRecordVoter] = array(VotersRecordVoter)
-    # Ours, and in snapshots only: who was a voter in the set before this one.
+    # Ours, and in snapshots only: the voters of the previous set that this one lacks.
     removed: list[RemovedVoter] = array(RemovedVoter, tag=OWN_TAGS)
 
 
-# The type in a control record's key -> what its value is; ``LeaderChangeMessage.KEY`` is the way back.
+# The type in a control record's key -> the class of its value. The reverse is e.g. ``LeaderChangeMessage.KEY``.
 CONTROL_TYPE: dict[int, type[Message]] = {
     cls.KEY: cls
     for cls in (

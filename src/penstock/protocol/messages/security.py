@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.protocol.schema import Message, Response, array, binary, int8, int16, int32, int64, string
 
-# Of a pattern that is the name itself.
+# Pattern type: the pattern is the resource's name.
 LITERAL = 3
 
 

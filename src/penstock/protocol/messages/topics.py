@@ -1,7 +1,7 @@
-"""Topics and where they live: Metadata, and making, growing, deleting and describing topics.
+"""Topics: Metadata, and creating, extending, deleting and describing topics.
 
-What a newcomer gets wrong is absence. In Metadata a null list of topics means all of them and an empty one
-none, except in version 0, where the empty one means all.
+Careful: in Metadata a null list of topics means all of them and an empty list none, except in version 0, where an
+empty list means all.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MetadataResponse(Response, key=3, versions="0-13", flexible="9+"):
     controller_id: int = int32("1+", default=-1)
     topics: list[MetadataResponseTopic] = array(MetadataResponseTopic)
     cluster_authorized_operations: int = int32("8-10", default=OPERATIONS_OMITTED)
-    # Of the whole answer: REBOOTSTRAP_REQUIRED tells the client to start over (KIP-1102).
+    # For the whole response: REBOOTSTRAP_REQUIRED tells the client to start over (KIP-1102).
     error_code: int = int16("13+")
 
     @classmethod
@@ -107,8 +107,8 @@ class CreateTopicsRequest(Message, key=19, versions="2-7", flexible="5+"):
     topics: list[CreatableTopic] = array(CreatableTopic)
     timeout_ms: int = int32(default=60000)
     validate_only: bool = boolean()
-    # Ours, from a broker: a client that has been connected for so long has asked for these topics, which are not
-    # there. -1 when somebody wants them created.
+    # Ours, from a broker: a client that has been connected for this long asked for these topics, which do not
+    # exist. -1 for an explicit CreateTopics.
     connected_for_ms: int = int64("5+", default=-1, tag=OWN_TAGS)
 
 
@@ -244,7 +244,7 @@ class DescribeTopicPartitionsResponsePartition(Message):
     leader_epoch: int = int32(default=-1)
     replica_nodes: list[int] = array(int32)
     isr_nodes: list[int] = array(int32)
-    # Never null on the wire from us: the Java client's admin fails on it.
+    # We never send null: the Java admin client fails on it.
     eligible_leader_replicas: list[int] | None = array(int32, nullable=True, default=None)
     last_known_elr: list[int] | None = array(int32, nullable=True, default=None)
     offline_replicas: list[int] = array(int32)
