@@ -25,7 +25,7 @@ def test_one_broker_holds_everything() -> None:
 
 
 def test_more_replicas_than_brokers_are_refused() -> None:
-    with pytest.raises(TooFewBrokers, match="3 replicas need 3 brokers; there are 2"):
+    with pytest.raises(TooFewBrokers, match="3 replicas need as many brokers, and there are 2"):
         place(brokers(2), 1, 3, start=0)
 
 

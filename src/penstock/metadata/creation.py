@@ -110,7 +110,7 @@ class Creation:
         if asked.count <= count:
             raise Refusal(
                 ErrorCode.INVALID_PARTITIONS,
-                f"Topic '{topic.name}' has {count} partitions already: ask for more than that.",
+                f"Topic '{topic.name}' has {count} partitions; {asked.count} would not be more.",
             )
         added = asked.count - count
         first = topic.partitions[0]

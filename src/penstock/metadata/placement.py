@@ -39,7 +39,7 @@ def place(
     assert replication_factor > 0 and partitions >= 0
     if replication_factor > len(candidates):
         raise TooFewBrokers(
-            f"{replication_factor} replicas need {replication_factor} brokers; there are {len(candidates)}"
+            f"{replication_factor} replicas need as many brokers, and there are {len(candidates)}"
         )
     active = [candidate for candidate in candidates if candidate.is_active]
     if not active:

@@ -6,8 +6,8 @@ of them at once and stops.
 A cluster survives some faults only one at a time: when a machine has lost power (in ``replicated`` mode, where
 records are committed before they are on a disk), or its disk was damaged or wiped, the other copies must be
 whole. So these faults hit a second machine only when ``is_whole`` says that every partition has all its copies
-again. Plans with these faults never lower ``min.insync.replicas`` to 1 (``Plan.in_sync_min``). All exceptions are
-made here: the checkers make none.
+again. Plans with these faults never lower ``min.insync.replicas`` to 1 (``Plan.in_sync_min``). Faults are held
+back only here: the checkers excuse nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The errors of the wire client, each with one line that says what to do.
+"""What can go wrong for a caller of the wire client, each in one line that says what to do about it.
 
-All are final. The client itself retries broken connections and moved leaders until the deadline.
+A newcomer looks here for connections that broke and leaders that moved. There are none: those are retried inside
+the client until the deadline, and what reaches the caller is final.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from penstock.model import TopicPartition
 from penstock.protocol.errors import ErrorCode
 
-# The partition has another leader, or none yet: refresh the metadata and retry.
+# The partition is led by somebody else, or by nobody yet: ask for metadata and try again.
 LEADER_MOVED = frozenset(
     (
         ErrorCode.LEADER_NOT_AVAILABLE,
@@ -25,7 +26,7 @@ LEADER_MOVED = frozenset(
         ErrorCode.INCONSISTENT_TOPIC_ID,
     )
 )
-# The right broker, but it cannot do it now: retry.
+# The broker is the right one and cannot do it now.
 BUSY = frozenset(
     (
         ErrorCode.UNKNOWN_SERVER_ERROR,
@@ -46,19 +47,19 @@ COORDINATOR_MOVED = frozenset(
 
 
 class WireError(Exception):
-    """Final: an immediate retry would not help."""
+    """Final: trying again at once would not help."""
 
 
 class BadBootstrap(WireError, ValueError):
-    """The bootstrap list is invalid."""
+    """The list of brokers is not one."""
 
 
 class Unreachable(WireError):
-    """No broker of the bootstrap list, and no other known broker, could be reached."""
+    """No broker of the list, and none that was known, could be reached."""
 
 
 class TimedOut(WireError):
-    """Brokers answered, but the operation did not succeed before the deadline."""
+    """Brokers were there, and yet it did not succeed before the deadline."""
 
 
 class UnsupportedBroker(WireError):
@@ -66,11 +67,11 @@ class UnsupportedBroker(WireError):
 
 
 class UnknownTopic(WireError):
-    """The topic or the partition does not exist."""
+    """The topic, or the partition of it, does not exist."""
 
 
 class TopicReplaced(UnknownTopic):
-    """The topic was deleted and recreated: offsets of the old topic are invalid in the new one."""
+    """The topic was deleted and made again: offsets of the old one mean nothing in the new."""
 
 
 class OffsetOutOfRange(WireError):
@@ -84,12 +85,12 @@ class OffsetOutOfRange(WireError):
         self.high_watermark = high_watermark
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Spark pickles exceptions between processes; the default would pass only the message to __init__.
+        # Spark carries exceptions between processes; the default would call us with the message alone.
         return type(self), (self.at, self.offset, self.log_start_offset, self.high_watermark)
 
 
 class BrokerRefused(WireError):
-    """The broker refused with a code that a retry does not change."""
+    """The broker said no, with a code that trying again does not change."""
 
     def __init__(self, message: str, code: int = ErrorCode.NONE) -> None:
         super().__init__(message)
@@ -97,19 +98,19 @@ class BrokerRefused(WireError):
 
 
 class BatchTooLarge(BrokerRefused):
-    """The batch is larger than the topic's limit."""
+    """The topic does not take batches of this size."""
 
 
 class GroupInUse(BrokerRefused):
-    """The group has members, so only they may commit offsets."""
+    """The group has members of its own, whose offsets nobody else may commit."""
 
 
 class OutOfSequence(BrokerRefused):
-    """Continuing might lose, repeat or reorder records."""
+    """Going on might lose records, repeat them or change their order."""
 
 
 def words_of(code: int, message: str | None = None) -> str:
-    """The broker's error message if there is one, else the name of the code."""
+    """The broker's own words if it has any, else the name of the code."""
     try:
         name = ErrorCode(code).name
     except ValueError:

@@ -1,8 +1,9 @@
-"""Cut received bytes into frames. Sans-IO: the shell asks where to receive and reports how much arrived.
+"""Received bytes into frames. Sans-IO: the shell asks where to receive and says how much arrived.
 
-A large response is received directly into its own buffer, and the caller gets its records as a view of that buffer:
-only the kernel copies the bytes. Buffers are never given back explicitly: ``Buffers`` notices that the last view is
-gone, because a bytearray with views cannot be resized.
+A large answer is received straight into a buffer of its own, and its records are handed to the caller as a view
+into that buffer: the bytes are copied once, by the kernel. What a newcomer gets wrong is who gives the buffer
+back. Nobody does: ``Buffers`` finds out that the last view of it is gone, because a bytearray that is looked
+into cannot be resized.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from struct import Struct
 from penstock.protocol.errors import DecodeError
 from penstock.protocol.framing import LENGTH_BYTES
 
-# Receive buffer for small frames.
+# What is received at once when no large frame is on its way.
 SCRATCH_BYTES = 64 * 1024
-# Buffer sizes are multiples of this, so that a buffer can be reused for a slightly longer response.
+# Buffers are made in steps of this, so that one fits again although the next answer is a little longer.
 STEP_BYTES = 1024 * 1024
-# Kept for reuse, lent or not: a new buffer costs mostly page faults.
+# Kept for reuse, lent or not: a fresh buffer is mostly page faults.
 KEPT_BYTES_MAX = 96 * 1024 * 1024
-# No response is larger: a peer that announces more is not a Kafka broker.
+# No answer is larger: whoever promises more is no Kafka broker.
 FRAME_BYTES_MAX = 1024 * 1024 * 1024
-# The limit during the handshake. The first bytes of a TLS or HTTP server read as a far larger length.
+# Before the handshake is over. What a TLS or HTTP server says reads as a length far above this.
 HANDSHAKE_BYTES_MAX = 1024 * 1024
 
 _length_of = Struct(">i").unpack_from
 
 
 class Buffers:
-    """Large buffers, each lent until its last view is gone."""
+    """Large buffers, each lent until the last view of it is gone."""
 
     def __init__(self, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._kept: list[bytearray] = []
@@ -35,7 +36,7 @@ class Buffers:
         self._kept_bytes_max = kept_bytes_max
 
     def take(self, size: int) -> memoryview:
-        """A view of exactly this size on a free or new buffer."""
+        """A buffer of at least this size, cut to it."""
         wanted = -(-size // STEP_BYTES) * STEP_BYTES
         best: bytearray | None = None
         for buffer in self._kept:
@@ -49,7 +50,7 @@ class Buffers:
 
     def _keep(self, buffer: bytearray) -> None:
         if self._kept_bytes + len(buffer) > self._kept_bytes_max:
-            # The idle ones have the wrong size.
+            # Those that lie idle were of the wrong size.
             self._kept = [kept for kept in self._kept if not is_free(kept)]
             self._kept_bytes = sum(map(len, self._kept))
         if self._kept_bytes + len(buffer) <= self._kept_bytes_max:
@@ -58,7 +59,7 @@ class Buffers:
 
 
 def is_free(buffer: bytearray) -> bool:
-    """Whether the buffer has no views. Only then can it be resized; here its size does not change in the end."""
+    """Whether no view into the buffer exists: only then may it change its size, here by nothing in the end."""
     try:
         buffer.append(buffer.pop())
     except BufferError:
@@ -67,7 +68,7 @@ def is_free(buffer: bytearray) -> bool:
 
 
 class Inbox:
-    """The received bytes of one connection."""
+    """What one connection has received."""
 
     __slots__ = ("_buffers", "_end", "_large", "_large_end", "_scratch", "_start", "frame_bytes_max")
 
@@ -88,10 +89,10 @@ class Inbox:
         return self._scratch[self._end :]
 
     def received(self, count: int) -> list[memoryview]:
-        """The frames, without length prefixes, that these bytes complete. The caller may keep them.
+        """The frames, without their lengths, that these bytes complete. They are the caller's to keep.
 
         Raises:
-            DecodeError: an impossible length.
+            DecodeError: a length that no answer has.
         """
         if self._large is not None:
             self._large_end += count

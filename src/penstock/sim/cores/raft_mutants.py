@@ -97,7 +97,7 @@ class VotesTwice(Elections):
 
 
 class AnyDirectory(Elections):
-    """Votes for a disk that is gone, which may have voted before."""
+    """Gives the vote of its old disk, which may have voted before."""
 
     def vote(self, request: VoteRequest, token: Any, now_ms: int) -> None:
         if request.voter.id == self._node.me.id:
