@@ -1,9 +1,9 @@
 """This node's part in the metadata quorum: the shell around ``raft.Raft``.
 
 Every node has one, whether it has a vote or not; a node alone is a quorum of one and takes the same way.
-The core decides and this carries out: the log (``quorum_log.py``), the stored promises, the timer. What it
-says to others goes through ``quorum_conversation.py``; what it says is committed is applied by
-``quorum_committed.py``.
+The core decides and this carries out: the log (``metadata_log.py``), the stored promises, the timer. What it
+says to others goes through ``conversation.py``; what it says is committed is applied by
+``committed.py``.
 
 The active controller decides against its own image of all that was decided. ``propose`` appends a decision's
 changes and answers when they are committed. So two requests in flight see each other's topics, and nobody is

@@ -1,6 +1,6 @@
 """Replay: records of a topic, from where to where by offsets or by time, sent once more to another topic.
 
-The driver plans ranges of offsets; tasks read them and send them on (``resending.py``), so that no record
+The driver plans ranges of offsets; tasks read them and send them on (``replay_task.py``), so that no record
 passes the JVM. A partition is read by one task, in order. Keys, values and timestamps stay as they are,
 and each record says where it comes from in four more headers.
 
