@@ -82,7 +82,7 @@ class MachineProcesses:
             answer = None
         if answer is None:
             status = self._reap()
-            raise JobKilled(f"the process of the job ended with status {status}")
+            raise JobKilled(f"the job's process ended with status {status}")
         result, error = pickle.loads(answer)
         if error is not None:
             raise error
@@ -94,7 +94,7 @@ class MachineProcesses:
             self._reap()
         with self._lock:
             if self._is_closed:
-                raise JobKilled("the broker stops")
+                raise JobKilled("the broker is stopping")
             if self._process is None:
                 self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
                 assert self._process.stdin is not None

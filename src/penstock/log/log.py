@@ -162,7 +162,7 @@ class Log:
             elif name.endswith(DELETED):
                 self.pending_deletes.append(f"{self.directory}/{name}")
         if not self._segments.items:
-            # Without segments the log is empty: ignore the other files that a crash may have left.
+            # Without segments the log is empty: other files that a crash may have left do not count.
             self.epochs.has_directory = False
             self._snapshots.drop_above(-1)
 

@@ -134,8 +134,8 @@ class Leading:
             node.become_unattached(request.epoch, now_ms)
         role = node.role
         if isinstance(role, Leader) and now_ms >= role.quorum_at_ms:
-            # Before this fetch counts as heard: a process that was stopped finds fetches of long ago in its
-            # sockets, and must not take itself for the leader because of them.
+            # Check the quorum before this fetch counts: a process that was suspended finds old fetches in its
+            # sockets, and must not stay leader because of them.
             self.tick(role, now_ms)
             role = node.role
         if not isinstance(role, Leader) or request.epoch < node.epoch:

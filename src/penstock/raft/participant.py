@@ -200,7 +200,7 @@ class Participant:
         """Assert the invariants. Call it when all effects have been carried out."""
         log = self.log
         role = self.role
-        assert not self._is_state_stale and not self._effects, "effects were forgotten"
+        assert not self._is_state_stale and not self._effects, "effects were not taken"
         assert self.epoch >= log.last_epoch, (self.epoch, log.last_epoch)
         assert log.start_offset <= self.high_watermark <= log.end_offset
         assert self.flushed_offset <= log.end_offset

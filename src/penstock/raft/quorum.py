@@ -24,7 +24,7 @@ Voters: TypeAlias = tuple[Voter, ...]
 
 def voters_of(voters: Iterable[Voter]) -> Voters:
     made = tuple(sorted(voters))
-    assert len({voter.id for voter in made}) == len(made), f"a node is there with two directories: {made}"
+    assert len({voter.id for voter in made}) == len(made), f"a voter id occurs twice: {made}"
     return made
 
 

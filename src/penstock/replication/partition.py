@@ -447,7 +447,7 @@ class Partition:
 
     def learned(self, high_watermark: int, end_offset: int) -> None:
         """Take the high watermark from the leader's fetch response; our own log ends at ``end_offset``."""
-        assert not self.is_leader, "a leader learns from nobody"
+        assert not self.is_leader, "a leader computes its own high watermark"
         self.high_watermark = max(self.high_watermark, min(high_watermark, end_offset))
         self._proven = max(self._proven, self.high_watermark)
         self._was_recovering = self.is_recovering
