@@ -1,11 +1,12 @@
 """The pages that are made from the code say what the code says, links lead somewhere, and the architecture's page
-names what there is."""
+names what there is and draws the imports as they are."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 import re
+import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -65,6 +66,14 @@ def test_the_file_map_names_nothing_that_is_not_there() -> None:
     assert missing == set()
 
 
+def test_every_file_that_the_architecture_names_is_there() -> None:
+    paths = set(re.findall(r"`([a-z_]+/[\w/]*(?:\.py|/))`", ARCHITECTURE.partition("## File map")[0]))
+    assert len(paths) > 40
+    assert [
+        path for path in sorted(paths) if not (SOURCE / path).exists() and not (ROOT / path).exists()
+    ] == []
+
+
 def test_every_method_that_the_architecture_names_is_there() -> None:
     members: dict[str, set[str]] = {}
     for path in SOURCE.rglob("*.py"):
@@ -79,3 +88,53 @@ def test_every_method_that_the_architecture_names_is_there() -> None:
     named = re.findall(r"`([A-Z]\w+)\.(\w+)`", ARCHITECTURE)
     assert len(named) > 20
     assert [f"{owner}.{name}" for owner, name in named if name not in members.get(owner, ())] == []
+
+
+def drawn() -> tuple[str, str]:
+    """The diagrams of imports: of the package, and of the broker."""
+    blocks = re.findall(
+        r"^```text\n(.*?)^```", ARCHITECTURE.partition("### Rooms and imports")[2], re.MULTILINE | re.DOTALL
+    )
+    return blocks[0], blocks[1]
+
+
+def contract(name: str) -> list[list[str]]:
+    """The layers of an import contract, from the top."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (found,) = [each for each in settings["contracts"] if each["name"] == name]
+    return [[module.removeprefix("penstock.") for module in layer.split(" | ")] for layer in found["layers"]]
+
+
+def test_the_diagram_of_the_package_is_its_import_contract() -> None:
+    lines = [re.split(r"\s{2,}", line.strip())[0] for line in drawn()[0].splitlines()]
+    assert [line.split(" | ") for line in lines if line != "|"] == contract("Imports go downward only")
+
+
+ROOMS = contract("Rooms of the broker import rooms below them")[:-1]
+USED_EVERYWHERE = contract("Rooms of the broker import rooms below them")[-1]
+
+
+def imported_rooms() -> dict[str, set[str]]:
+    """What each room of the broker imports, from the top down."""
+    found: dict[str, set[str]] = {room: set() for layer in ROOMS for room in layer}
+    for path in (SOURCE / "broker").rglob("*.py"):
+        room = path.relative_to(SOURCE / "broker").parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock.broker."):
+                found.get(room, set()).add(str(node.module).split(".")[2])
+    return {room: imported - {room, *USED_EVERYWHERE} for room, imported in found.items()}
+
+
+def test_the_diagram_of_the_broker_has_its_rooms_from_the_top_and_what_they_import() -> None:
+    picture = re.findall(r"^ +(\w+) +->((?: |\n {20,}|\w)*)", drawn()[1], re.MULTILINE)
+    assert [(room, set(names.split())) for room, names in picture] == list(imported_rooms().items())
+    order = [room for room, _ in picture]
+    assert all(names.split() == sorted(names.split(), key=order.index) for _, names in picture)
+
+
+def test_each_room_of_the_broker_says_what_it_imports() -> None:
+    for room, imported in imported_rooms().items():
+        package = SOURCE / "broker" / room / "__init__.py"
+        if package.exists() and room != "handlers":  # which may import everything below them
+            named = set(re.findall(r"``(\w+)``", package.read_text()))
+            assert imported <= named, f"broker/{room}/__init__.py does not name {imported - named}"
