@@ -1,1 +1,1 @@
-"""What time it is, by the clocks of all nodes, and whether to delete by it. Imports ``storage``."""
+"""The current time by the clocks of all nodes, and whether it is safe to delete by age. Imports ``storage``."""

@@ -1,7 +1,7 @@
-"""The timekeeper on its node: reads the clocks, hears the controller's answers, says when the time is in doubt.
+"""The shell around ``Timekeeper``: reads the clocks, passes on heartbeat responses, logs when the time is in doubt.
 
-One file in the first data directory, ``penstock-clock``, keeps the last time that was believed in, and the jumps
-that are not, so that the next process notices when it starts with another time and goes on waiting.
+A file in the first data directory, ``penstock-clock``, keeps the last believed time and the jumps that are not
+believed yet, so that the next process notices a different time at its start and continues to wait.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from penstock.protocol.messages import TIME_UNKNOWN
 from penstock.protocol.messages.brokers import BrokerHeartbeatResponse
 
 CLOCK = "penstock-clock"
-# Between the readings of two clocks: longer, and this process was stopped in between.
+# Between the readings of the two clocks. If it took longer, this process was paused in between.
 READING_MS_MAX = 100
 READING_TRIES = 10
-# How long a doubt lasts before it is said: more than one heartbeat, or until a new controller has heard of
-# everybody.
+# How long a doubt must last before it is logged: more than one heartbeat, or until a new controller has heard from
+# every broker.
 LASTING_MS = 3_000
 SAY_AFTER_MS = {Doubt.NOT_TOLD: 30_000, Doubt.NOT_COMPARED: 30_000}
-# How often it is said that the time is still in doubt.
+# How often a lasting doubt is logged again.
 REPEAT_MS = 3_600_000
 
 
@@ -39,12 +39,12 @@ class ClockWatch:
         self._keeper = Timekeeper(
             node_id, self.read(), self._recall(os.path.join(path, CHECKPOINT)), environment.clock.boot_id()
         )
-        # Whether the file says that this process lived.
+        # Whether this process has written the file.
         self._has_remembered = False
-        # The doubt at the last heartbeat, and since when.
+        # The doubt at the last heartbeat, and when it began.
         self._doubt: Doubt | None = None
         self._doubt_ms = 0
-        # What was said of it, and when.
+        # The doubt that was logged last, and when.
         self._said: Doubt | None = None
         self._said_ms = 0
 
@@ -59,7 +59,7 @@ class ClockWatch:
         return reading
 
     def heard(self, sent: Reading, response: BrokerHeartbeatResponse) -> None:
-        """The controller has answered the heartbeat that was sent then."""
+        """The controller has answered the heartbeat that was sent at ``sent``."""
         received = self.read()
         controller_ms = response.controller_time_ms
         self._keeper.compared(
@@ -76,35 +76,35 @@ class ClockWatch:
         )
         self._say(received)
         if not self._has_remembered:
-            # Once in a process, soon after its start.
+            # Once per process, soon after its start.
             self.prepare_memory()()
 
     def expiry_ms(self) -> int | None:
-        """The time by which something may be deleted for its age; None while the time is in doubt."""
+        """The current time for deleting by age; None while nothing may be deleted by age."""
         return self._keeper.expiry_ms(self.read())
 
     def doubt(self) -> Doubt | None:
-        """What is wrong with the time."""
+        """Why the time is in doubt; None when it is not."""
         return self._keeper.doubt(self.read())
 
     def range_ms(self) -> tuple[int, int]:
-        """The earliest and the latest that it may be."""
+        """The earliest and the latest time that it may be now."""
         return self._keeper.range_ms(self.read())
 
     def stamp_ms(self) -> int:
-        """The time to write on what is stored."""
+        """The timestamp to write on stored records."""
         return self._keeper.stamp_ms(self.read())
 
     def steady_ms(self, reading: Reading) -> int:
-        """For how long this broker's own clock has not jumped."""
+        """How long ago this broker's own clock last jumped."""
         return self._keeper.steady_ms(reading)
 
     def ahead_ms(self) -> dict[int, int | None]:
-        """How far each clock is ahead of the median of all, as far as it is known."""
+        """How far each broker's clock is ahead of the median; None where unknown."""
         return self._keeper.ahead_ms(self.read())
 
     def prepare_memory(self) -> Callable[[], None]:
-        """The work of writing down the time for the next process, for a worker thread."""
+        """Return the work of storing the time for the next process, for a worker thread."""
         self._has_remembered = True
         memory = self._keeper.memory(self.read())
         text = json.dumps(
@@ -120,7 +120,7 @@ class ClockWatch:
         )
 
         def write() -> None:
-            # On a full disk the next start finds an older one, and waits a little longer.
+            # On a full disk the next process finds an older file and waits a little longer.
             with suppress(OSError):
                 self._files.replace(self._path, text.encode(), durable=False)
 
@@ -130,7 +130,7 @@ class ClockWatch:
         self._keeper.check()
 
     def _recall(self, checkpoint: str) -> Memory | None:
-        """What the last process believed in. One of an older version wrote less, or only its checkpoint."""
+        """What the last process stored. Older versions stored less, or only wrote their checkpoint."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             noted = json.loads(self._files.read(self._path))
             if "boot" not in noted:
@@ -147,7 +147,7 @@ class ClockWatch:
         return None
 
     def _say(self, reading: Reading) -> None:
-        """A single late answer is not worth a line, nor are the first moments of a controller."""
+        """Log a doubt once it lasts. A single late response is not logged, nor are a controller's first moments."""
         doubt, now_ms = self._keeper.doubt(reading), reading.now_ms
         if doubt is not self._doubt:
             self._doubt, self._doubt_ms = doubt, now_ms
@@ -170,7 +170,7 @@ class ClockWatch:
 
 
 def difference_text(ahead_ms: int) -> str:
-    """Such as ``+10 days, 0:00:03`` or ``-0:00:20``; seconds are enough."""
+    """For example ``+10 days, 0:00:03`` or ``-0:00:20``."""
     days, seconds = divmod(round(abs(ahead_ms) / 1000), 86_400)
     text = f"{days} day{'s' if days > 1 else ''}, " if days else ""
     minutes = seconds // 60

@@ -1,19 +1,19 @@
-"""What time it is, as far as this broker can know: its own clock against the others', and the monotonic one.
+"""The current time, checked: this broker's wall clock against the other brokers' and against the monotonic clock.
 
-Records and committed offsets are deleted when they are old enough, and a wrong clock makes everything old at once.
-So a broker deletes by age only while
+Records and committed offsets are deleted by age, and a wrong clock would make all of them old at once. So a broker
+deletes by age only while
 
-    most brokers tell their time          the controller passes it on in the answer to every heartbeat
-    its own clock agrees with theirs      within TOLERANCE_MS of their median; of two, the earlier one counts
+    most brokers report their time        the controller passes it on in every heartbeat response
+    its own clock agrees with theirs      within TOLERANCE_MS of their median; of two medians, the earlier counts
 
-and if that time has jumped against the monotonic clock, which nobody sets, by the earlier of the time before and
-the time since. After a jump (all clocks were set, the cluster was off) nobody can tell which of them is right. The
-new one is believed when it has lasted as long as it jumped, or HOLD_MS_MAX: here, over all processes, or on most of
-the other brokers, which were there while this one was not. Each jump waits for itself, so that a machine that is
-off every night is late by some nights and not for ever. A broker that is alone is the same with one clock: its own.
+If that time has jumped against the monotonic clock, the earlier of the old and the new time counts. After a jump
+(all clocks were set, or the cluster was off) a broker cannot tell which of them is right. It believes the new time
+when it has lasted as long as it jumped, or HOLD_MS_MAX: on this broker, across its processes, or on most of the
+other brokers, which ran while this one did not. Each jump has its own wait, so a machine that is off every night is
+late by some nights, not for ever. A single broker follows the same rules with one clock.
 
-A core: times go in as ``Reading``s, answers come out. What a newcomer gets wrong: there is not one safe time. To
-delete, the earliest is safe; to refuse a record as too far in the future, or to stamp one, the latest.
+A core: times go in as ``Reading``s, answers come out. There is not one safe time: for deleting it is the earliest;
+for stamping a record, or refusing one as too far in the future, it is the latest.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-# Synchronised clocks differ by milliseconds. A clock that nobody keeps loses some seconds in a week.
+# Synchronised clocks differ by milliseconds. An unsynchronised clock drifts by some seconds in a week.
 TOLERANCE_MS = 10_000
-# How long a jump has to last at the most, and how long most topics keep their records.
+# The longest that a jump has to last. Also the default retention of a topic.
 HOLD_MS_MAX = 7 * 86_400_000
-# This many jumps wait at the same time; of more, the newest count as one. A machine that runs for a quarter of an
-# hour a day has as many.
+# Jumps that wait at the same time; further ones are merged into the newest. A machine that runs for a quarter of an
+# hour a day has this many.
 JUMPS_MAX = 100
-# An answer that took longer says too little about the time.
+# A response that took longer says too little about the time.
 ANSWER_MS_MAX = 5_000
 
 
 class Reading(NamedTuple):
-    """Both clocks of this machine at one moment."""
+    """The monotonic and the wall clock of this machine at one moment."""
 
     now_ms: int
     wall_ms: int
@@ -46,7 +46,7 @@ class Reading(NamedTuple):
 
 
 class Doubt(Enum):
-    """Why nothing is deleted by age."""
+    """Why little or nothing is deleted by age."""
 
     NOT_COMPARED = "the time was not compared with the other brokers yet"
     NOT_TOLD = "most brokers do not tell their time: they run an older version"
@@ -56,21 +56,21 @@ class Doubt(Enum):
 
 
 class NodeTime(NamedTuple):
-    """What the controller tells of one clock."""
+    """One node's clock, as the controller reports it."""
 
-    # How far it is ahead of the controller's; None: not known.
+    # How far it is ahead of the controller's clock; None: unknown.
     ahead_ms: int | None
-    # For how long it has not jumped; None: not known.
+    # Time since it last jumped; None: unknown.
     steady_ms: int | None = None
 
 
 class Memory(NamedTuple):
-    """What one process leaves to the next."""
+    """What a process stores for the next one."""
 
     believed_ms: int
-    # Those not believed yet: how far, and for how long that has lasted.
+    # Jumps not believed yet, oldest first: (how far, how long it has lasted).
     jumps: tuple[tuple[int, int], ...] = ()
-    # When this was true, since when the clock had not jumped then, and between which two starts of the machine.
+    # The clocks when this was stored, the time since the wall clock's last jump, and the boot id.
     reading: Reading = Reading(0, 0)
     steady_ms: int = 0
     boot: str = ""
@@ -88,29 +88,29 @@ class _Jump:
 
 class Timekeeper:
     def __init__(self, me: int, reading: Reading, memory: Memory | None = None, boot: str = "") -> None:
-        """``boot`` names the start of the machine from which the monotonic clock counts; "": unknown."""
+        """``boot`` is the boot id; the monotonic clock starts again with each boot. "" if unknown."""
         self._me = me
         self._boot = boot
-        # From the monotonic clock to the time that is believed in.
+        # The believed time minus the monotonic clock.
         self._believed_offset_ms = reading.offset_ms
-        # What lies between that and the time as it seems to be, which is the earlier median of all clocks. The
-        # oldest first, and all in the same direction.
+        # The jumps from the believed time to the apparent time (the earlier median of all clocks). Oldest first,
+        # all in the same direction.
         self._jumps: list[_Jump] = []
-        # Of this broker's own clock, and since when it has not jumped.
+        # This broker's own wall clock minus its monotonic clock, and when it last jumped.
         self._own_offset_ms, self._steady_since_ms = reading.offset_ms, reading.now_ms
         if memory is not None:
             self._recall(memory, reading)
-        # Of the later median.
+        # The later median of all clocks minus the monotonic clock.
         self._latest_offset_ms = self._offset_ms
         self._is_compared = False
         self._are_most_told = True
         # Whether there is no other clock to compare with.
         self._is_alone = False
-        # Of each other broker: how far ahead of the median it is, if it says so.
+        # How far each other node's clock is ahead of the earlier median; None: unknown.
         self._others: dict[int, int | None] = {}
 
     def _recall(self, memory: Memory, reading: Reading) -> None:
-        # On a machine that was off meanwhile the monotonic clock has begun again: nobody knows for how long it was.
+        # After a reboot the monotonic clock has started again, so the time in between is unknown.
         is_same_boot = (
             bool(self._boot) and self._boot == memory.boot and reading.now_ms >= memory.reading.now_ms
         )
@@ -122,7 +122,7 @@ class Timekeeper:
 
     @property
     def _offset_ms(self) -> int:
-        """From the monotonic clock to the time as it seems to be."""
+        """The apparent time minus the monotonic clock."""
         return self._believed_offset_ms + sum(jump.by_ms for jump in self._jumps)
 
     # What comes in
@@ -132,7 +132,7 @@ class Timekeeper:
     ) -> None:
         """The controller has answered a heartbeat.
 
-        ``controller_ms`` is its wall time; ``clocks`` has each broker's, and the controller's.
+        ``controller_ms`` is its wall time, None if it reports none; ``clocks`` has all brokers' and its own.
         """
         self._look(received)
         if controller_ms is None:
@@ -143,7 +143,8 @@ class Timekeeper:
             or abs(received.offset_ms - sent.offset_ms) > TOLERANCE_MS
         ):
             return
-        # Its clock was read between the two: our own is ahead by something in this range. The best of it counts.
+        # The controller read its clock between the two, so ours is ahead by a value in this range. Take the one
+        # nearest to zero.
         own_ms = max(sent.wall_ms - controller_ms, min(0, received.wall_ms - controller_ms))
         others = {node: told for node, told in clocks.items() if node != self._me}
         known = sorted([own_ms, *(told.ahead_ms for told in others.values() if told.ahead_ms is not None)])
@@ -161,16 +162,16 @@ class Timekeeper:
             self._trust(others)
 
     def _look(self, reading: Reading) -> None:
-        """Whether this broker's own clock has jumped."""
+        """Notice when this broker's own clock has jumped."""
         if abs(reading.offset_ms - self._own_offset_ms) > TOLERANCE_MS:
             self._steady_since_ms = reading.now_ms
         self._own_offset_ms = reading.offset_ms
 
     def _found(self, offset_ms: int, now_ms: int) -> None:
-        """This seems to be the time."""
+        """The apparent time is now this: record a jump, cancel one, or believe one that has lasted."""
         by_ms = offset_ms - self._offset_ms
         if abs(by_ms) > TOLERANCE_MS:
-            # What is taken back has not lasted.
+            # A jump back cancels the latest jumps.
             while self._jumps and abs(by_ms) > TOLERANCE_MS and (self._jumps[-1].by_ms > 0) != (by_ms > 0):
                 by_ms += self._jumps.pop().by_ms
         if abs(by_ms) <= TOLERANCE_MS:
@@ -185,7 +186,7 @@ class Timekeeper:
                 self._jumps.remove(jump)
 
     def _trust(self, others: Mapping[int, NodeTime]) -> None:
-        """The time is believed here as soon as it has lasted long enough on most of the other brokers."""
+        """Believe the apparent time if it has lasted long enough on most of the other brokers."""
         jump_ms = min(abs(self.jump_ms()), HOLD_MS_MAX)
         witnesses = 0
         for node, told in others.items():
@@ -199,7 +200,7 @@ class Timekeeper:
     # What comes out
 
     def doubt(self, reading: Reading) -> Doubt | None:
-        """What is wrong with the time; None: nothing."""
+        """Why the time is in doubt; None when it is not."""
         if not self._are_most_told:
             return Doubt.NOT_TOLD
         if not self._is_compared:
@@ -213,42 +214,42 @@ class Timekeeper:
         return Doubt.JUMPED if self._jumps else None
 
     def expiry_ms(self, reading: Reading) -> int | None:
-        """The time by which something may be deleted for its age; None: nothing may."""
+        """The current time for deleting by age; None: nothing may be deleted by age."""
         if self.doubt(reading) not in (None, Doubt.JUMPED):
             return None
         return self.range_ms(reading)[0]
 
     def range_ms(self, reading: Reading) -> tuple[int, int]:
-        """The earliest and the latest that it may be."""
+        """The earliest and the latest time that it may be now."""
         offsets = (reading.offset_ms, self._believed_offset_ms, self._offset_ms, self._latest_offset_ms)
         return reading.now_ms + min(offsets), reading.now_ms + max(offsets)
 
     def stamp_ms(self, reading: Reading) -> int:
-        """What to write on a record. Never a time long ago, or the record would be deleted too early."""
+        """The timestamp for a record. Never too early, or the record would be deleted too early."""
         latest_ms = self.range_ms(reading)[1]
         return latest_ms if latest_ms - reading.wall_ms > TOLERANCE_MS else reading.wall_ms
 
     def difference_ms(self, reading: Reading) -> int:
-        """How far this broker's clock is ahead of the median of all."""
+        """How far this broker's clock is ahead of the median."""
         return reading.offset_ms - self._offset_ms
 
     def jump_ms(self) -> int:
-        """How far the time has jumped, as far as that is not believed."""
+        """The sum of the jumps that are not believed yet."""
         return self._offset_ms - self._believed_offset_ms
 
     def steady_ms(self, reading: Reading) -> int:
-        """For how long this broker's own clock has not jumped."""
+        """Time since this broker's own clock last jumped."""
         self._look(reading)
         return reading.now_ms - self._steady_since_ms
 
     def ahead_ms(self, reading: Reading) -> dict[int, int | None]:
-        """How far each clock is ahead of the median of all; None where it is not told."""
+        """How far each clock is ahead of the median; None where unknown."""
         if self._is_alone or not self._is_compared:
             return {self._me: None}
         return {**self._others, self._me: self.difference_ms(reading)}
 
     def memory(self, reading: Reading) -> Memory:
-        """What the next process has to know."""
+        """The state to store for the next process."""
         return Memory(
             reading.now_ms + self._believed_offset_ms,
             tuple((jump.by_ms, reading.now_ms - jump.since_ms) for jump in self._jumps),

@@ -1,12 +1,12 @@
-"""Whether this broker has heard of everything that the cluster had committed when a question came.
+"""Waits until this broker's image holds everything that was committed when a request arrived.
 
-A broker hears of a change of metadata a moment after it was committed, and one that was paused has it all in
-front of it. Mostly that does not matter: a client that is sent to the wrong place asks again. It matters where
-an answer of yesterday looks like one of today. So before such an answer the node that leads the quorum is asked
-how far it has come, once for all who wait.
+A broker learns of a metadata change shortly after it is committed; a broker that was paused may be far behind.
+Mostly that is harmless: a client that is sent to the wrong broker asks again. It matters where a stale response
+looks like a current one. Before such a response the broker asks the quorum leader for its high watermark, once for
+all waiting requests.
 
-Nobody waits longer than ``TIMEOUT_MS``. While no node leads the quorum nothing can be committed, and groups have
-to go on without it.
+No request waits longer than ``TIMEOUT_MS``. Without a quorum leader nothing can be committed, and groups must
+continue to work without it.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ class Freshness:
         self._consensus = consensus
         self._peers = peers
         self._node_id = node_id
-        # They came after the question under way was sent, so its answer says nothing to them.
+        # Requests that arrived after the current question was sent. They need the answer to another one.
         self._next: list[Callable[[], None]] = []
+        # Requests that wait for the current question.
         self._current: list[Callable[[], None]] = []
-        # What the image has to reach; None until that is known.
+        # Exclusive. The offset that the image has to reach; None until the leader has answered.
         self._offset: int | None = None
 
     def when_fresh(self, then: Callable[[], None]) -> None:
-        """Go on when the image has what was committed before this call: at once on the node that commits."""
+        """Call ``then`` once the image has all that was committed before; at once on the active controller."""
         if self._consensus.is_active:
             then()
             return
@@ -77,7 +78,7 @@ class Freshness:
                 self._offset = topics[0].partitions[0].high_watermark
                 self.image_moved()
             else:
-                # Another leads by now, or nobody yet.
+                # The leader has changed, or there is none yet.
                 self._later(RETRY_MS, self._ask)
 
         if self._consensus.is_active:
@@ -90,7 +91,7 @@ class Freshness:
             self._peers.call(leader, CHANNEL, _QUESTION, DESCRIBE_VERSION, answered, timeout_ms=TIMEOUT_MS)
 
     def _later(self, delay_ms: int, act: Callable[[], None]) -> None:
-        """Unless those who wait now have gone on before."""
+        """Call ``act`` after the delay, unless the requests that wait now are done by then."""
         waiting = self._current
 
         def due() -> None:

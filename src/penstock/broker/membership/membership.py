@@ -1,17 +1,17 @@
-"""This broker's place in the cluster: registering, heartbeats, the lease, and leaving in good order.
+"""This broker's membership in the cluster: registration, heartbeats, the lease, and controlled shutdown.
 
     REGISTERING --registered--> CATCHING_UP --image and logs ready--> FENCED <--heartbeats--> ACTIVE
                                                                                                |
                                               STOPPED <--may stop, or time is up-- STOPPING <--+
 
-A broker serves clients only while it holds the lease: a heartbeat that the controller has answered is worth
-two thirds of a session, counted from when it was *sent*. The session is the one that the answer names: this broker
-may have been started with another, and the controller fences by its own. So a broker that is cut off, or slept,
-stops serving before the controller gives its partitions to others, and no stale leader answers anybody. Not a whole
-session, so that a new controller, which does not know who was promised what, need not wait for one.
+A broker serves clients only while it holds the lease. An answered heartbeat is worth two thirds of a session,
+counted from when it was *sent*. The response names the session: this broker may be configured with another one, and
+the controller fences by its own. So a broker that is cut off or paused stops serving before the controller gives
+its partitions to other brokers, and a stale leader never answers a client. The lease is shorter than a session so
+that a new controller, which does not know which leases were granted, need not wait for a whole one.
 
-The lease is compared with the clock at every request (``is_serving``). A timer that ends it would fire too late in
-a process that was just woken up.
+The lease is compared with the clock at every request (``is_serving``). A timer would fire too late in a process
+that has just resumed.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from penstock.protocol.messages.brokers import (
 REGISTRATION_VERSION = 4
 HEARTBEAT_VERSION = 1
 RETRY_MS = 100
-# The disk is full: there will hardly be room a moment later.
+# After a failed write: the disk is full, and will hardly have room a moment later.
 UNWRITTEN_RETRY_MS = 500
-# Until it is let in, and while it waits to leave, a broker asks more often.
+# Between heartbeats of a broker that waits to be unfenced or to shut down.
 IMPATIENT_INTERVAL_MS = 200
-# A new controller hears of a broker at once, and so notices when its connection ends.
+# How often to check for a new controller. It gets a heartbeat at once, and then notices when the connection ends.
 LOOK_INTERVAL_MS = 300
 CALL_TIMEOUT_MS = 2_000
-# How long a stopping broker waits for its leaderships to be taken over, and how long for an answer at all.
+# How long a stopping broker waits for its leaderships to be taken over, and how long for any response.
 LEAVING_TIMEOUT_MS = 10_000
 LEAVING_UNHEARD_MS = 2_000
 CHANNEL = "heartbeat"
@@ -83,9 +83,9 @@ class Membership:
         on_active: Callable[[], None],
         on_failure: Callable[[str], None],
     ) -> None:
-        """``prepare_partitions(then)`` looks at the logs, so that this broker may be let in.
+        """``prepare_partitions(then)`` opens the logs, which must be done before this broker is unfenced.
 
-        ``on_active()`` is called once, at the first time it is; ``on_failure(reason)`` when it never can be.
+        ``on_active()`` is called once, when it first becomes active; ``on_failure(reason)`` when it never can.
         """
         self._environment = environment
         self._config = config
@@ -102,21 +102,22 @@ class Membership:
         self._on_active: Callable[[], None] | None = on_active
         self._endpoints: list[Endpoint] = []
         self.state = State.REGISTERING
-        # Of this registration.
+        # The broker epoch of the current registration.
         self.epoch = -1
-        # Of this attempt to register, as often as it has to be made.
+        # Stays the same when a registration has to be retried.
         self._incarnation_id: bytes | None = None
-        # As this broker was started, until a controller tells.
+        # This broker's own setting, until a controller tells its session timeout.
         self._take_session(config.broker_session_timeout_ms)
-        # Exclusive, monotonic.
+        # Exclusive, by the monotonic clock.
         self._lease_ends_ms = 0
         self._timer: Timer | None = None
-        # The logs are being looked at, which may take many turns.
+        # The logs are being opened, which may take many turns of the event loop.
         self._is_preparing = False
+        # A request to the controller is under way.
         self._is_asking = False
-        # Something changed while an answer was awaited.
+        # Send the next heartbeat as soon as possible: something changed.
         self._is_due = False
-        # The node that was asked last, and when.
+        # The node that the last heartbeat went to, and when it was sent.
         self._asked: int | None = None
         self._asked_ms = 0
         self._leaving_since_ms = 0
@@ -125,7 +126,7 @@ class Membership:
 
     def _take_session(self, session_ms: int) -> None:
         self._lease_ms = session_ms * 2 // 3
-        # Twice in a lease, or the lease would end between two of them.
+        # At least two heartbeats in a lease, or it would end between two of them.
         self._interval_ms = min(self._config.broker_heartbeat_interval_ms, max(1, self._lease_ms // 2))
 
     def is_serving(self) -> bool:
@@ -136,12 +137,12 @@ class Membership:
 
     @property
     def are_logs_ready(self) -> bool:
-        """Whether every log is open that has to be, so that followers may begin to fetch."""
+        """Whether all logs that must be open are open, so that followers may begin to fetch."""
         return self.state is not State.REGISTERING and self.state is not State.CATCHING_UP
 
     @property
     def has_current_image(self) -> bool:
-        """Whether the image tells all that was decided before this process was registered."""
+        """Whether the image holds everything that was committed before this process was registered."""
         return self.state is not State.REGISTERING and self._consensus.image.offset >= self.epoch
 
     @property
@@ -153,7 +154,7 @@ class Membership:
         self._register()
 
     def image_moved(self) -> None:
-        """The committed image is newer; perhaps new enough."""
+        """The committed image has changed."""
         is_new_enough = self.state is State.CATCHING_UP and self._consensus.image.offset >= self.epoch
         if is_new_enough and not self._is_preparing:
             self._is_preparing = True
@@ -162,12 +163,12 @@ class Membership:
             self._ask_soon()
 
     def directories_changed(self) -> None:
-        """The controller should hear of it now."""
+        """A directory went offline, became full, or has room again: tell the controller now."""
         if self.state not in (State.REGISTERING, State.STOPPED):
             self._ask_soon()
 
     def leave(self, then: Callable[[], None]) -> None:
-        """Hand over what this broker leads, then ``then``; also when nobody takes it."""
+        """Hand over the partitions this broker leads, then call ``then``; also when no broker takes them."""
         self._on_left = then
         if self.state in (State.REGISTERING, State.CATCHING_UP, State.STOPPED):
             self._left()
@@ -184,7 +185,7 @@ class Membership:
     # Registering
 
     def _register(self) -> None:
-        # None on a fresh node that has not heard from its cluster.
+        # None on a new node that has not heard from its cluster yet.
         cluster_id = self._consensus.image.cluster_id or self._storage.cluster_id
         if cluster_id is None:
             self._again_in(RETRY_MS)
@@ -222,7 +223,7 @@ class Membership:
             return
         if response is None or response.error_code:
             if response is not None and response.error_code == ErrorCode.REQUEST_TIMED_OUT:
-                # The controller is about to, and does the next portion of it when asked again.
+                # The controller is working on it, and does the next part when asked again.
                 self._again_in(0)
                 return
             if response is not None:
@@ -230,7 +231,7 @@ class Membership:
             self._again_in(RETRY_MS)
             return
         if not self._registration.remember_epoch(response.broker_epoch):
-            # Under the same incarnation id the answer will be the same.
+            # With the same incarnation id the response will be the same.
             self._again_in(UNWRITTEN_RETRY_MS)
             return
         self.epoch = response.broker_epoch
@@ -240,7 +241,7 @@ class Membership:
 
     def _refused(self, error: int) -> None:
         if error in (ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION):
-            return  # soon it will be
+            return  # expected to pass soon
         name = ErrorCode(error).name
         self._logger.warning("the controller does not register this broker", error=name)
         if error == ErrorCode.INCONSISTENT_CLUSTER_ID:
@@ -251,9 +252,9 @@ class Membership:
             )
 
     def _prepared(self) -> None:
-        """Every log is open that has to be."""
+        """All logs that must be open are open."""
         self._is_preparing = False
-        # It may have been registered again meanwhile: then the next image starts this again.
+        # The broker may have registered again meanwhile. Then the next image starts this again.
         if self.state is State.CATCHING_UP and self._consensus.image.offset >= self.epoch:
             self.state = State.FENCED
             self._ask_soon()
@@ -295,7 +296,7 @@ class Membership:
             broker_id=self._node_id,
             broker_epoch=self.epoch,
             current_metadata_offset=self._consensus.image.offset,
-            # A node that cannot follow the metadata does not know what it leads.
+            # A node that cannot apply the metadata does not know what it leads.
             want_fence=self.state is State.CATCHING_UP or self._consensus.is_stuck,
             want_shut_down=self.state is State.STOPPING,
             offline_log_dirs=self._storage.offline_directory_ids,
@@ -355,7 +356,7 @@ class Membership:
             return
         if response.is_fenced:
             if self.state is State.ACTIVE:
-                # It has given our partitions to others; the image will say so.
+                # The controller has given our partitions to other brokers; the image will say so.
                 self._logger.warning("fenced by the controller")
                 self.state = State.FENCED
             return
@@ -377,7 +378,7 @@ class Membership:
         self.close()
         then, self._on_left = self._on_left, None
         if then is not None:
-            # At once: a client that asks in between would be told that nobody leads.
+            # At once: a client that asks in between would be told that the partition has no leader.
             then()
 
     def check(self) -> None:

@@ -1,17 +1,17 @@
-"""What a broker remembers of its registration, so that the process after this one can go on from there.
+"""The broker's registration on disk, from which its next process continues.
 
 Two files in the first data directory, each replaced as a whole:
 
-    penstock-registration   the broker epoch of the last registration, and the directories there were
-    penstock-registering    under which incarnation id this broker has asked to be registered, and as what
+    penstock-registration   the broker epoch of the last registration, and the directories registered
+    penstock-registering    the incarnation id and content of the last registration request
 
-The previous broker epoch is a claim. A broker that names the epoch of its last registration says that it has lost
-nothing since, and stays in sync. So it is withheld when a disk was replaced or the page cache was lost: a record
-that only this broker has confirmed would be missed by nobody.
+The previous broker epoch is a claim: a broker that names the epoch of its last registration says that it has lost
+nothing since, and stays in sync. So it is withheld when a disk was replaced or the page cache was lost. Otherwise
+the loss of a record that only this broker has confirmed would go unnoticed.
 
-For the same reason a broker takes part only under an epoch that is written down here. If it confirmed records under
-one that a full disk could not take, the process after it could only name an older epoch, and the controller would
-take it for a broker that has lost its data.
+For the same reason a broker takes part only under an epoch that is stored here. If it confirmed records under an
+epoch that a full disk could not store, its next process could only name an older epoch, and the controller would
+treat it as a broker that has lost its data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.model import format_id, parse_id
 REGISTRATION = "penstock-registration"
 REGISTERING = "penstock-registering"
 
-# What comes of reading a file that is not as it was written.
+# Exceptions of reading a damaged file.
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -41,19 +41,19 @@ class Registration:
         self._keeping = storage.directories[0].reserve.keeping
         self._path = os.path.join(storage.path, REGISTRATION)
         self._asked_path = os.path.join(storage.path, REGISTERING)
-        # Under which this broker was last registered, if it has lost nothing since; else -1.
+        # The broker epoch of the last registration if nothing was lost since; else -1.
         self.previous_broker_epoch = NO_EPOCH
-        # Directories it was registered with that are there, or may be there again.
+        # Directories of the last registration that exist, or may come back.
         self._registered_ids: list[bytes] = []
-        # The last attempt to write something down failed. That is said once, not at every attempt.
+        # The last write failed. That is logged once, not at every attempt.
         self._is_stuck = False
         self._recall()
 
     def _recall(self) -> None:
-        """Find out whether this broker has lost anything of what it had when it was last registered.
+        """Find out whether this broker has lost data since it was last registered.
 
-        A disk that cannot be read now has lost nothing: it may come back with all that was confirmed. Until then
-        nothing on it can lead, because the registration does not name it.
+        A disk that cannot be read now has lost nothing: it may come back with everything that was confirmed. Until
+        then no partition on it can lead, because the registration does not name it.
         """
         storage = self._storage
         epoch, known = storage.directories[0].stopped_epoch, []
@@ -66,14 +66,14 @@ class Registration:
             self.previous_broker_epoch = epoch
 
     def incarnation_id(self, described: str) -> bytes | None:
-        """The id to register under; ``described`` is all else that the registration will say.
+        """The incarnation id to register with; ``described`` is the rest of the registration.
 
-        None while it cannot be written down: ask again later.
+        None while it cannot be stored: try again later.
 
-        If the process before this one has asked and died before it was answered, nobody here knows whether it was
-        registered. Under another id, a controller that has the registration, and no longer knows of which epoch
-        it was the successor, would have to take this one for a broker that has lost its data. So it is the same
-        id again, as long as nothing was lost and all else is the same, and the answer is the one that was missed.
+        If the previous process died before its registration was answered, this one does not know whether it was
+        registered. The controller may have the registration and no longer know which epoch preceded it. With a new
+        id it would have to treat this broker as one that has lost its data. So the id stays the same as long as
+        nothing was lost and the rest is the same, and the controller repeats the response that was missed.
         """
         asked = {"version": 0, "after": self.previous_broker_epoch, "as": described}
         if self.previous_broker_epoch != NO_EPOCH and self._files.exists(self._asked_path):
@@ -83,27 +83,27 @@ class Registration:
                 if before == asked:
                     return id
         id = self._random.randbytes(16)
-        # For the next process, and of no use after a power loss.
+        # For the next process. Of no use after a power loss, so not durable.
         if not self._write(self._asked_path, {**asked, "id": id.hex()}, durable=False):
             return None
         return id
 
     def remember_epoch(self, epoch: int) -> bool:
-        """This broker is registered: what it writes from now on belongs to this epoch.
+        """Store the epoch of a new registration; all writes from now on belong to it.
 
-        False while that cannot be written down. Until it is, this broker must confirm nothing.
+        False while it cannot be stored. Until it is, this broker must confirm nothing.
         """
         directories = self._storage.directories
         ids = [directory.id for directory in directories if directory.id != NO_ID]
         remembered = {
             "version": 0,
             "brokerEpoch": epoch,
-            # Also those that cannot be read now: should one be replaced, what was on it is lost.
+            # Including those that cannot be read now: if one is replaced, its data is lost.
             "directories": [format_id(id) for id in dict.fromkeys([*ids, *self._registered_ids])],
         }
         if not self._write(self._path, remembered, durable=True):
             return False
-        # Should it have to register again, it has lost nothing in between.
+        # If this process has to register again, it has lost nothing in between.
         self.previous_broker_epoch = epoch
         self._storage.flushed_note.loss_told()
         for directory in directories:
@@ -112,11 +112,11 @@ class Registration:
         return True
 
     def _note_boot(self, directory: Directory) -> None:
-        """What was lost in this directory is told, or its disk was too full at the start to take the note."""
+        """The controller knows of this directory's loss, or the disk was too full to store the boot id at start."""
         try:
             directory.note_boot()
         except OSError as error:
-            # The next start will tell of it once more, if this disk is there at all.
+            # The next start reports the loss once more, if it finds this disk.
             self._logger.error("cannot remember the boot", path=directory.path, error=str(error))
             self._storage.check_disk(directory, error)
 

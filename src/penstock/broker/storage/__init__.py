@@ -1,4 +1,4 @@
-"""Data directories: which log lies where, what is remembered of it, its fsyncs, and what happens when a disk fails.
+"""Data directories: where each log is, its checkpoint, its fsyncs, and what happens when a disk fails or fills.
 
-Imports no other room. It knows a partition as a ``StoredPartition``.
+Imports no other sub-package. It knows a partition as a ``StoredPartition``.
 """

@@ -1,20 +1,19 @@
-"""What is remembered of every log outside it: how far the disk is known to hold it, where it begins, and how
-far it was known to be committed.
+"""The checkpoint file of a data directory: recovery point, log start offset and high watermark of each log.
 
 One file, replaced as a whole, a line for each partition:
 
     penstock-checkpoint 1 <CRC-32 of all that follows, in hexadecimal>
-    lowered <how many lines of the file below are in this one already>
+    lowered <number of lines of the second file that are already included>
     <topic id> <partition> <recovery point> <log start offset> <high watermark, if not the recovery point>
 
-It goes by topic id and not by name, because a topic that is deleted and made again under the same name is
-another topic: a line about the old one must never shorten the new one. It is a hint: without it more of each
-log is read at the next start, and records that DeleteRecords hid in the middle of a segment show again.
+Lines are keyed by topic id, not by name: a topic that is deleted and created again under the same name is
+another topic, and a line about the old one must never shorten the new one. The file is a hint. Without it the
+next start reads more of each log, and records that DeleteRecords hid in the middle of a segment appear again.
 
-What a newcomer gets wrong: a hint may be too low, but never too high. A log that is cut below what is written
-here would grow again behind a recovery point that speaks of other bytes, and nobody would look at the new
-ones. So ``lower`` is durable before the cut. It is a line appended to a second file,
-``penstock-checkpoint-lowered``: the first may be in the middle of being written by another thread.
+Careful: the values may be too low, never too high. A log truncated below its recovery point would grow past it
+again with other bytes, and recovery would not read them. So ``lower`` is durable before the log is truncated.
+It appends a line to a second file, ``penstock-checkpoint-lowered``, because another thread may be writing the
+first.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ LOWERED = "-lowered"
 
 
 class Remembered(NamedTuple):
-    # Everything below is on the disk.
+    # Exclusive. Everything below is on the disk.
     recovery_point: int = 0
     log_start_offset: int = 0
-    # Everything below was committed.
+    # Exclusive. Everything below was committed.
     high_watermark: int = 0
 
 
@@ -45,25 +44,25 @@ class Checkpoint:
     def __init__(
         self, files: Files, path: str, keeping: Callable[[Callable[[], None]], None] = lambda work: work()
     ) -> None:
-        """``keeping`` does a write that must not fail for want of room, as far as that can be helped."""
+        """``keeping`` runs a write and, if the disk is full, lets it use the reserve (``Reserve.keeping``)."""
         self._files = files
         self._keeping = keeping
         self._path = path
         self._logs: dict[tuple[TopicId, int], Remembered] = {}
-        # How many times something was lowered, and how many of these the file is known to hold.
+        # Number of calls that lowered something, and how many of them the main file includes.
         self._lowered = 0
         self._lowered_in_file = 0
         self._lowered_file: File | None = None
-        # How much of the second file is whole lines; a crash may have left half of one behind them.
+        # Size of the whole lines in the second file; a crash may have left half a line after them.
         self._lowered_bytes = 0
-        # How many times all was written, or is about to be, and how many of these are done.
+        # Writes of the main file that were prepared, and those that are done.
         self._writes = 0
         self._writes_done = 0
-        # What the file may still remember though it is forgotten: after which write it was.
+        # Logs that are forgotten but may still be in the main file: the value of _writes when each was forgotten.
         self._forgotten: dict[tuple[TopicId, int], int] = {}
 
     def load(self) -> None:
-        """Raises ValueError when a file is damaged; nothing is remembered then."""
+        """Read both files. Raises ValueError, and remembers nothing, when one is damaged."""
         if self._files.exists(self._path):
             title, _, text = self._files.read(self._path).decode().partition("\n")
             if title != _title(text):
@@ -79,7 +78,7 @@ class Checkpoint:
         for line in text.splitlines(keepends=True):
             crc, _, rest = line.partition(" ")
             if crc != f"{crc32(rest.encode()):08x}":
-                return  # the last one, which a crash cut short: the log was not touched yet
+                return  # a crash cut the last line short: its log was not truncated yet
             self._lowered_bytes += len(line)
             count, _, remembered = rest.rstrip("\n").partition(" ")
             if int(count) > self._lowered:
@@ -91,10 +90,10 @@ class Checkpoint:
         return self._logs.get((topic_id, partition), _NOTHING)
 
     def lower(self, topic_id: TopicId, partition: int, offset: int) -> None:
-        """A log is about to be cut here. Durable when this returns.
+        """The log is about to be truncated to this offset. Durable when this returns.
 
         Raises:
-            OSError: it could not be written down.
+            OSError: the line could not be written.
         """
         key = (topic_id, partition)
         known = self._logs.get(key)
@@ -104,22 +103,22 @@ class Checkpoint:
         try:
             self._write_lowered(key, lowered)
         except OSError:
-            # On a full disk the log is cut all the same. The next write must not say again what it was.
+            # On a full disk the log is truncated anyway. The next write must not contain the old values.
             self._logs[key] = lowered
             self._forgotten[key] = self._writes
             raise
 
     def renew(self, topic_id: TopicId, partition: int) -> None:
-        """A log is about to be made that may have been forgotten: nothing said of the old one holds for it.
+        """A log is about to be created: remove what the file may still say about a forgotten log of the same key.
 
-        Raises as ``lower``. (A topic that is made again has another id; a replica that comes back has not.)
+        Raises OSError, as ``lower`` does. (A replica that moves away and comes back has the same key.)
         """
         key = (topic_id, partition)
         if self._may_be_in_file(key):
             self._write_lowered(key, Remembered())
 
     def _may_be_in_file(self, key: tuple[TopicId, int]) -> bool:
-        """Whether the file may remember more than is true."""
+        """Whether the main file may still hold values of a forgotten log."""
         return self._forgotten.get(key, -1) >= self._writes_done
 
     def _write_lowered(self, key: tuple[TopicId, int], lowered: Remembered) -> None:
@@ -152,14 +151,14 @@ class Checkpoint:
         self._logs = {key: log for key, log in self._logs.items() if key[0] in image.topics_by_id}
 
     def remember(self, topic_id: TopicId, partition: int, log: Remembered) -> None:
-        """To be written with the next write."""
+        """Set the values that the next write stores."""
         key = (topic_id, partition)
-        # Of a log that is as new, nothing need be remembered.
+        # A new, empty log needs no line.
         if log != _NOTHING or key in self._logs:
             self._logs[key] = log
 
     def prepare_write(self) -> Callable[[], None]:
-        """The work of writing everything down, as it is now, for a worker thread."""
+        """Return the work of writing the current values, for a worker thread."""
         logs = self._logs.copy()
         lowered = self._lowered
         self._writes += 1

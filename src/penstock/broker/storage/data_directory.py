@@ -1,18 +1,18 @@
-"""One data directory, usually a disk of its own: whose it is, what was left in it, and whether it still works.
+"""One data directory, usually on its own disk: its identity, what the last run left, whether it is online or full.
 
     meta.properties                    cluster id, node id, directory id (Kafka's file)
     .lock                              held while a broker runs here
     .kafka_cleanshutdown               left by a clean stop, removed at the next start
     .boot-id                           which boot of the machine the last start was on
-    penstock-checkpoint                how far the disk holds each log, and where it begins
-    penstock-reserve.<n>               room for metadata and checkpoints when the disk is full
-    penstock-flushed                   which logs hold on the disk all they confirmed (in the first directory)
+    penstock-checkpoint                recovery point and log start offset of each log
+    penstock-reserve.<n>               space kept for metadata and checkpoints when the disk is full
+    penstock-flushed                   partitions that flush before they confirm (in the first directory)
     <topic>-<partition>/               a log
-    <topic>-<partition>.<hex>-delete   a log on its way out, removed after file.delete.delay.ms
-    <topic>-<partition>.<hex>-stray    a log that no metadata explains: kept, reported, never removed
+    <topic>-<partition>.<hex>-delete   a deleted log, removed after file.delete.delay.ms
+    <topic>-<partition>.<hex>-stray    a log that is not in the metadata: kept, reported, never removed
 
-Newcomers: a directory is known by its id and not by its path. Another disk under the same path has another id
-(or none yet, and then gets one), and what lay on the old one is lost until that comes back.
+A directory is identified by its id, not by its path. A replaced disk under the same path has another id (or gets
+a new one), and the partitions of the old disk are lost until it comes back.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _deleted_directory = re.compile(r".+\.[0-9a-f]{32}-delete")
 class Identity(NamedTuple):
     """What ``meta.properties`` says."""
 
-    # None until this node was told by the others of its cluster.
+    # None until another node has told this one.
     cluster_id: str | None
     node_id: int
     directory_id: bytes
@@ -66,29 +66,29 @@ class Directory:
         self._files = environment.files
         self._logger = logger
         self.path = os.path.abspath(path)
-        # NO_ID when it could not even be read.
+        # NO_ID while meta.properties could not be read.
         self.id = NO_ID
-        # As it is written down here.
+        # As meta.properties has it.
         self.cluster_id: str | None = None
-        # False for good once the disk has failed.
+        # Stays False once the disk has failed.
         self.is_online = True
-        # It is offline, and nothing of ours is on it: a new disk, too full to be begun with.
+        # Offline, with no data of ours: a new disk that was too full to start with.
         self.is_blank = False
-        # It had no ``meta.properties``: it is new, or the disk was replaced.
+        # It had no meta.properties: the directory is new, or the disk was replaced.
         self.is_new = False
-        # Every log in it was closed by the last run.
+        # The last run closed every log in it.
         self.was_clean = False
-        # Writes of the last run may be lost: the machine went down, and not only the process.
+        # Writes of the last run may be lost: the machine went down, not only the process.
         self.lost_page_cache = False
-        # A loss that nobody has heard of must not be forgotten by a clean stop.
+        # Without it a clean stop leaves no marker, so that an unreported loss is not forgotten.
         self.has_noted_boot = False
-        # The broker epoch that the last clean stop was under.
+        # The broker epoch of the last clean stop.
         self.stopped_epoch = NO_EPOCH
-        # Those that were found here, or were put here since. Not counted where there is no choice.
+        # Used to place new partitions. Not counted when there is only one directory.
         self.partition_count = 0
-        # Nothing but what the reserve is for can be written, for the time being.
+        # No room for records; only metadata and checkpoints are written, from the reserve.
         self.is_full = False
-        # Somebody is finding out whether it still is.
+        # A thread is checking whether there is room again.
         self.is_looked_at = False
         self.reserve = Reserve(self._files, self.path)
         self.checkpoint = Checkpoint(
@@ -101,7 +101,7 @@ class Directory:
     # Start
 
     def claim(self) -> None:
-        """Raises OSError when it cannot be used, ServeError when somebody else uses it."""
+        """Create and lock it. Raises OSError when it cannot be used, ServeError when another broker uses it."""
         self._files.make_directory(self.path)
         if not self._files.lock(os.path.join(self.path, LOCK)):
             raise ServeError(
@@ -113,12 +113,12 @@ class Directory:
         return self._files.exists(os.path.join(self.path, METADATA_DIRECTORY))
 
     def holds_nothing(self) -> bool:
-        """Whether nobody has used it, as far as can be seen."""
+        """Whether it has no meta.properties, no metadata and no partitions."""
         is_named = self._files.exists(os.path.join(self.path, META_PROPERTIES))
         return not (is_named or self.has_metadata or any(self.partitions()))
 
     def identity(self) -> Identity | None:
-        """Whose directory this is; None when nobody has said. Raises ServeError when it cannot be told."""
+        """Read meta.properties; None for a new directory. Raises ServeError when it is missing or damaged."""
         path = os.path.join(self.path, META_PROPERTIES)
         if not self._files.exists(path):
             found = list(self.partitions())
@@ -127,7 +127,7 @@ class Directory:
                     f"{path} is missing beside existing data; restore it or choose another --data-dir"
                 )
             if found:
-                # Somebody's own, in a directory that was not meant for us: it would be renamed as a stray log.
+                # Another program's directory: it would be renamed as a stray log.
                 raise ServeError(
                     f"{self.path} holds {found[0]}, which is named like a partition and is none; "
                     "choose an empty --data-dir"
@@ -145,7 +145,7 @@ class Directory:
             raise ServeError(f"{path} is damaged; restore it or choose another --data-dir") from None
 
     def identify(self, identity: Identity) -> None:
-        """Write down whose directory this is. Raises OSError."""
+        """Write meta.properties. Raises OSError."""
         cluster = "" if identity.cluster_id is None else f"cluster.id={identity.cluster_id}\n"
         text = f"version=1\n{cluster}node.id={identity.node_id}\ndirectory.id={format_id(identity.directory_id)}\n"
         path = os.path.join(self.path, META_PROPERTIES)
@@ -153,7 +153,7 @@ class Directory:
         self.id, self.cluster_id = identity.directory_id, identity.cluster_id
 
     def recall(self) -> None:
-        """Read what the last run left, and forget that it ended well."""
+        """Read what the last run left, and remove its clean shutdown marker."""
         files = self._files
         self.reserve.find()
         marker = os.path.join(self.path, CLEAN_SHUTDOWN)
@@ -174,12 +174,12 @@ class Directory:
             except OSError as error:
                 if error.errno not in NO_ROOM or not files.exists(last_boot):
                     raise
-                # It has not failed. Until there is room, a start after a kill takes this for a loss of power.
+                # The disk is full, not broken. Until there is room, a start after a kill is taken for a power loss.
                 self._logger.warning("cannot remember the boot", path=self.path, error=str(error))
         try:
             self.checkpoint.load()
         except ValueError as error:
-            # A hint only: without it every log is looked at.
+            # It is only a hint: without it every log is recovered.
             self._logger.warning("ignored a damaged checkpoint", file=CHECKPOINT, error=str(error))
             self.was_clean = False
         for name in files.list(self.path):
@@ -198,14 +198,14 @@ class Directory:
             )
 
     def note_boot(self) -> None:
-        """What is written from now on is lost with this boot, and nothing else.
+        """Store the boot id: unflushed writes from now on are lost only if the machine goes down.
 
-        After a loss this waits until the controller has heard of it: should the process die before that, the
-        next one has to tell.
+        After a loss, call this only once the controller knows of it: if the process dies before that, the next
+        one has to report the loss.
         """
         path, boot_id = os.path.join(self.path, LAST_BOOT), self._boot_id()
         if self._files.exists(path) and self._files.read(path) == boot_id:
-            # A full disk does not matter then. But who wrote it may have been killed before its name was durable.
+            # Works on a full disk. The process that wrote the file may have died before its name was durable.
             self._files.sync_directory(self.path)
         else:
             self.reserve.keeping(lambda: self._files.replace(path, boot_id))
@@ -214,7 +214,7 @@ class Directory:
     # Partitions
 
     def partitions(self) -> Iterator[TopicPartition]:
-        """Those that have a directory here."""
+        """The partitions that have a directory here."""
         for name in self._files.list(self.path):
             match = _partition_directory.fullmatch(name)
             if match is not None and name != METADATA_DIRECTORY:
@@ -224,21 +224,21 @@ class Directory:
         return f"{self.path}/{topic}-{index}"
 
     def topic_id_of(self, topic: str, index: int) -> TopicId | None:
-        """Of which topic a partition's directory says it is."""
+        """The topic id that is stored in a partition's directory."""
         return read_partition_metadata(self._files, self.path_of(topic, index))
 
     def holds(self, topic: str, index: int) -> bool:
         return self._files.exists(self.path_of(topic, index))
 
     def quarantine(self, topic: str, index: int, reason: str) -> None:
-        """Set a partition's directory aside. It is never removed."""
+        """Rename a partition's directory to ``-stray``. It is never removed."""
         target = self.rename(topic, index, "stray")
         self._logger.warning(
             "set aside a directory that is not explained", directory=os.path.basename(target), reason=reason
         )
 
     def rename(self, topic: str, index: int, suffix: str) -> str:
-        """Free a partition's name; the new path."""
+        """Rename a partition's directory, so that its name is free. Return the new path."""
         source = self.path_of(topic, index)
         target = f"{source}.{self._environment.random.randbytes(16).hex()}-{suffix}"
         self._files.rename(source, target)
@@ -247,7 +247,7 @@ class Directory:
     # Leaving
 
     def leave_clean_marker(self, broker_epoch: int) -> None:
-        """Say that every log was closed. The boot id tells a killed process from a power loss later."""
+        """Record that every log was closed. The boot id later tells a killed process from a power loss."""
         marker = {"version": 0, "brokerEpoch": broker_epoch, "bootId": self._boot_id().decode()}
         path = os.path.join(self.path, CLEAN_SHUTDOWN)
         self.reserve.keeping(lambda: self._files.replace(path, json.dumps(marker).encode()))
@@ -267,12 +267,12 @@ def identify(
     is_alone: bool,
     attempt: Callable[[Directory, Callable[[], None]], None],
 ) -> str | None:
-    """Find out whose directories these are, and write it down where nobody has; the cluster's id, if known.
+    """Read the identity of all directories and write it to new ones. Return the cluster id, if known.
 
-    A directory that says whose it is, but not of which cluster, is left as it is.
+    A directory that has an identity without a cluster id is left as it is.
 
-    ``attempt`` runs a step that may find a disk failing, and takes that disk out. Raises ServeError when they
-    do not belong together, or not to this node.
+    ``attempt`` runs a step and takes the directory offline if its disk fails. Raises ServeError when the
+    directories do not belong together, or not to this node.
     """
     found: dict[Directory, Identity] = {}
 

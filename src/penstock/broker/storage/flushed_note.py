@@ -1,18 +1,18 @@
-"""Which partitions hold on this node's disks all that they ever confirmed: a note that survives a power loss.
+"""The partitions of which everything this node ever confirmed is on disk: a file that survives a power loss.
 
-After a power loss the controller asks which replicas have lost nothing. Settings cannot say: they may have been
+After a power loss the controller asks which replicas have lost nothing. Settings cannot tell: they may have
 changed since, and a topic that was switched to flushed has older records that no fsync covered. So a partition is
-noted here once all it has confirmed is on the disk, and from then on its writes count only after an fsync. Before
-it may confirm anything sooner again, the note is removed, durably.
+added here once everything it has confirmed is on the disk; from then on it confirms only after an fsync. Before
+it may confirm without an fsync again, it is removed, durably.
 
 One file in the first data directory, replaced as a whole, a line for each partition:
 
     penstock-flushed 0 <CRC-32 of all that follows, in hexadecimal>
     <topic id> <partition>
 
-What a newcomer gets wrong: while a partition *may* be in the file it has to behave as if it were. ``holds`` answers
-that, and ``remove`` calls back only when the file without it is durable. And nothing is added before the controller
-has heard what this start has lost (``loss_told``): the next process would report it as kept.
+Careful: while a partition *may* be in the file it must behave as if it were. ``holds`` says so, and ``remove``
+calls back only when the file without it is durable. Nothing is added before the controller knows what this start
+has lost (``loss_told``): the next process would report it as kept.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class FlushedNote:
         self._environment = environment
         self._path = path
         self._logger = logger
-        # What should be in the file, in the order it came.
+        # What should be in the file, in the order of arrival.
         self._wanted: dict[Key, None] = {}
-        # What may be in it.
+        # What may be in the file.
         self._written: frozenset[Key] = frozenset()
-        # What is being written.
+        # What a thread is writing now.
         self._writing: frozenset[Key] | None = None
-        # To be called when a partition is no longer in the file.
+        # Callbacks for when a partition is no longer in the file.
         self._removals: dict[Key, Callable[[], None]] = {}
         self._is_loss_told = False
         self._is_delayed = False
         self._has_failed = False
 
     def load(self) -> None:
-        """Read what the last run left. A file that is damaged says nothing."""
+        """Read what the last run left. A damaged file is ignored."""
         files = self._environment.files
         if not files.exists(self._path):
             return
@@ -66,22 +66,22 @@ class FlushedNote:
         self._written = frozenset(keys)
 
     def holds(self, key: Key) -> bool:
-        """Whether the file may say that all the partition confirmed is on the disk."""
+        """Whether the partition may be in the file."""
         return key in self._written or key in self._wanted or key in (self._writing or ())
 
     def partitions(self) -> list[Key]:
-        """What the file says: of these nothing is lost with the power."""
+        """The partitions in the file: these lose nothing in a power loss."""
         return sorted(self._written)
 
     def add(self, key: Key) -> None:
-        """All that a partition has confirmed is on the disk, and it will confirm nothing sooner."""
+        """Everything the partition has confirmed is on the disk, and from now on it confirms only what is."""
         self._removals.pop(key, None)
         if key not in self._wanted:
             self._wanted[key] = None
             self._write()
 
     def remove(self, key: Key, then: Callable[[], None] = lambda: None) -> None:
-        """``then()`` when the file does not say so any more, unless it is added again before."""
+        """Call ``then()`` when the partition is no longer in the file, unless it is added again before that."""
         self._wanted.pop(key, None)
         if not self.holds(key):
             then()
@@ -90,12 +90,12 @@ class FlushedNote:
         self._write()
 
     def loss_told(self) -> None:
-        """The controller has registered this process, and knows what was not flushed before it."""
+        """The controller has registered this process and knows which partitions were flushed before it started."""
         self._is_loss_told = True
         self._write()
 
     def keep_only(self, image: Image) -> None:
-        """Forget topics that are gone."""
+        """Remove deleted topics."""
         for key in [key for key in self._wanted if key[0] not in image.topics_by_id]:
             self.remove(key)
 
@@ -118,7 +118,7 @@ class FlushedNote:
         assert self._writing is not None
         written, self._writing = self._writing, None
         if error is not None:
-            # It may be the old one or the new one.
+            # The file may be the old one or the new one.
             self._written |= written
             if not self._has_failed:
                 self._logger.warning("cannot note what is flushed", path=self._path, error=str(error))

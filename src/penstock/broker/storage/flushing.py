@@ -1,9 +1,8 @@
-"""Making appends to a partition durable: one flush at a time, and the requests that wait for it.
+"""Flushing a partition: one fsync at a time, and the requests that wait for it.
 
-A flush covers everything that was appended before it began. What is appended meanwhile shares the next one, so
-however many producers wait for their disk, a partition costs it one fsync after another and not one for each
-batch. The fsync itself runs in a thread, and only some of all partitions' at a time: ``FlushQueue`` is where the
-others stand in line.
+A flush covers everything that was appended before it began. Batches appended while it runs share the next one, so
+a partition never costs the disk one fsync per batch, whatever the number of producers. The fsync runs in a
+thread. ``FlushQueue`` limits how many partitions flush at the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from penstock.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from penstock.broker.storage.storage import Storage
 
-# At a time: each holds descriptors.
+# Flushes at the same time: each holds file descriptors.
 FLUSHES_MAX = 16
 RETRY_MS = 100
 NEVER = -1
@@ -36,23 +35,23 @@ class FlushQueue:
         # Partitions with appends that no flush has covered, oldest first.
         self.unflushed: dict[StoredPartition, None] = {}
         self._running = 0
-        # Those that stand in line.
+        # Partitions waiting for their turn.
         self._waiting: dict[StoredPartition, None] = {}
 
     def may_start(self, hosted: StoredPartition) -> bool:
-        """Whether there is room for one more flush; if not, the partition is called when there is."""
+        """Whether one more flush may run now; if not, ``hosted.flush`` is called when it may."""
         if self._running < FLUSHES_MAX:
             return True
         self._waiting[hosted] = None
         return False
 
     def start(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        """Run the work of a flush in a thread, and let the next one in when it has ended."""
+        """Run the work of a flush in a thread, and start the next partition's flush when it has ended."""
 
         def ended(_: None, error: Exception | None) -> None:
             self._running -= 1
             done(error)
-            # More than one, if need be: a deleted partition flushes nothing, and so lets no other in.
+            # A loop, because a deleted partition starts no flush.
             while self._waiting and self._running < FLUSHES_MAX:
                 following = next(iter(self._waiting))
                 del self._waiting[following]
@@ -62,19 +61,19 @@ class FlushQueue:
         self._environment.spawn.in_thread(work, ended, lane="flush")
 
     def delay(self, hosted: StoredPartition, error: OSError) -> None:
-        """A flush could not even begin: again in a moment."""
+        """A flush could not begin: try again after RETRY_MS."""
         self._logger.error("a flush has to wait", partition=repr(hosted), error=str(error))
         self._environment.spawn.later(RETRY_MS, hosted.flush)
 
     def drop(self, is_lost: Callable[[StoredPartition], bool]) -> None:
-        """The disk under some partitions has failed: nothing of theirs will be flushed."""
+        """The disk of some partitions has failed: forget their flushes."""
         for partitions in (self.unflushed, self._waiting):
             for hosted in [hosted for hosted in partitions if is_lost(hosted)]:
                 del partitions[hosted]
 
 
 class Flushing:
-    """Of one partition."""
+    """The flushes of one partition."""
 
     __slots__ = (
         "_hosted",
@@ -91,15 +90,15 @@ class Flushing:
         self._storage = storage
         self._queue = storage.flush_queue
         self._is_running = False
-        # Asked for while one was running, or while others had to come first.
+        # Another flush was requested while one was running or waiting for its turn.
         self._is_wanted = False
         # (offset, callback), in the order of the offsets.
         self._waiters: deque[tuple[int, Callable[[ErrorCode], None]]] = deque()
-        # When the oldest append that no flush has covered was made; NEVER when there is none.
+        # Time of the oldest append that no flush has covered; NEVER when there is none.
         self.unflushed_since_ms = NEVER
 
     def appended(self, log: Log, flush_messages: int) -> int:
-        """Account for an append; the offset that must be flushed before it is acknowledged, or 0."""
+        """Account for an append. Return the offset to flush before it is acknowledged, or 0."""
         end_offset = log.log_end_offset
         if self.unflushed_since_ms < 0:
             self.unflushed_since_ms = self._storage.environment.clock.now_ms()
@@ -113,7 +112,7 @@ class Flushing:
         return 0
 
     def when_flushed(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
-        """Call back once everything below the offset is on this disk, or will never be."""
+        """Call back once everything below the offset is on this disk, or with an error if it never will be."""
         hosted = self._hosted
         if hosted.is_deleted:
             callback(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -134,7 +133,7 @@ class Flushing:
         try:
             offset, work = log.prepare_flush()
         except OSError as error:
-            # Too many open files, most likely. Nothing was tried, so nothing is lost: again in a moment.
+            # Most likely too many open files. No fsync has failed, so nothing is lost: try again.
             self._queue.delay(hosted, error)
             return
         self._is_running = True
@@ -146,13 +145,13 @@ class Flushing:
             if hosted.is_deleted or hosted.is_offline or not hosted.is_open:
                 return
             if hosted.log is not log:
-                # That one was given up with its disk. The one in its place may have waited for this.
+                # That log was given up with its disk. Requests may be waiting for the log in its place.
                 self._go_on(hosted.log)
                 return
             if error is not None:
                 self._storage.flush_failed(hosted, error)
                 return
-            # The log may have been cut meanwhile: it knows how much of this still counts.
+            # The log may have been truncated meanwhile; it knows how much of this flush still counts.
             log.flushed(offset)
             hosted.flushed(log)
             self._go_on(log)
@@ -167,12 +166,12 @@ class Flushing:
             self.flush()
 
     def stop_counting(self) -> None:
-        """There is nothing more to flush: it is being done, or the log is gone."""
+        """Nothing is left unflushed: a flush is running, or the log is gone."""
         self.unflushed_since_ms = NEVER
         self._queue.unflushed.pop(self._hosted, None)
 
     def fail_waiters(self, error: ErrorCode) -> None:
-        """Answer everything that waits with an error."""
+        """Call back all waiting requests with an error."""
         waiters = list(self._waiters)
         self._waiters.clear()
         for _, callback in waiters:

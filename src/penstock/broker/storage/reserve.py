@@ -1,12 +1,12 @@
-"""Room on a disk that is kept for what has to be written when it is full: metadata, votes and checkpoints.
+"""Disk space reserved for what must be written even when the disk is full: metadata, votes and checkpoints.
 
-The reserve is a few files that nobody reads. A write that must succeed and finds no room removes one of them and
-tries again (``keeping``). Records never take from it: a disk without room for them takes its partitions out of
-the in-sync replicas (``storage.py``) and says so in the metadata, which is what the reserve pays for. When there
-is room again the files are made again, and only then are records written again.
+The reserve is a few placeholder files. A write that must succeed and finds no room removes one of them and tries
+again (``keeping``). Records never use it: when a disk has no room for them, its partitions leave the in-sync
+replicas (``storage.py``), and the reserve holds the metadata that says so. When there is room again the files are
+created again first, and only then are records written.
 
-What a newcomer gets wrong: the free space of a file system says nothing about quotas and inodes. So ``look``
-asks first, and then takes the room to see whether it is there.
+The free space of a file system says nothing about quotas and inodes. So ``look`` checks the free space first and
+then allocates the room to see whether it is really there.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Result = TypeVar("Result")
 
 # Not a name that a partition could have.
 NAME = "penstock-reserve"
-# Several, so that somebody else who fills the disk does not get all of it at once.
+# Several, so that another program that fills the disk does not get all of it at once.
 PARTS = 4
 # A snapshot of 100,000 partitions, a checkpoint of as many logs, and some hours of metadata; on a small disk less.
 PART_BYTES_MAX = 4 * 1024 * 1024
 SHARE_OF_DISK = 64
-# The disk has not failed and is not full: files like these cannot be made here, as under a limit for their size.
+# The disk is neither broken nor full: it does not support such files, or a file size limit applies.
 _REFUSED = (errno.EFBIG, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM)
 
 
@@ -36,25 +36,25 @@ class Reserve:
         self._files = files
         self._directory = directory
         self._part_bytes = 0
-        # Those that can be removed.
+        # The files that exist and can be removed.
         self._parts: list[str] = []
-        # Why there can be none here. Then the free space alone tells whether there is room.
+        # Why no reserve can be created here. Then the free space alone tells whether there is room.
         self.refusal: OSError | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is as large as it can be."""
+        """Whether no part of it is used."""
         return len(self._parts) == PARTS or self.refusal is not None
 
     def find(self) -> None:
-        """See what an earlier process left, which is all there is on a disk that is full at start."""
+        """Look for the files of an earlier process. On a disk that is full at start there are no others."""
         self._files.remove(self._path("probe"))
         self._parts = [path for path in map(self._path, range(PARTS)) if self._files.exists(path)]
         capacity = self._files.capacity(self._directory)
         self._part_bytes = min(PART_BYTES_MAX, capacity // SHARE_OF_DISK // PARTS)
 
     def fill(self) -> None:
-        """Take back what was given, where such files can be made. Raises OSError when there is no room."""
+        """Create the missing files, where that is possible. Raises OSError when there is no room."""
         for path in map(self._path, range(PARTS)):
             if path not in self._parts:
                 refusal = self._refused(path, self._part_bytes)
@@ -65,10 +65,10 @@ class Reserve:
         self.refusal = None
 
     def look(self) -> None:
-        """Take back what was given, and see that as much room is left. Raises OSError when there is none."""
+        """Create the missing files, and check that as much room again is free. Raises OSError when it is not."""
         missing = PARTS - len(self._parts)
         if self._files.free_bytes(self._directory) < self._part_bytes * (PARTS + missing):
-            # To try would take, for a moment, what somebody may have to write in.
+            # Trying would briefly take the room that another write may need.
             raise OSError(errno.ENOSPC, "there is not enough room yet", self._directory)
         self.fill()
         path = self._path("probe")
@@ -76,7 +76,7 @@ class Reserve:
             self._files.remove(path)
 
     def _refused(self, path: str, size: int) -> OSError | None:
-        """Make a file of a size; why that is not possible here. Raises OSError when there is no room for it."""
+        """Allocate a file. Return the error if that is not possible here. Raises OSError when there is no room."""
         try:
             self._files.allocate(path, size)
         except OSError as error:
@@ -86,7 +86,7 @@ class Reserve:
         return None
 
     def give(self) -> bool:
-        """Make some room; False when nothing is left."""
+        """Remove one file to make room; False when none is left."""
         try:
             path = self._parts.pop()
         except IndexError:
@@ -95,11 +95,11 @@ class Reserve:
         return True
 
     def give_spare(self) -> bool:
-        """Make some room for deleting what takes more; half of the reserve stays for the metadata."""
+        """Make some room so that a log can delete. Half of the reserve stays for the metadata."""
         return len(self._parts) > PARTS // 2 and self.give()
 
     def keeping(self, work: Callable[[], Result]) -> Result:
-        """Do something that must be written, from the reserve if there is no other room. Raises OSError."""
+        """Run a write that must succeed, using the reserve if the disk is full. Raises OSError."""
         while True:
             try:
                 return work()

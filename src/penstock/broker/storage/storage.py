@@ -1,15 +1,15 @@
-"""The data directories of a node: which partition lies in which, and what happens when a disk fails.
+"""The data directories of a node: which partition is in which, and what happens when a disk fails or fills.
 
-The first directory holds the metadata log and what the broker remembers of its registration
-(``registration.py``); the partitions are spread over all of them (JBOD). A disk that fails takes its directory
-offline, and the partitions in it; the node goes on with the others, unless it is the first or the last one.
+The first directory holds the metadata log and the broker's registration (``registration.py``); the partitions are
+spread over all directories (JBOD). When a disk fails, its directory and the partitions in it go offline. The node
+continues with the other directories, unless the failed one is the first or the last one online.
 
-A full disk has not failed. Its directory ``is_full`` from the first record that found no room until there is
-plenty again: no records are written to it meanwhile, the controller hears of it with the heartbeats and lets
-others lead and be in sync, and what has to be written all the same comes out of the ``Reserve``.
+A full disk has not failed. Its directory ``is_full`` from the first record that finds no room until there is
+enough room again. Meanwhile no records are written to it, heartbeats tell the controller, which moves leadership
+and the ISR to other brokers, and metadata and checkpoints are written from the ``Reserve``.
 
-Newcomers: a partition without a directory is an empty one (the directory appears at the first append), unless
-a checkpoint says that it was not empty. Then the disk lost it, and the partition refuses to start over.
+A partition without a directory is empty (the first append creates the directory), unless a checkpoint says that it
+held data. Then the disk lost it, and the partition refuses to start empty.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from penstock.metadata.image import Image
 from penstock.metadata.values import UNASSIGNED_DIRECTORY
 from penstock.model import TopicId, TopicPartition, format_id
 
-# To a write: the disk is full, or we are at some limit. Nothing on the disk is less trustworthy for it.
+# Errors of a write that do not mean a broken disk: it is full, or a limit is reached. Its data can be trusted.
 _HARMLESS = (*NO_ROOM, errno.ENOENT, errno.EMFILE, errno.ENFILE)
-# To an open or a read: the disk itself. Whatever else is wrong, is wrong with one log.
+# Errors of an open or a read that mean a broken disk. Any other error concerns one log only.
 _BROKEN = (errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE)
 
 
@@ -62,23 +62,23 @@ class Storage:
         self.environment = environment
         self._node_id = node_id
         self._logger = logger
-        # Called with one line when the node cannot go on without a disk that failed; it stops.
+        # Called with a reason when the node has to stop because a disk failed.
         self._on_failure = on_failure
-        # Called when it can: the partitions in that directory are gone.
+        # Called when the node can continue without the disk: the partitions in that directory are gone.
         self._on_directory_failed = on_directory_failed
-        # Called when a directory has become full, or is no longer.
+        # Called when a directory becomes full or has room again.
         self._on_room_changed = on_room_changed
-        # Whether any directory is full: asked for at every append.
+        # Whether any directory is full. Checked at every append.
         self.is_any_full = False
         self.flush_queue = FlushQueue(environment, logger)
-        # Where partitions lie, when there is a choice. Not all of them: see ``_home``.
+        # The directory of each partition, when there is more than one. Filled on demand: see ``_home``.
         self._homes: dict[tuple[TopicId, int], Directory] = {}
-        # What was deleted by metadata that may be an old one; None once it is not.
+        # Partitions deleted while the metadata may still be old; None once it is current.
         self._deleted_before: set[tuple[TopicId, int]] | None = set()
 
         self.directories = [Directory(environment, path, logger) for path in data_dirs]
         self._claim()
-        # None until this node was told by the others of its cluster.
+        # None until another node has told this one.
         self.cluster_id = identify(
             self.directories, node_id, environment.random, is_alone=is_alone, attempt=self._attempt
         )
@@ -101,7 +101,7 @@ class Storage:
             self._attempt(directory, directory.claim)
 
     def _attempt(self, directory: Directory, step: Callable[[], None]) -> None:
-        """A step of the start: the node starts without a directory that fails, but not without the first."""
+        """Run a step of the start. The node starts without a directory that fails, but not without the first."""
         try:
             step()
         except OSError as error:
@@ -119,7 +119,7 @@ class Storage:
             directory.partition_count = sum(1 for _ in directory.partitions())
 
     def adopt_cluster_id(self, cluster_id: str) -> None:
-        """The others say which cluster this is. Raises ServeError when this node belongs to another."""
+        """The controllers have told the cluster id. Raises ServeError when this node belongs to another cluster."""
         if self.cluster_id is None:
             self.cluster_id = cluster_id
             self._write_cluster_ids(self._online())
@@ -137,8 +137,10 @@ class Storage:
                 self.check_disk(directory, error)
 
     def _write_cluster_id(self, directory: Directory) -> None:
-        """Where not even the reserve has room, it is written later; a process that starts before then is told by
-        the others, as the first one was. Raises OSError when it fails otherwise.
+        """Write the cluster id if the directory does not have it. Raises OSError, but not for a full disk.
+
+        If not even the reserve has room, it is written later. A process that starts before then learns the id
+        from the controllers again.
         """
         if directory.cluster_id == self.cluster_id or not directory.is_online:
             return
@@ -152,12 +154,12 @@ class Storage:
 
     @property
     def path(self) -> str:
-        """Of the first directory, in which the metadata lies."""
+        """The path of the first directory, which holds the metadata."""
         return self.directories[0].path
 
     @property
     def directory_ids(self) -> list[bytes]:
-        """Those that can be used."""
+        """The ids of the online directories."""
         return [directory.id for directory in self._online()]
 
     @property
@@ -179,7 +181,7 @@ class Storage:
     def has_lost(self, directory_id: bytes) -> bool:
         """Whether the metadata names a directory that this node no longer has: a wiped or replaced disk.
 
-        As long as there is one that cannot be read, that may be the one.
+        A directory of this node that cannot be read may be the one in question, so nothing counts as lost then.
         """
         if is_reserved(directory_id):
             return False
@@ -193,10 +195,10 @@ class Storage:
     # Partitions
 
     def quarantine_strays(self, image: Image) -> None:
-        """Compare what is in the directories with committed metadata, which must not be an old one.
+        """Compare the directories with committed metadata, which must be current.
 
-        What no metadata explains is set aside, never removed. A replica that the metadata has given to others
-        is removed, and so is one of a topic that was deleted. Of one that is there twice, the copy in the
+        A log that is not in the metadata is set aside, never removed. A replica that was moved to another broker
+        is removed, and so is one of a deleted topic. If a partition is in two directories, the copy in the
         directory that the metadata names stays.
         """
         deleted, self._deleted_before = self._deleted_before, None
@@ -229,7 +231,7 @@ class Storage:
 
     @property
     def knows_strays(self) -> bool:
-        """Whether what is in the directories was compared with metadata that is not an old one."""
+        """Whether the directories were compared with current metadata."""
         return self._deleted_before is None
 
     def _remove_moved(self, directory: Directory, name: TopicPartition, topic_id: TopicId) -> None:
@@ -241,7 +243,7 @@ class Storage:
     def _remove(self, directory: Directory, name: TopicPartition, topic_id: TopicId, reason: str) -> None:
         self._logger.info(reason, partition=str(name))
         directory.partition_count -= 1
-        # Should it come back, it is not missed.
+        # If the replica comes back, its old data must not be reported missing.
         directory.checkpoint.forget(topic_id, name.partition)
         self._remove_later([directory.rename(*name, "delete")], 0)
 
@@ -250,25 +252,25 @@ class Storage:
             self._homes[topic_id, index] = directory
 
     def partitions_to_recover(self) -> list[TopicPartition]:
-        """Those whose logs the last run did not close."""
+        """The partitions in directories that the last run did not close cleanly."""
         unclean = [directory for directory in self._online() if not directory.was_clean]
         return [name for directory in unclean for name in directory.partitions()]
 
     def remembered_high_watermark(self, hosted: StoredPartition) -> int:
-        """How far the log was committed when the checkpoint was written: a hint, never too high."""
+        """The high watermark when the checkpoint was written: a hint, never too high."""
         home = self._known_home(hosted)
         return 0 if home is None else home.checkpoint.get(hosted.topic_id, hosted.index).high_watermark
 
     def holds(self, hosted: StoredPartition) -> bool:
-        """Whether the partition has a directory, on a disk that works."""
+        """Whether the partition has a directory on an online disk."""
         directory = self.directory_of(hosted)
         return directory is not None and directory.is_online
 
     def directory_of(self, hosted: StoredPartition) -> Directory | None:
-        """Where the partition's files are; None when it has none. It may be offline."""
+        """The data directory, possibly offline, that holds the partition's files; None when it has none."""
         known = self._known_home(hosted)
         if known is not None and not known.is_online:
-            return known  # and nobody asks a disk that failed
+            return known  # do not access a failed disk
         for directory in self._online() if known is None else [known]:
             if directory.holds(hosted.topic, hosted.index):
                 return directory
@@ -280,10 +282,10 @@ class Storage:
         return self._homes.get((hosted.topic_id, hosted.index))
 
     def _home(self, hosted: StoredPartition, placed_in: bytes = UNASSIGNED_DIRECTORY) -> Directory:
-        """Where the partition lies or will lie: found, as the metadata has it, or where there are fewest.
+        """The partition's directory: where its files are, else the one in the metadata, else the least used one.
 
         Raises:
-            OSError: it lies on a disk that failed.
+            OSError: the directory is offline or cannot be read.
         """
         home = self._known_home(hosted)
         if home is None:
@@ -311,7 +313,7 @@ class Storage:
         """Open the partition's log; ``placed_in`` is the directory that the metadata names.
 
         Raises:
-            CorruptLog: it is damaged, and the damage may not be cut off.
+            CorruptLog: the log is damaged, and may not be truncated.
             OSError: its files cannot be used, or its directory is offline.
         """
         home = self._home(hosted, placed_in)
@@ -334,7 +336,7 @@ class Storage:
                     hosted.topic, hosted.index, f"it belongs to the topic with id {format_id(topic_id)}"
                 )
             elif topic_id is None and home.lost_page_cache and remembered.recovery_point == 0:
-                # Nothing in it was ever flushed, and it may be of a topic of this name that was deleted meanwhile.
+                # Nothing in it was ever flushed, and it may belong to a deleted topic of the same name.
                 home.quarantine(
                     hosted.topic, hosted.index, "a power loss has taken the note of which topic it belongs to"
                 )
@@ -352,13 +354,13 @@ class Storage:
         )
         log.give_room = home.reserve.give_spare
         if log.recovery is not None and log.recovery.had_more:
-            # If the machine was up all the time, whatever was written is there as it was written, or damaged. After
-            # a power loss it may be just what no fsync had covered; but how far they had come since the checkpoint
-            # is not written down, and a flushed replica has confirmed all of that.
+            # If the machine stayed up, every write is still there, so what is unreadable is damaged. After a power
+            # loss it may be only what no fsync had covered. But fsyncs since the checkpoint are not recorded, and a
+            # flushed replica has confirmed everything they covered.
             log.recovery.was_cut = True
         self.schedule_removal(hosted, log)
         if not home.was_clean and log.log_end_offset > log.recovery_point:
-            # What recovery kept was readable from the page cache; now it is on the disk as well.
+            # Recovery may have read from the page cache. Make sure it is on the disk too.
             offset, work = log.prepare_flush()
             work()
             log.flushed(offset)
@@ -370,15 +372,15 @@ class Storage:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            # To cut is what makes room. Nothing can grow behind the cut before there is some.
+            # Truncating makes room, and the log cannot grow again before there is some.
             self._logger.warning("the checkpoint could not be lowered", partition=repr(hosted))
 
     def place(self, hosted: StoredPartition) -> Directory:
-        """The directory that the partition is in, or will be in. Raises OSError when that is offline."""
+        """The directory that the partition is in, or will be in. Raises OSError when it is offline."""
         return self._home(hosted)
 
     def make_directory(self, hosted: StoredPartition) -> None:
-        """Make the partition's directory, if it has none, and write into it whose it is."""
+        """Create the partition's directory, if it has none, and store the topic id in it."""
         home = self._home(hosted)
         path = home.path_of(hosted.topic, hosted.index)
         files = self.environment.files
@@ -388,10 +390,10 @@ class Storage:
             write_partition_metadata(files, path, hosted.topic_id)
 
     def give_up(self, hosted: StoredPartition, offset: int) -> None:
-        """The partition's data is lost from an offset on, and others have it.
+        """The partition's data from this offset on is lost here, and other replicas have it.
 
-        The next open takes nothing above as known to be on the disk. If none of it is here, the partition may begin
-        again, empty and in any directory.
+        The next open treats nothing above the offset as flushed. If no files are left, the partition may start
+        empty, in any directory.
         """
         home = self.directory_of(hosted)
         if home is not None and home.is_online:
@@ -409,7 +411,7 @@ class Storage:
     # Failing disks
 
     def append_failed(self, hosted: StoredPartition, error: OSError) -> None:
-        """The log is as it was, the client is told. A disk that fails goes offline, a full one does not."""
+        """An append failed and left the log unchanged. A broken disk goes offline, a full one does not."""
         home = self._known_home(hosted)
         if home is not None and error.errno in NO_ROOM:
             self._filled(home, error)
@@ -418,14 +420,14 @@ class Storage:
         self.check_disk(home, error)
 
     def read_failed(self, path: str, error: Exception) -> None:
-        """What lies there cannot be read: a disk that fails goes offline, so that others lead what is on it."""
+        """A file could not be read. A broken disk goes offline, so that other brokers lead its partitions."""
         if isinstance(error, OSError) and error.errno in _BROKEN:
             for directory in self.directories:
                 if path.startswith(f"{directory.path}/"):
                     self.check_disk(directory, error)
 
     def giving_up(self, hosted: StoredPartition, start: int, end: int) -> None:
-        """Records that were committed, as far as was known here, are about to be cut off."""
+        """Records below this replica's high watermark are about to be truncated."""
         self._logger.error(
             "giving up committed records that the leader does not have",
             partition=repr(hosted),
@@ -439,22 +441,22 @@ class Storage:
         self._fail(home, f"fsync of {hosted.topic}-{hosted.index} under {home.path} failed: {error}")
 
     def check_disk(self, directory: Directory | None, error: OSError) -> None:
-        """Take the directory offline if an error of a write says that its disk failed."""
-        # A damaged log is one log's trouble.
+        """Take the directory offline if the error of a write means that its disk failed."""
+        # A damaged log says nothing about the rest of the disk.
         if directory is not None and not isinstance(error, CorruptLog) and error.errno not in _HARMLESS:
             self._fail(directory, f"the disk under {directory.path} failed: {error}")
 
     # Full disks
 
     def has_no_room(self, hosted: StoredPartition) -> bool:
-        """Whether records of the partition find no room for the time being."""
+        """Whether the partition's directory is full."""
         if not self.is_any_full:
             return False
         home = self._known_home(hosted)
         return home is not None and home.is_full
 
     def _filled(self, directory: Directory, error: OSError | None) -> None:
-        """From now on no records are written here. One line: there may be thousands of batches a second."""
+        """From now on no records are written here. Logged once: there may be thousands of batches a second."""
         if directory.is_full or not directory.is_online:
             return
         directory.is_full = self.is_any_full = True
@@ -463,11 +465,11 @@ class Storage:
             path=directory.path,
             error="metadata took from the reserve" if error is None else str(error),
         )
-        # Not at once: the caller is in the middle of its write.
+        # Not from here: the caller is in the middle of its write.
         self.environment.spawn.soon(lambda: self._on_room_changed(directory))
 
     def look_for_room(self) -> None:
-        """To be called now and then: see whether full disks have room again."""
+        """Check whether full disks have room again. Called regularly."""
         self._write_cluster_ids([directory for directory in self._online() if not directory.is_full])
         for directory in self._online():
             if not directory.reserve.is_whole:
@@ -490,13 +492,13 @@ class Storage:
         self.environment.spawn.in_thread(directory.reserve.look, done, lane="upkeep")
 
     def give_reserves(self) -> None:
-        """What a node writes last, to be started from, it writes whether there is room or not."""
+        """At shutdown: free the reserve on full disks, for the checkpoints and clean shutdown markers."""
         for directory in self._online():
             while directory.is_full and directory.reserve.give():
                 pass
 
     def _fail(self, directory: Directory, reason: str) -> None:
-        """Nothing is read from or written to this directory any more."""
+        """Take the directory offline: no more reads or writes. The node stops if it cannot continue without it."""
         if not directory.is_online:
             return
         directory.is_online = False
@@ -510,11 +512,10 @@ class Storage:
     # Deleting
 
     def delete_log(self, hosted: StoredPartition) -> None:
-        """Rename at once, so that the name is free; remove later, for readers that are still at it.
+        """Rename the log now, so that its name is free; remove it later, for requests that still read it.
 
-        For a topic that was deleted, and for a replica that is now another node's. While a start replays what
-        was committed before, it only notes that: by now, what lies under the name may be another topic's, or the
-        replica may be back.
+        For a deleted topic, and for a replica that moved to another broker. While a start replays old metadata,
+        the deletion is only noted: the files under this name may be a newer topic's, or the replica may be back.
         """
         if self._deleted_before is not None:
             self._deleted_before.add((hosted.topic_id, hosted.index))
@@ -535,7 +536,7 @@ class Storage:
             self._logger.error("cannot delete", partition=repr(hosted), error=str(error))
             return
         if log is not None:
-            # Readers that are in the middle of it must not open the files of a new topic of the same name.
+            # Requests that still read it must not open the files of a new topic of the same name.
             log.moved(target)
 
         def close() -> None:
@@ -545,7 +546,7 @@ class Storage:
         self._remove_later([target], hosted.config.file_delete_delay_ms, close)
 
     def schedule_removal(self, hosted: StoredPartition, log: Log) -> None:
-        """Remove the segments that a log has let go of, after the delay."""
+        """Remove the segments that a log has dropped, after the delay."""
         paths, log.pending_deletes = log.pending_deletes, []
         if paths:
             self._remove_later(paths, hosted.config.file_delete_delay_ms)
@@ -572,10 +573,10 @@ class Storage:
     # Checkpoints
 
     def remember(self, partitions: Iterable[StoredPartition]) -> None:
-        """Take down for the next checkpoint where these logs begin, and how far they are durable."""
+        """Pass the recovery point, log start offset and high watermark of these logs to the next checkpoint."""
         for hosted in partitions:
             home = self._known_home(hosted)
-            # What was deleted since somebody made the list is not to be found again.
+            # The partition may have been deleted since the caller made the list.
             if hosted.is_open and not hosted.is_deleted and home is not None and home.is_online:
                 log = hosted.log
                 home.checkpoint.remember(
@@ -585,9 +586,9 @@ class Storage:
                 )
 
     def prepare_checkpoint(self) -> Callable[[], None]:
-        """The work of writing the checkpoints, for a worker thread. It raises OSError when one could not be."""
+        """Return the work of writing the checkpoints, for a worker thread. It raises OSError if one failed."""
         works = [directory.checkpoint.prepare_write() for directory in self._online()]
-        # Those whose disk was full at the start.
+        # Directories whose disk was full at the start.
         works += [
             directory.note_boot
             for directory in self._online()
@@ -607,7 +608,7 @@ class Storage:
         return write
 
     def leave_clean_marker(self, broker_epoch: int) -> None:
-        """Say that every log was closed."""
+        """Record in each directory that every log was closed."""
         for directory in self._online():
             if directory.has_noted_boot:
                 directory.leave_clean_marker(broker_epoch)
@@ -621,7 +622,7 @@ def _set_aside(directory: Directory, name: TopicPartition, reason: str) -> None:
 def _choose(
     name: TopicPartition, topic_id: TopicId, named: bytes, one: Directory, other: Directory
 ) -> tuple[Directory, Directory]:
-    """Which of two directories that hold the same partition is the right one, and which is not."""
+    """Two directories hold the same partition: return the one to use, then the one to set aside."""
     by_id = [directory for directory in (one, other) if directory.topic_id_of(*name) == topic_id]
     if other in by_id and (one not in by_id or other.id == named):
         return other, one

@@ -1,4 +1,4 @@
-"""What the storage needs to know of a partition whose log it keeps."""
+"""A partition as the storage sees it."""
 
 from __future__ import annotations
 
