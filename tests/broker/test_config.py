@@ -63,7 +63,7 @@ def test_setting_without_meaning_is_accepted_with_a_warning() -> None:
     _, warnings = BrokerConfig.load({"num.io.threads": "8", "log.preallocate": "true", "num.partitions": "2"})
     assert warnings == [
         "log.preallocate has no effect: segment files grow as they are written",
-        "num.io.threads has no effect: one event loop does the work of all threads",
+        "num.io.threads has no effect: one event loop does all the work",
     ]
 
 
@@ -77,9 +77,9 @@ def test_setting_without_meaning_is_accepted_with_a_warning() -> None:
         ({"num.partitions": "many"}, "num.partitions=many: must be a whole number"),
         ({"num.partitions": "0"}, "at least 1"),
         ({"compression.type": "lz4"}, "as the producer compressed them"),
-        ({"log.cleanup.policy": "compact"}, "compaction does not work yet"),
-        ({"authorizer.class.name": "kafka.Acl"}, "do not work yet"),
-        ({"sasl.enabled.mechanisms": "PLAIN"}, "do not work yet"),
+        ({"log.cleanup.policy": "compact"}, "compaction is not implemented yet"),
+        ({"authorizer.class.name": "kafka.Acl"}, "are not implemented yet"),
+        ({"sasl.enabled.mechanisms": "PLAIN"}, "are not implemented yet"),
         ({"controller.quorum.voters": "1@a:1"}, "single nodes"),
         ({"broker.session.timeout.ms": "2000"}, "must exceed broker.heartbeat.interval.ms"),
         ({"penstock.durability": "maybe"}, "must be one of replicated, flushed"),

@@ -1,4 +1,4 @@
-"""A topic is deleted and made again while the coordinator of its groups is paused, or is killed.
+"""A topic is deleted and recreated while the coordinator of its groups is paused, or is killed.
 
 The groups of the new topic must begin without offsets, whoever coordinates them by then: an offset of the old
 topic would let them skip records without a word. Once each in the test suite; ``make chaos`` tries it 50 times.

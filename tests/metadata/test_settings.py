@@ -198,7 +198,7 @@ def test_broker_side_compression_is_refused_with_the_reason(codec: str) -> None:
 def test_compaction_is_refused_on_topics_of_users_and_allowed_on_the_brokers_own(policy: str) -> None:
     check(TOPIC["cleanup.policy"], " delete ")
     check(TOPIC["cleanup.policy"], policy, internal=True)
-    with pytest.raises(InvalidSetting, match="compaction does not work yet"):
+    with pytest.raises(InvalidSetting, match="compaction is not implemented yet"):
         check(TOPIC["cleanup.policy"], policy)
 
 

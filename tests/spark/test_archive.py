@@ -209,7 +209,7 @@ def test_a_topic_that_was_made_again_is_another_one(
     topics.delete(topic)
     topics.create(topic, 2)
     topics.send(topic, [b"of the new one"])
-    with pytest.raises(DataLossError, match="deleted and made again"):
+    with pytest.raises(DataLossError, match="deleted and recreated"):
         archive_it()
     result = archive_it(fail_on_data_loss=False)
     assert {each.reason for each in result.gaps} == {"retention", "recreated"}

@@ -347,7 +347,7 @@ def test_a_topic_made_anew_during_a_task_has_lost_what_the_task_sent(
         client.create_topic(topic, 2)
         rows = {"value": pa.array([b"b"]), "partition": pa.array([1], pa.int32())}
         sender.send(pa.RecordBatch.from_pydict(rows))
-        with pytest.raises(TopicReplaced, match=f"topic {topic} was deleted and made again"):
+        with pytest.raises(TopicReplaced, match=f"topic {topic} was deleted and recreated"):
             sender.finish()
 
 

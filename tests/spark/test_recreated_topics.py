@@ -618,7 +618,7 @@ def test_an_archive_holds_both_topics_and_its_table_the_new_one(
     name, cold = topic.name, tmp_path / "archive"
     archive(spark, bootstrap, [name], cold)
     topic.make_anew(5)
-    with pytest.raises(DataLossError, match="was deleted and made again"):
+    with pytest.raises(DataLossError, match="was deleted and recreated"):
         archive(spark, bootstrap, [name], cold)
     archive(spark, bootstrap, [name], cold, fail_on_data_loss=False)
     topic.send(b"hot")

@@ -188,7 +188,7 @@ def test_a_topic_that_is_not_the_one_of_the_snapshot_is_refused(
         snapshot(spark, bootstrap, topic, location)
     topics.create(topic)
     topics.send(topic, [b"1"], keys=[b"a"])
-    with pytest.raises(SparkOptionError, match=r"made again .* begin anew with full"):
+    with pytest.raises(SparkOptionError, match=r"recreated .* start again with full"):
         snapshot(spark, bootstrap, topic, location)
     snapshot(spark, bootstrap, topic, location, full=True)
     assert rows(spark, location) == {b"a": b"1"}

@@ -95,16 +95,16 @@ def test_an_older_broker_is_asked_by_name(cluster: FakeCluster) -> None:
 def test_a_question_that_the_broker_cannot_understand_is_refused_clearly(cluster: FakeCluster) -> None:
     cluster.version_max = {LIST_OFFSETS: 6}
     shell = FakeShell(cluster)
-    with pytest.raises(UnsupportedBroker, match="ListOffsets in versions 1 to 6"):
+    with pytest.raises(UnsupportedBroker, match="ListOffsets versions 1 to 6"):
         shell.ask(operations.list_offsets, {AT: MAX_TIMESTAMP}, False)
     cluster.version_max = {FETCH: -1}
-    with pytest.raises(UnsupportedBroker, match="has no Fetch"):
+    with pytest.raises(UnsupportedBroker, match="does not support Fetch"):
         fetch(FakeShell(cluster))
 
 
 def test_whoever_is_no_broker_is_called_so(cluster: FakeCluster) -> None:
     cluster.interfere = lambda *_: b"HTTP/1.1 400 Bad Request\r\n\r\n"
-    with pytest.raises(Unreachable, match="is no Kafka broker without TLS"):
+    with pytest.raises(Unreachable, match="is not a plaintext Kafka broker"):
         fetch(FakeShell(cluster))
 
 
@@ -295,7 +295,7 @@ def test_without_a_leader_until_the_deadline_is_an_error_that_says_so(cluster: F
 def test_an_unknown_topic_is_an_error_that_names_it(cluster: FakeCluster) -> None:
     with pytest.raises(UnknownTopic, match="no topic nothing"):
         fetch(FakeShell(cluster), at=TopicPartition("nothing", 0))
-    with pytest.raises(UnknownTopic, match="topic orders has 3 partitions, and none with the number 7"):
+    with pytest.raises(UnknownTopic, match="topic orders has no partition 7; it has 3"):
         fetch(FakeShell(cluster), at=TopicPartition("orders", 7))
 
 
@@ -342,7 +342,7 @@ def test_a_reader_does_not_go_on_in_a_topic_made_anew(cluster: FakeCluster) -> N
     topic_id = fetch(shell).topic_id
     cluster.make_topic("orders", [1])
     cluster.fill(AT, batches=8)
-    with pytest.raises(TopicReplaced, match="deleted and made again"):
+    with pytest.raises(TopicReplaced, match="deleted and recreated"):
         shell.ask(operations.fetch, AT, 12, FetchSettings(), topic_id)
 
 
@@ -493,7 +493,7 @@ def test_a_group_with_members_is_not_ours_to_commit_to(cluster: FakeCluster) -> 
         return None
 
     cluster.interfere = interfere
-    with pytest.raises(GroupInUse, match="choose a group of its own"):
+    with pytest.raises(GroupInUse, match="choose another group"):
         FakeShell(cluster).ask(groups.commit, "readers", {AT: 7}, "")
 
 
@@ -541,7 +541,7 @@ def test_a_question_that_cannot_be_written_harms_only_who_asked_it(cluster: Fake
     shell = FakeShell(cluster)
     fetch(shell)
     for _ in range(2):
-        with pytest.raises(WireError, match=r"\(ListOffsets\) cannot be written"):
+        with pytest.raises(WireError, match="cannot encode the request ListOffsets"):
             shell.ask(operations.list_offsets, {AT: 2**70, TopicPartition("orders", 1): LATEST}, False)
     assert fetch(shell, 3).next_offset == 12
     shell.core.check()
@@ -579,12 +579,12 @@ def test_a_broker_that_never_answers_one_request_is_left(cluster: FakeCluster) -
         ("localhost", "write HOST:PORT"),
         ("", "write HOST:PORT"),
         (" , ", "write HOST:PORT"),
-        ("SSL://a:1", "is no plain connection"),
+        ("SSL://a:1", "only plaintext connections are supported"),
         (":9092", "write HOST:PORT"),
         ("::1:9092", r"\[::1\]:9092"),
-        ("host:http", "is no port"),
-        ("host:0", "is no port"),
-        ("host:70000", "is no port"),
+        ("host:http", "is not a port"),
+        ("host:0", "is not a port"),
+        ("host:70000", "is not a port"),
     ],
 )
 def test_a_list_of_brokers_that_is_none_is_refused(text: str, what: str) -> None:

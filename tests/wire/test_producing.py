@@ -334,7 +334,7 @@ def test_a_producer_forgotten_while_nobody_knows_what_was_written_is_raised(clus
     shell.act(number)
     shell.lose(number)
     interfere(cluster, ErrorCode.UNKNOWN_PRODUCER_ID)
-    with pytest.raises(OutOfSequence, match="nobody knows whether it has the last batches"):
+    with pytest.raises(OutOfSequence, match="it is unknown whether it has the last batches"):
         writing.flush()
 
 
@@ -363,7 +363,7 @@ def test_a_batch_that_is_too_large_says_what_to_do(cluster: FakeCluster) -> None
     writing = Writing(cluster)
     writing.send(AT, size=1_000_001)
     with pytest.raises(
-        BatchTooLarge, match=r"write smaller batches, or raise the topic's max\.message\.bytes"
+        BatchTooLarge, match=r"send smaller batches, or raise the topic's max\.message\.bytes"
     ):
         writing.flush()
 

@@ -52,7 +52,7 @@ _OPTIONS = (
     (re.compile(r"say into_itself=True"), "pass --into-itself"),
     (re.compile(r"say keep_partitions=False"), "pass --by-key"),
     (re.compile(r"run_id='(.*)'"), r"--run-id '\1'"),
-    (re.compile(r"begin anew with full"), "begin anew with --full"),
+    (re.compile(r"start again with full"), "start again with --full"),
     (re.compile(r"\(by_date\)"), "(--by-date)"),
     (re.compile(r"\b(with|without) value_schema\b"), r"\1 --value-schema"),
 )

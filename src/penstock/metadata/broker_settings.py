@@ -29,8 +29,8 @@ from penstock.metadata.settings import (
 from penstock.metadata.topic_settings import DURABILITY, FLUSHED, NO_TIERS, REPLICATED, SYNONYMS, TOPIC
 from penstock.protocol.listeners import NODES
 
-_NO_SECURITY = "authentication, authorization and encryption do not work yet"
-_NO_TRANSACTIONS = "transactions do not work yet"
+_NO_SECURITY = "authentication, authorization and encryption are not implemented yet"
+_NO_TRANSACTIONS = "transactions are not implemented yet"
 _NO_JAVA = "there is no JVM to load a class into"
 
 # Settings that Kafka does not have.
@@ -64,14 +64,14 @@ def _topic_defaults() -> Iterator[Setting]:
 
 # Reason -> the settings it applies to.
 _WITHOUT_MEANING = {
-    "one event loop does the work of all threads": """
+    "one event loop does all the work": """
         background.threads delete.records.purgatory.purge.interval.requests
         fetch.purgatory.purge.interval.requests group.coordinator.append.linger.ms
         group.coordinator.background.threads group.coordinator.cached.buffer.max.bytes
         group.coordinator.threads num.io.threads num.network.threads num.recovery.threads.per.data.dir
         num.replica.alter.log.dirs.threads offsets.load.buffer.size producer.purgatory.purge.interval.requests
         queued.max.requests share.fetch.purgatory.purge.interval.requests""",
-    "nodes talk to each other with fixed sizes and times": """
+    "these sizes and times are fixed": """
         controller.quorum.append.linger.ms controller.quorum.election.backoff.max.ms
         controller.quorum.fetch.max.bytes controller.quorum.fetch.snapshot.max.bytes
         controller.quorum.request.timeout.ms controller.quorum.retry.backoff.ms controller.socket.timeout.ms
@@ -86,10 +86,10 @@ _WITHOUT_MEANING = {
     "the listener for other nodes is always the first": "early.start.listeners",
     "use `penstock serve --roles`": "process.roles",
     "high watermarks are saved with the recovery points": "replica.high.watermark.checkpoint.interval.ms",
-    "a consumer that names its rack is sent to a replica there": "replica.selector.class",
-    "the operating system's own sizes are used": """
+    "a consumer with a rack is always sent to a replica in it": "replica.selector.class",
+    "the operating system's defaults are used": """
         socket.listen.backlog.size socket.receive.buffer.bytes socket.send.buffer.bytes""",
-    "compaction does not work yet": """
+    "compaction is not implemented yet": """
         log.cleaner.backoff.ms log.cleaner.dedupe.buffer.size log.cleaner.enable
         log.cleaner.io.buffer.load.factor log.cleaner.io.buffer.size log.cleaner.io.max.bytes.per.second
         log.cleaner.threads""",
@@ -105,7 +105,7 @@ _WITHOUT_MEANING = {
         transaction.state.log.load.buffer.size transaction.state.log.min.isr
         transaction.state.log.num.partitions transaction.state.log.replication.factor
         transaction.state.log.segment.bytes transactional.id.expiration.ms""",
-    "groups speak the classic protocol only": """
+    "only the classic group protocol is implemented": """
         group.consumer.assignment.interval.ms group.consumer.assignors group.consumer.heartbeat.interval.ms
         group.consumer.max.assignment.interval.ms group.consumer.max.heartbeat.interval.ms
         group.consumer.max.session.timeout.ms group.consumer.max.size group.consumer.migration.policy
@@ -149,13 +149,13 @@ _WITHOUT_MEANING = {
         remote.log.storage.manager.class.path remote.log.storage.manager.impl.prefix""",
     "offset commits are stored like any other batch": """
         offsets.commit.timeout.ms offsets.topic.compression.codec""",
-    "quotas do not work yet": """
+    "quotas are not implemented yet": """
         controller.quota.window.num controller.quota.window.size.seconds quota.window.num
         quota.window.size.seconds""",
-    "there are no delegation tokens": """
+    "delegation tokens are not implemented": """
         delegation.token.expiry.check.interval.ms delegation.token.expiry.time.ms
         delegation.token.max.lifetime.ms""",
-    "metrics have no reporters": """
+    "there are no metrics reporters": """
         kafka.metrics.polling.interval.secs kafka.metrics.reporters metric.reporters metrics.num.samples
         metrics.recording.level metrics.sample.window.ms telemetry.max.bytes""",
     "values are used literally": "config.providers",
@@ -201,7 +201,7 @@ BROKER: dict[str, Setting] = table(
         "connections.max.idle.ms", 600_000, "The idle time after which a connection is closed; -1: never.", -1
     ),
     integer("socket.request.max.bytes", 100 << 20, "The largest request accepted.", 1),
-    # Kafka sets no limit by default; here one process holds every request in memory.
+    # Kafka has no limit by default; here one process holds every request in memory.
     long("queued.max.request.bytes", 256 << 20, "Bytes of requests in progress above which reading stops."),
     integer("fetch.max.bytes", 55 << 20, "The largest fetch response.", 1024),
     integer("max.incremental.fetch.session.cache.slots", 1000, "Maximum number of fetch sessions.", 0),
@@ -249,7 +249,7 @@ BROKER: dict[str, Setting] = table(
     integer("replica.fetch.response.max.bytes", 10 << 20, "Maximum bytes in a follower's fetch.", 0),
     integer("replica.fetch.min.bytes", 1, "Bytes that a follower's fetch waits for.", 0),
     integer("replica.fetch.wait.max.ms", 500, "How long a follower's fetch waits.", 0),
-    integer("replica.fetch.backoff.ms", 1000, "The longest pause after a follower's fetch has failed.", 0),
+    integer("replica.fetch.backoff.ms", 1000, "The longest pause after a failed fetch of a follower.", 0),
     *dynamic(
         long(
             "follower.replication.throttled.rate",
@@ -258,7 +258,7 @@ BROKER: dict[str, Setting] = table(
             1,
         )
     ),
-    # Kafka's tool for reassignments sets both to the same number.
+    # Kafka's reassignment tool sets both to the same number.
     *without_meaning(
         "only followers are throttled (follower.replication.throttled.rate)",
         *dynamic(
@@ -289,9 +289,9 @@ BROKER: dict[str, Setting] = table(
     ),
     # Set by options of the command.
     integer("node.id", None, "The id of this node, unique in its cluster.", 0),
-    integer("broker.id", None, "Kafka's old name of node.id."),
+    integer("broker.id", None, "Kafka's old name for node.id."),
     string("broker.rack", None, "The rack of this node; replicas are spread over racks."),
-    string("log.dir", None, "Kafka's singular of log.dirs."),
+    string("log.dir", None, "A single log.dirs."),
     string("log.dirs", None, "The directories that hold the logs."),
     string("listeners", None, "The address that clients connect to."),
     string("advertised.listeners", None, "The address that the broker gives to clients."),

@@ -39,36 +39,47 @@ CREATED = "penstock.created.ms"
 # The controller determines eligible leaders with it.
 MIN_ISR = "min.insync.replicas"
 
-NO_COMPACTION = "compaction does not work yet, and a topic must not silently keep everything"
+NO_COMPACTION = "compaction is not implemented yet, and a topic must not silently keep everything"
 NO_TIERS = "segments do not move to remote storage yet"
 AS_PRODUCED = "batches are stored as the producer compressed them"
 NO_THROTTLE = (
-    "every replica that a reassignment adds is throttled alike (follower.replication.throttled.rate)"
+    "the throttle applies to every replica that a reassignment adds (follower.replication.throttled.rate)"
 )
 
 TOPIC: dict[str, Setting] = table(
     # Retention.
     long("retention.ms", 7 * _DAY_MS, "The age at which segments are deleted; -1: never.", -1),
     long("retention.bytes", -1, "The size above which a partition loses its oldest segments; -1: no limit."),
-    long("file.delete.delay.ms", 60_000, "How long the renamed file of a deleted segment stays on disk.", 0),
+    long("file.delete.delay.ms", 60_000, "How long the files of a deleted segment stay on disk.", 0),
     # Limits of produce requests.
-    integer("max.message.bytes", 1_048_588, "The largest batch of records accepted, as compressed.", 0),
+    integer("max.message.bytes", 1_048_588, "The largest record batch accepted, after compression.", 0),
     string(
         "message.timestamp.type",
         "CreateTime",
         "The timestamp of a record: the producer's (CreateTime) or the broker's (LogAppendTime).",
         *("CreateTime", "LogAppendTime"),
     ),
-    long("message.timestamp.after.max.ms", 3_600_000, "How far a producer's clock may be ahead.", 0),
-    long("message.timestamp.before.max.ms", LONG_MAX, "How far a producer's clock may be behind.", 0),
+    long(
+        "message.timestamp.after.max.ms",
+        3_600_000,
+        "How far a record's timestamp may be ahead of the broker's clock.",
+        0,
+    ),
+    long(
+        "message.timestamp.before.max.ms",
+        LONG_MAX,
+        "How far a record's timestamp may be behind the broker's clock.",
+        0,
+    ),
     integer(MIN_ISR, 1, "The smallest ISR with which acks=all is accepted.", 1),
     boolean(
         "unclean.leader.election.enable",
         False,
         "Whether a replica that lacks records may lead if there is no other; the records it lacks are lost.",
     ),
-    # Segments and their indexes. Kafka asks for segments of 1 MiB since 4.0 (KIP-1030), of 14 bytes before:
-    # small ones are how people try out retention, and a segment always holds at least one batch.
+    # Segments and their indexes. Kafka's minimum for segment.bytes is 1 MiB since 4.0 (KIP-1030), 14 bytes
+    # before. We keep 14: small segments are useful to try out retention, and a segment always holds at least one
+    # batch.
     integer("segment.bytes", 1 << 30, "The size at which a new segment starts.", 14),
     long("segment.ms", 7 * _DAY_MS, "The age at which a new segment starts.", 1),
     integer("segment.index.bytes", 10 << 20, "The size of an index at which a new segment starts.", 4),
@@ -77,7 +88,7 @@ TOPIC: dict[str, Setting] = table(
     long(
         "flush.messages",
         LONG_MAX,
-        "Records after which a log is flushed; with 1, nothing is acknowledged before it is on disk.",
+        "Records between two flushes of a log; with 1, a record is on disk before it is acknowledged.",
         1,
     ),
     long("flush.ms", LONG_MAX, "The longest time before a record is flushed to disk.", 0),
@@ -96,12 +107,12 @@ TOPIC: dict[str, Setting] = table(
         string(
             "compression.type",
             "producer",
-            "The codec that batches are stored with; 'producer' keeps them as they came.",
+            "The compression of stored batches; 'producer' stores them as sent.",
             *("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
         ),
     ),
     *refused(
-        NO_TIERS, boolean("remote.storage.enable", False, "Whether old segments move to remote storage.")
+        NO_TIERS, boolean("remote.storage.enable", False, "Whether old segments are moved to remote storage.")
     ),
     *without_meaning(
         NO_COMPACTION,
@@ -133,7 +144,7 @@ TOPIC: dict[str, Setting] = table(
         strings("leader.replication.throttled.replicas", "", "Leaders that serve followers within a quota."),
     ),
     *without_meaning(
-        "rolling costs little, so logs need not take turns",
+        "rolling is cheap, so logs may roll at the same time",
         long("segment.jitter.ms", 0, "The most by which segment.ms is shortened, at random.", 0),
     ),
     *without_meaning(

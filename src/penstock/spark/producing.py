@@ -282,7 +282,7 @@ class Sender:
             )
             known = self._targets.setdefault(topic, target)
             if known.topic_id != target.topic_id:
-                raise TopicReplaced(f"topic {topic} was deleted and made again while it was written to")
+                raise TopicReplaced(f"topic {topic} was deleted and recreated while it was written to")
             self._targets[topic] = target
         return target
 

@@ -1,8 +1,7 @@
-"""A small Kafka client on our own codec, for Spark tasks: raw batches in and out, no record ever built.
+"""A small Kafka client on our own codec, for Spark tasks: it moves raw batches and never builds single records.
 
-``core.py`` is the client without sockets and clocks, ``blocking.py`` the sockets around it, ``client.py`` and
-``producer.py`` what callers use. For applications there is librdkafka; this is for moving batches at the speed
-of the disk.
+``core.py`` is the client without sockets and clocks, ``blocking.py`` adds the sockets, ``client.py`` and
+``producer.py`` are the public API. Applications should use librdkafka; this client moves batches at disk speed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Making topics, and reading their settings.
+"""Create topics and read their settings.
 
-Any broker passes these on to the controller. (Brokers of Kafka before KRaft do not; NOT_CONTROLLER then says whom
-to ask.) What a newcomer gets wrong: a topic that was made is not there yet. Each broker hears of it in its own
-time, so ``create_topic`` waits until somebody leads every partition.
+Any broker forwards these requests to the controller. (Kafka's brokers before KRaft do not; they answer
+NOT_CONTROLLER.) A created topic is not usable at once, because each broker learns of it in its own time; so
+``create_topic`` waits until every partition has a leader.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.wire.links import Address, Answered, Ask, Channel
 from penstock.wire.operations import UNKNOWN_TOPIC_MS, ask_anybody, back_off, know_leaders, refresh
 
 CREATE_TOPICS, DESCRIBE_CONFIGS = 19, 32
-# From this version on -1 stands for the cluster's own number of partitions and replicas (KIP-464).
+# From this version on -1 means the cluster's default number of partitions and replicas (KIP-464).
 CREATE_WITH_DEFAULTS = 4
 TOPIC_RESOURCE = 2
 
@@ -53,7 +53,7 @@ def create_topic(
     )
     needed = CREATE_WITH_DEFAULTS if -1 in (partitions, replication) else 0
     ask = Ask(CREATE_TOPICS, lambda _: message, version_min=needed, patience_ms=core.request_timeout_ms)
-    # Whether a request of ours may have made it without our hearing so.
+    # Whether an earlier request of ours may have created it although its answer was lost.
     may_be_ours = False
     controller: Address | None = None
     while True:
@@ -65,7 +65,7 @@ def create_topic(
             task.trouble = answer.why
             may_be_ours = may_be_ours or answer.may_be_done
             controller = None
-            # Also gives up when nobody can be reached.
+            # Also gives up when no broker can be reached.
             yield from refresh(core, task, [])
             yield from back_off(core, task)
             continue
@@ -77,7 +77,7 @@ def create_topic(
         if code == ErrorCode.REQUEST_TIMED_OUT:
             may_be_ours = True
         elif code not in BUSY and code not in LEADER_MOVED:
-            raise BrokerRefused(f"cannot make topic {name}: {words_of(code, result.error_message)}", code)
+            raise BrokerRefused(f"cannot create topic {name}: {words_of(code, result.error_message)}", code)
         task.trouble = words_of(code, result.error_message)
         if code == ErrorCode.NOT_CONTROLLER:
             yield from refresh(core, task, [])
@@ -86,11 +86,11 @@ def create_topic(
 
 
 def _wait_for_leaders(core: Core, task: Task[Any], name: str) -> Steps[None]:
-    core.cluster.forget(name)  # there may have been one of that name before
+    core.cluster.forget(name)  # there may have been an older topic of that name
     while name not in core.cluster.topics:
         yield from refresh(core, task, [name])
         if name not in core.cluster.topics:
-            task.trouble = f"no broker has heard of topic {name} yet"
+            task.trouble = f"no broker knows topic {name} yet"
             yield from back_off(core, task)
     numbers = core.cluster.topics[name].partitions
     yield from know_leaders(core, task, [TopicPartition(name, number) for number in numbers])
@@ -104,7 +104,7 @@ def topic_configs(
             DescribeConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=name) for name in names
         ]
     )
-    # ``configuration_keys`` left empty would mean no settings; null means all of them.
+    # An empty ``configuration_keys`` would mean no settings; null means all of them.
     for resource in message.resources:
         resource.configuration_keys = None
     unknown_since_ms: int | None = None
@@ -123,7 +123,7 @@ def topic_configs(
                 if unknown_since_ms is None:
                     unknown_since_ms = core.now_ms
                 elif core.now_ms - unknown_since_ms >= UNKNOWN_TOPIC_MS:
-                    raise UnknownTopic(f"there is no topic {name}; make it, or mend its name")
+                    raise UnknownTopic(f"there is no topic {name}; create it or correct the name")
         if len(found) == len(names):
             return found
         yield from back_off(core, task)

@@ -1,8 +1,8 @@
-"""The blocking shell: sockets and a selector around the core, turned by whoever waits for something.
+"""The blocking shell: sockets and a selector around the core, driven by the caller that waits.
 
-It has no thread of its own. Between two calls nothing happens: an answer that arrives meanwhile lies in the
-socket until the next turn. So a turn reads before it looks at the clock, and the time between two turns, in which
-a caller may have been busy for minutes, counts as no time at all.
+It has no thread. Between two calls nothing happens: a response that arrives stays in the socket until the next
+turn. So a turn reads before it checks timeouts, and the time between two turns, in which the caller may have been
+busy for minutes, does not count.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Result = TypeVar("Result")
 
 # Buffers in one gathered call; the kernel takes 1024.
 BUFFERS_PER_SEND = 512
-# Of one connection in one turn, so that a fast one does not starve the others.
+# Reads per connection and turn, so that a fast connection does not starve the others.
 READS_PER_TURN = 32
-# A gap between two turns that is longer was not ours.
+# A longer gap between two turns was the caller's and does not count.
 GAP_MS = 1_000
-# A turn never sleeps longer, however far away the next timeout is.
+# The longest sleep of a turn, however far away the next timeout is.
 SLEEP_MS_MAX = 60_000
 
 
 class _Socket:
-    """One connection: what it is connecting to, and what it has not sent yet."""
+    """One connection: its address and its unsent bytes."""
 
     __slots__ = ("addresses", "is_connected", "link", "socket", "unsent", "where")
 
     def __init__(self, link: int, addresses: deque[Any]) -> None:
         self.link = link
-        # Other addresses of the same host, to be tried when this one fails.
+        # Other addresses of the same host, tried when this one fails.
         self.addresses = addresses
         self.where: Any = None
         self.socket: socket.socket | None = None
@@ -50,7 +50,7 @@ class _Socket:
 
 
 class Shell:
-    """Not safe for several threads, nor for a process forked from the one that made it."""
+    """Not thread-safe, and not usable in a forked child process."""
 
     def __init__(self, bootstrap: str, *, client_id: str, request_timeout_ms: int, deadline_ms: int) -> None:
         self.core = Core(
@@ -62,12 +62,11 @@ class Shell:
         )
         self._selector = selectors.DefaultSelector()
         self._sockets: dict[int, _Socket] = {}
-        # Addresses to which a connection was given up, until one succeeds: each host's others come first.
+        # Addresses that could not be connected to; the host's other addresses are tried first until one succeeds.
         self._dead_ends: set[Any] = set()
         self._process_id = os.getpid()
         self._turned_ms = self.now_ms()
-        # Tasks whose results nobody wants. Filled wherever a reader is dropped, also by the garbage collector in
-        # the middle of a turn; so they are only noted.
+        # Abandoned tasks. Only noted here, because the garbage collector may drop a reader in the middle of a turn.
         self.given_up: deque[Task[Any]] = deque()
         self.is_closed = False
 
@@ -75,18 +74,18 @@ class Shell:
         return time.monotonic_ns() // 1_000_000
 
     def wait(self, task: Task[Result]) -> Result:
-        """Turn until a task is done; its result, or its error raised."""
+        """Turn until a task is done. Returns its result or raises its error."""
         try:
             while not task.is_done:
                 self.turn()
         except BaseException:
-            # Interrupted: nobody will ask for the result.
+            # Interrupted: the result is not needed any more.
             self.core.cancel(task)
             raise
         return task.outcome()
 
     def turn(self, *, block: bool = True) -> None:
-        """Do what the core wants done, wait for something to happen (or not), and tell the core."""
+        """Carry out the core's effects, wait for events (unless ``block`` is False), and pass them to the core."""
         self.check_usable()
         gap_ms = self.now_ms() - self._turned_ms
         if gap_ms > GAP_MS:
@@ -102,7 +101,7 @@ class Shell:
             timeout_s = timeout_ms / 1000
         for key, events in self._selector.select(timeout_s):
             each: _Socket = key.data
-            # An event before this one may have closed it.
+            # An earlier event may have closed it.
             if events & selectors.EVENT_WRITE and each.socket is not None:
                 self._writable(each)
             if events & selectors.EVENT_READ and each.socket is not None:
@@ -115,7 +114,7 @@ class Shell:
         if self.is_closed:
             raise WireError("this client is closed")
         if os.getpid() != self._process_id:
-            raise WireError("this client belongs to the process that forked this one; make another here")
+            raise WireError("this client belongs to the parent process; create another one after a fork")
 
     def close(self) -> None:
         if self.is_closed:
@@ -149,14 +148,14 @@ class Shell:
             found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            self.core.lost(link, f"the host cannot be found ({reason})", self.now_ms())
+            self.core.lost(link, f"cannot resolve the host ({reason})", self.now_ms())
             return
         found.sort(key=lambda address: address[4] in self._dead_ends)
         each = self._sockets[link] = _Socket(link, deque(found))
         self._connect_next(each, "no address")
 
     def _connect_next(self, each: _Socket, why: str) -> None:
-        """Try the next address of the host; tell the core when there is none left."""
+        """Try the next address of the host; report the link as lost when none is left."""
         while each.addresses:
             family, kind, protocol, _, where = each.addresses.popleft()
             try:
@@ -229,7 +228,7 @@ class Shell:
                 self.core.lost(each.link, "the broker closed the connection", self.now_ms())
                 return
             is_full = count == len(space)
-            # Views keep a buffer from being used again.
+            # A view would keep the buffer from being reused.
             space.release()
             self.core.received(each.link, count, self.now_ms())
             if not is_full:

@@ -1,12 +1,12 @@
-"""The blocking client: one method per conversation, each retried across leader changes, broker deaths and
-reconnects until the deadline.
+"""The blocking client: one method per operation, each retried across leader changes, broker deaths and reconnects
+until the deadline.
 
-``shared`` gives the one client of this process for given settings, so that Spark's reused workers keep their
-connections and what they know of the cluster. It is safe to call from several threads (calls then take turns)
-and in a process that was forked: that one gets a client of its own.
+``shared`` returns this process's one client for given settings, so that Spark's reused workers keep their
+connections and metadata. It is thread-safe (calls take turns) and safe after a fork: the child gets its own
+client.
 
-What a newcomer gets wrong: records come as a view into a buffer that is used again as soon as no view of it is
-left. Keep the view, or what was decoded from it, and never an address.
+Careful: records are a view of a buffer that is reused as soon as it has no views. Keep the view or the decoded
+data, never an address.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class Client:
-    """Any call raises a ``WireError`` that says in one line what went wrong for good."""
+    """Any call may raise a ``WireError``, which is final and has a message of one line."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Client:
         deadline_ms: int = 120_000,
     ) -> None:
         self.bootstrap = bootstrap
-        # Reentrant: a producer's callbacks may ask the client something.
+        # Reentrant: a producer's callbacks may call the client.
         self.lock = threading.RLock()
         self.shell = Shell(
             bootstrap, client_id=client_id, request_timeout_ms=request_timeout_ms, deadline_ms=deadline_ms
@@ -61,9 +61,9 @@ class Client:
     # Reading
 
     def topics(self, names: Iterable[str] | None = None, *, create: bool = False) -> dict[str, TopicInfo]:
-        """What the cluster says now of these topics, or of all. Those that do not exist are left out.
+        """Current metadata of these topics, or of all. Missing topics are left out.
 
-        With ``create`` the question is a producer's: brokers with auto.create.topics.enable make them.
+        With ``create`` brokers with auto.create.topics.enable create missing topics, as for a producer.
         """
         wanted = None if names is None else list(dict.fromkeys(names))
         if wanted is not None and not wanted:
@@ -91,7 +91,7 @@ class Client:
         bytes_min: int = 1,
         read_committed: bool = False,
     ) -> Fetched:
-        """Batches from ``offset`` on; none when nothing came for ``wait_ms``.
+        """Batches from ``offset`` on; none when nothing arrived within ``wait_ms``.
 
         Raises:
             OffsetOutOfRange: the log begins later or ends earlier.
@@ -114,13 +114,13 @@ class Client:
     ) -> Iterator[Fetched]:
         """Batches from ``offset`` until ``end`` (exclusive) is reached; the last may go beyond it.
 
-        The next answer is on its way while the caller deals with this one. All are of one topic: of that with
-        the ``topic_id``, or of the one that there was first.
+        The next fetch runs while the caller processes this one. All batches are of one topic: the one with
+        ``topic_id``, or the one found first.
 
         Raises:
             OffsetOutOfRange: the log begins later or ends earlier.
-            UnknownTopic: there is no such topic or partition; ``TopicReplaced``: there is another of that name.
-            TimedOut: the log does not grow to ``end`` before the deadline.
+            UnknownTopic: there is no such topic or partition; ``TopicReplaced``: the name is now another topic's.
+            TimedOut: the log did not grow to ``end`` before the deadline.
         """
         settings = FetchSettings(bytes_max, wait_ms, 1, read_committed)
         task: Task[Fetched] | None = None
@@ -139,15 +139,15 @@ class Client:
                         offset, progress_ms = fetched.next_offset, now_ms
                     elif now_ms - progress_ms > self.shell.core.deadline_ms:
                         raise TimedOut(
-                            f"{at} was to be read up to {end} and has ended at {offset} for "
-                            f"{self.shell.core.deadline_ms / 1000:g} s; was its log cut?"
+                            f"reading {at} up to {end}, but it has ended at {offset} for "
+                            f"{self.shell.core.deadline_ms / 1000:g} s; was its log truncated?"
                         )
                     if offset < end:
                         task = self._fetching(at, offset, settings, topic_id)
                 if len(fetched.records):
                     yield fetched
                     progress_ms = self.shell.now_ms()
-                # The buffer is free for the next answer but one, unless the caller has kept the view.
+                # Frees the buffer for a later response, unless the caller kept the view.
                 del fetched
         finally:
             if task is not None:
@@ -156,7 +156,7 @@ class Client:
     # Groups
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int], *, metadata: str = "") -> None:
-        """Write offsets into a group that has no members, as tools that show lag expect them."""
+        """Commit offsets to a group without members, for tools that show lag."""
         if offsets:
             self._do(
                 f"committing to group {group}",
@@ -182,9 +182,9 @@ class Client:
         replication: int = -1,
         configs: Mapping[str, str] | None = None,
     ) -> bool:
-        """Make a topic and wait until it can be used; False when it exists already."""
+        """Create a topic and wait until it can be used; False if it exists already."""
         return self._do(
-            f"making topic {name}",
+            f"creating topic {name}",
             lambda core, task: admin.create_topic(
                 core, task, name, partitions, replication, dict(configs or {})
             ),
@@ -207,14 +207,14 @@ class Client:
 
     def _do(self, what: str, steps: Callable[[Core, Task[Result]], Steps[Result]]) -> Result:
         with self.lock:
-            # What has happened since the last call: connections may have ended.
+            # Process events since the last call: connections may have ended.
             self.shell.turn(block=False)
             return self.shell.wait(self.shell.core.start(what, steps, self.shell.now_ms()))
 
     def _fetching(
         self, at: TopicPartition, offset: int, settings: FetchSettings, topic_id: bytes | None
     ) -> Task[Fetched]:
-        """Begin a fetch; its request is on its way when this returns."""
+        """Start a fetch; its request has been sent when this returns."""
         self.shell.turn(block=False)
         task = self.shell.core.start(
             f"fetching {at} from {offset}",
@@ -225,15 +225,15 @@ class Client:
         return task
 
 
-# One client for each way of calling ``shared`` in this process.
+# One client per set of ``shared`` arguments in this process.
 _clients: dict[tuple[Any, ...], Client] = {}
 _clients_lock = threading.Lock()
-# Clients of the process that forked this one. They are kept, unused: closing them would be noticed over there.
+# Clients of the parent process before a fork. Kept but unused: closing them would disturb the parent.
 _inherited: list[Client] = []
 
 
 def shared(bootstrap: str, **settings: Any) -> Client:
-    """The client of this process for these settings (see ``Client``). Do not close it."""
+    """This process's client for these settings (see ``Client``). Do not close it."""
     key = (bootstrap, *sorted(settings.items()))
     with _clients_lock:
         client = _clients.get(key)

@@ -1,8 +1,8 @@
-"""What the client knows of the cluster: brokers, topics, and who leads each partition. A cache, never the truth.
+"""The client's cache of the cluster's metadata: brokers, topics and partition leaders.
 
-Every answer may come from a broker that is behind, so a leader is forgotten only for one of a newer epoch
-(KIP-320); the broker that is asked refuses anyway what it does not lead. A topic is its id: under another id
-the epochs start anew.
+A response may come from a broker that is behind, so a known leader is replaced only by one of a newer epoch
+(KIP-320); a broker refuses requests for partitions it does not lead anyway. A topic is identified by its id: with
+another id the epochs start again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PORT_MAX = 65_535
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    # A broker's id; -1 while nobody leads.
+    # A broker's id; -1 without a leader.
     leader: int
     leader_epoch: int
 
@@ -52,7 +52,7 @@ class Cluster:
         self.brokers, self.topics, self.names, self.coordinators = {}, {}, {}, {}
 
     def learn(self, response: Any) -> None:
-        """From a Metadata response, whatever it was asked for."""
+        """Update the cache from any Metadata response."""
         if response.brokers:
             self.brokers = {each.node_id: Address(each.host, each.port) for each in response.brokers}
             self.controller_id = response.controller_id
@@ -87,7 +87,7 @@ class Cluster:
             self.names.pop(gone.topic_id, None)
 
     def hint(self, at: TopicPartition, current_leader: Any, endpoints: Iterable[Any]) -> bool:
-        """What came with a refusal (KIP-951); whether it is news."""
+        """Learn the leader that came with an error response (KIP-951). Returns whether it is new."""
         topic = self.topics.get(at.topic)
         if current_leader is None or topic is None or current_leader.leader_id < 0:
             return False
@@ -103,7 +103,7 @@ class Cluster:
         return True
 
     def leader(self, at: TopicPartition) -> tuple[Address, TopicInfo, PartitionInfo] | None:
-        """Where to ask about a partition; None when nobody is known to lead it."""
+        """The leader of a partition; None when it is unknown."""
         topic = self.topics.get(at.topic)
         partition = topic.partitions.get(at.partition) if topic is not None else None
         if topic is None or partition is None:
@@ -117,29 +117,27 @@ class Cluster:
 
 
 def parse_bootstrap(text: str) -> list[Address]:
-    """``host:port,host:port``; an IPv6 host stands in brackets. As in Java's clients a comma too many does no harm,
-    and a listener's name may stand before. Raises BadBootstrap that says what is wrong.
+    """Parse ``host:port,host:port``; an IPv6 host is in brackets. As in Java's clients extra commas are ignored,
+    and a listener's name may precede the host. Raises BadBootstrap.
     """
     parts = [part.strip() for part in text.split(",")]
     addresses = [_parse_address(part) for part in parts if part]
     if not addresses:
-        raise BadBootstrap(f"{text!r} names no broker; write HOST:PORT, such as 127.0.0.1:9092")
+        raise BadBootstrap(f"{text!r} has no broker; write HOST:PORT, such as 127.0.0.1:9092")
     return list(dict.fromkeys(addresses))
 
 
 def _parse_address(text: str) -> Address:
     protocol, _, rest = text.rpartition("://")
     if protocol and protocol.upper() != SecurityProtocol.PLAINTEXT.name:
-        raise BadBootstrap(
-            f"{text!r} is no plain connection, and others are not supported so far; write {rest}"
-        )
+        raise BadBootstrap(f"{text!r}: only plaintext connections are supported so far; write {rest}")
     host, _, port = rest.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
         raise BadBootstrap(f"{text!r} is ambiguous; write an IPv6 address as [::1]:9092")
     if not host:
-        raise BadBootstrap(f"{text!r} is no broker; write HOST:PORT, such as 127.0.0.1:9092")
+        raise BadBootstrap(f"{text!r} is not a broker address; write HOST:PORT, such as 127.0.0.1:9092")
     if not (port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX):
-        raise BadBootstrap(f"{port!r} in {text!r} is no port; a port is 1 to {PORT_MAX}")
+        raise BadBootstrap(f"{port!r} in {text!r} is not a port; a port is 1 to {PORT_MAX}")
     return Address(host, int(port))

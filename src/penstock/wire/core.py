@@ -6,13 +6,12 @@ The shell (``blocking.py`` is one; an asyncio one would look the same) does, in 
     wait until a socket is ready or core.due_ms() has come
     core.connected / core.received / core.lost / core.tick
 
-What a caller wants is a ``Task``: a generator that yields what it waits for, either a list of questions to
-brokers, all asked at once and answered together, or a ``Pause``. The generators are in ``operations.py``, and
-read as the conversations they are. Producers, which have many requests in the air at a time, are no generators
-but take part through ``Participant``.
+A caller's operation is a ``Task``: a generator that yields what it waits for, either a list of requests, all sent
+at once and answered together, or a ``Pause``. The generators are in ``operations.py``. Producers, which have many
+requests in flight, are not generators; they take part through ``Participant``.
 
-What a newcomer gets wrong: nothing here calls anybody back in the middle of an event. Answers are collected, and
-``_settle`` lets tasks and producers go on when the event has been dealt with.
+Nothing here runs callbacks in the middle of an event. Responses are collected, and ``_settle`` resumes tasks and
+producers after the event.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from penstock.wire.cluster import Cluster, parse_bootstrap
 from penstock.wire.errors import TimedOut, Unreachable, WireError
 from penstock.wire.links import Address, Answer, Ask, Channel, Effect, Links
 
-# While no broker has ever answered, somebody has most likely misspelt the address or not started a broker.
+# If no broker has ever answered, the address is probably wrong or no broker is running, so give up sooner.
 FIRST_CONTACT_MS = 15_000
 BACK_OFF_MS = 20
 BACK_OFF_MS_MAX = 1_000
@@ -51,17 +50,17 @@ Steps: TypeAlias = Generator[Wish, list[Answer], Result]
 
 
 class Task(Generic[Result]):
-    """One thing that a caller wants done. ``is_done`` says whether ``result`` or ``error`` is there."""
+    """One operation of a caller. When ``is_done``, it has a ``result`` or an ``error``."""
 
     def __init__(self, what: str, now_ms: int, deadline_ms: int) -> None:
-        # For people: "fetching orders-0".
+        # For error messages: "fetching orders-0".
         self.what = what
         self.begun_ms = now_ms
         self.due_ms = now_ms + deadline_ms
         self.is_done = False
         self.result: Result | None = None
         self.error: WireError | None = None
-        # Why it has not succeeded yet, and whether that is because nobody can be reached.
+        # Why it has not succeeded yet, and whether the reason is that no broker can be reached.
         self.trouble = ""
         self.is_cut_off = False
         self.failures = 0
@@ -79,7 +78,7 @@ class Task(Generic[Result]):
 
 
 class Participant(Protocol):
-    """Somebody who acts whenever something has happened."""
+    """Acts after every event."""
 
     def step(self) -> None: ...
 
@@ -106,26 +105,26 @@ class Core:
         self.deadline_ms = deadline_ms
         self.cluster = Cluster(parse_bootstrap(bootstrap))
         self.links = Links(client_id, chance, request_timeout_ms=request_timeout_ms)
-        # Of the event being dealt with. Monotonic.
+        # Time of the current event. Monotonic.
         self.now_ms = 0
         self.participants: list[Participant] = []
         self._tasks: dict[Task[Any], None] = {}
         self._ready: deque[Task[Any]] = deque()
         self._rotation = 0
 
-    # What a caller wants
+    # For callers
 
     def start(
         self, what: str, steps: Callable[[Core, Task[Result]], Steps[Result]], now_ms: int
     ) -> Task[Result]:
-        """Begin something; the shell turns until the task is done."""
+        """Start an operation; the shell turns until the task is done."""
         self.now_ms = now_ms
         task = self.begin(what, steps)
         self._settle()
         return task
 
     def begin(self, what: str, steps: Callable[[Core, Task[Result]], Steps[Result]]) -> Task[Result]:
-        """As ``start``, for participants: in the middle of an event."""
+        """As ``start``, for participants in the middle of an event."""
         task: Task[Result] = Task(what, self.now_ms, self.deadline_ms)
         task.steps = steps(self, task)
         self._tasks[task] = None
@@ -133,9 +132,9 @@ class Core:
         return task
 
     def cancel(self, task: Task[Any]) -> None:
-        """Nobody wants the result any more. What is in the air is answered to nobody."""
+        """The result is not needed any more. Responses to its requests in flight are dropped."""
         if not task.is_done:
-            self._finish(task, None, WireError(f"{task.what} was given up"))
+            self._finish(task, None, WireError(f"{task.what} was cancelled"))
 
     def close(self) -> None:
         for task in list(self._tasks):
@@ -143,7 +142,7 @@ class Core:
         self.links.close()
         self._settle()
 
-    # What the shell saw
+    # Events from the shell
 
     def connected(self, link: int, now_ms: int) -> None:
         self.now_ms = now_ms
@@ -164,7 +163,7 @@ class Core:
         self._settle()
 
     def slept(self, ms: int) -> None:
-        """Nobody has looked at the sockets for so long: what lies in them is not late, and no deadline ran."""
+        """The sockets were not read for this long: responses in them are not late, and deadlines move by it."""
         self.links.slept(ms)
         for task in self._tasks:
             task.due_ms += ms
@@ -183,7 +182,7 @@ class Core:
         self._settle()
 
     def due_ms(self) -> int | None:
-        """When to ``tick`` if nothing happens before."""
+        """When to call ``tick`` if no event comes before."""
         times = [self.links.due_ms(), *(each.due_ms() for each in self.participants)]
         for task in self._tasks:
             times += (task.due_ms, task.wake_ms)
@@ -194,7 +193,7 @@ class Core:
         return effects
 
     def check(self) -> None:
-        """Assert what must be true between two events."""
+        """Assert the invariants that hold between two events."""
         self.links.check()
         self.cluster.check()
         assert not self._ready
@@ -204,10 +203,10 @@ class Core:
         for participant in self.participants:
             participant.check()
 
-    # What operations use
+    # For operations
 
     def candidates(self) -> list[Address]:
-        """Whom to ask what anybody knows: first those that we talk to, last those that failed lately."""
+        """Brokers for a request that any broker can answer: connected ones first, recently failed ones last."""
         known = list(self.cluster.brokers.values())
         self._rotation += 1
         turn = self._rotation % len(known) if known else 0
@@ -216,7 +215,7 @@ class Core:
         return sorted(everybody, key=lambda address: self.links.doubts(address, Channel.CONTROL))
 
     def back_off_ms(self, failures: int) -> int:
-        """How long to wait after so many failures in a row: not at all after the first."""
+        """How long to wait after this many failures in a row: not at all after the first."""
         if failures <= 1:
             return 0
         delay_ms = min(BACK_OFF_MS_MAX, BACK_OFF_MS * 2 ** min(failures - 2, 10))
@@ -251,13 +250,13 @@ class Core:
             self._finish(task, None, error)
             return
         except BaseException as error:
-            # Ours to mend, or an answer that lacks what it must have. Later turns must not stumble over the task.
-            self._finish(task, None, WireError(f"{task.what} broke off: {error!r}"))
+            # Our bug, or a response without a required field. Later turns must not fail on the task.
+            self._finish(task, None, WireError(f"{task.what} failed: {error!r}"))
             raise
         if isinstance(wish, Pause):
             task.wake_ms = self.now_ms + wish.ms
             return
-        assert wish, "a task that asks nobody would wait for ever"
+        assert wish, "a task without requests would wait forever"
         task.answers = [None] * len(wish)
         task.missing = len(wish)
         for number, question in enumerate(wish):
@@ -292,7 +291,7 @@ class Core:
 
 
 class _Collecting:
-    """Puts one answer in its place among those that a task waits for."""
+    """Stores one response at its place among those that a task waits for."""
 
     __slots__ = ("_core", "_number", "_task")
 

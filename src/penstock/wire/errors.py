@@ -1,7 +1,6 @@
-"""What can go wrong for a caller of the wire client, each in one line that says what to do about it.
+"""The errors of the wire client, each with one line that says what to do.
 
-A newcomer looks here for connections that broke and leaders that moved. There are none: those are retried inside
-the client until the deadline, and what reaches the caller is final.
+All are final. The client itself retries broken connections and moved leaders until the deadline.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from penstock.model import TopicPartition
 from penstock.protocol.errors import ErrorCode
 
-# The partition is led by somebody else, or by nobody yet: ask for metadata and try again.
+# The partition has another leader, or none yet: refresh the metadata and retry.
 LEADER_MOVED = frozenset(
     (
         ErrorCode.LEADER_NOT_AVAILABLE,
@@ -26,7 +25,7 @@ LEADER_MOVED = frozenset(
         ErrorCode.INCONSISTENT_TOPIC_ID,
     )
 )
-# The broker is the right one and cannot do it now.
+# The right broker, but it cannot do it now: retry.
 BUSY = frozenset(
     (
         ErrorCode.UNKNOWN_SERVER_ERROR,
@@ -47,19 +46,19 @@ COORDINATOR_MOVED = frozenset(
 
 
 class WireError(Exception):
-    """Final: trying again at once would not help."""
+    """Final: an immediate retry would not help."""
 
 
 class BadBootstrap(WireError, ValueError):
-    """The list of brokers is not one."""
+    """The bootstrap list is invalid."""
 
 
 class Unreachable(WireError):
-    """No broker of the list, and none that was known, could be reached."""
+    """No broker of the bootstrap list, and no other known broker, could be reached."""
 
 
 class TimedOut(WireError):
-    """Brokers were there, and yet it did not succeed before the deadline."""
+    """Brokers answered, but the operation did not succeed before the deadline."""
 
 
 class UnsupportedBroker(WireError):
@@ -67,11 +66,11 @@ class UnsupportedBroker(WireError):
 
 
 class UnknownTopic(WireError):
-    """The topic, or the partition of it, does not exist."""
+    """The topic or the partition does not exist."""
 
 
 class TopicReplaced(UnknownTopic):
-    """The topic was deleted and made again: offsets of the old one mean nothing in the new."""
+    """The topic was deleted and recreated: offsets of the old topic are invalid in the new one."""
 
 
 class OffsetOutOfRange(WireError):
@@ -85,12 +84,12 @@ class OffsetOutOfRange(WireError):
         self.high_watermark = high_watermark
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Spark carries exceptions between processes; the default would call us with the message alone.
+        # Spark pickles exceptions between processes; the default would pass only the message to __init__.
         return type(self), (self.at, self.offset, self.log_start_offset, self.high_watermark)
 
 
 class BrokerRefused(WireError):
-    """The broker said no, with a code that trying again does not change."""
+    """The broker refused with a code that a retry does not change."""
 
     def __init__(self, message: str, code: int = ErrorCode.NONE) -> None:
         super().__init__(message)
@@ -98,19 +97,19 @@ class BrokerRefused(WireError):
 
 
 class BatchTooLarge(BrokerRefused):
-    """The topic does not take batches of this size."""
+    """The batch is larger than the topic's limit."""
 
 
 class GroupInUse(BrokerRefused):
-    """The group has members of its own, whose offsets nobody else may commit."""
+    """The group has members, so only they may commit offsets."""
 
 
 class OutOfSequence(BrokerRefused):
-    """Going on might lose records, repeat them or change their order."""
+    """Continuing might lose, repeat or reorder records."""
 
 
 def words_of(code: int, message: str | None = None) -> str:
-    """The broker's own words if it has any, else the name of the code."""
+    """The broker's error message if there is one, else the name of the code."""
     try:
         name = ErrorCode(code).name
     except ValueError:

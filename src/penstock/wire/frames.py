@@ -1,9 +1,8 @@
-"""Received bytes into frames. Sans-IO: the shell asks where to receive and says how much arrived.
+"""Cut received bytes into frames. Sans-IO: the shell asks where to receive and reports how much arrived.
 
-A large answer is received straight into a buffer of its own, and its records are handed to the caller as a view
-into that buffer: the bytes are copied once, by the kernel. What a newcomer gets wrong is who gives the buffer
-back. Nobody does: ``Buffers`` finds out that the last view of it is gone, because a bytearray that is looked
-into cannot be resized.
+A large response is received directly into its own buffer, and the caller gets its records as a view of that buffer:
+only the kernel copies the bytes. Buffers are never given back explicitly: ``Buffers`` notices that the last view is
+gone, because a bytearray with views cannot be resized.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from struct import Struct
 from penstock.protocol.errors import DecodeError
 from penstock.protocol.framing import LENGTH_BYTES
 
-# What is received at once when no large frame is on its way.
+# Receive buffer for small frames.
 SCRATCH_BYTES = 64 * 1024
-# Buffers are made in steps of this, so that one fits again although the next answer is a little longer.
+# Buffer sizes are multiples of this, so that a buffer can be reused for a slightly longer response.
 STEP_BYTES = 1024 * 1024
-# Kept for reuse, lent or not: a fresh buffer is mostly page faults.
+# Kept for reuse, lent or not: a new buffer costs mostly page faults.
 KEPT_BYTES_MAX = 96 * 1024 * 1024
-# No answer is larger: whoever promises more is no Kafka broker.
+# No response is larger: a peer that announces more is not a Kafka broker.
 FRAME_BYTES_MAX = 1024 * 1024 * 1024
-# Before the handshake is over. What a TLS or HTTP server says reads as a length far above this.
+# The limit during the handshake. The first bytes of a TLS or HTTP server read as a far larger length.
 HANDSHAKE_BYTES_MAX = 1024 * 1024
 
 _length_of = Struct(">i").unpack_from
 
 
 class Buffers:
-    """Large buffers, each lent until the last view of it is gone."""
+    """Large buffers, each lent until its last view is gone."""
 
     def __init__(self, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._kept: list[bytearray] = []
@@ -36,7 +35,7 @@ class Buffers:
         self._kept_bytes_max = kept_bytes_max
 
     def take(self, size: int) -> memoryview:
-        """A buffer of at least this size, cut to it."""
+        """A view of exactly this size on a free or new buffer."""
         wanted = -(-size // STEP_BYTES) * STEP_BYTES
         best: bytearray | None = None
         for buffer in self._kept:
@@ -50,7 +49,7 @@ class Buffers:
 
     def _keep(self, buffer: bytearray) -> None:
         if self._kept_bytes + len(buffer) > self._kept_bytes_max:
-            # Those that lie idle were of the wrong size.
+            # The idle ones have the wrong size.
             self._kept = [kept for kept in self._kept if not is_free(kept)]
             self._kept_bytes = sum(map(len, self._kept))
         if self._kept_bytes + len(buffer) <= self._kept_bytes_max:
@@ -59,7 +58,7 @@ class Buffers:
 
 
 def is_free(buffer: bytearray) -> bool:
-    """Whether no view into the buffer exists: only then may it change its size, here by nothing in the end."""
+    """Whether the buffer has no views. Only then can it be resized; here its size does not change in the end."""
     try:
         buffer.append(buffer.pop())
     except BufferError:
@@ -68,7 +67,7 @@ def is_free(buffer: bytearray) -> bool:
 
 
 class Inbox:
-    """What one connection has received."""
+    """The received bytes of one connection."""
 
     __slots__ = ("_buffers", "_end", "_large", "_large_end", "_scratch", "_start", "frame_bytes_max")
 
@@ -89,10 +88,10 @@ class Inbox:
         return self._scratch[self._end :]
 
     def received(self, count: int) -> list[memoryview]:
-        """The frames, without their lengths, that these bytes complete. They are the caller's to keep.
+        """The frames, without length prefixes, that these bytes complete. The caller may keep them.
 
         Raises:
-            DecodeError: a length that no answer has.
+            DecodeError: an impossible length.
         """
         if self._large is not None:
             self._large_end += count

@@ -1,7 +1,7 @@
-"""Offsets in a group: finding its coordinator, committing, reading back.
+"""A group's committed offsets: find the coordinator, commit, fetch.
 
-The group must have no members: this client is none, and commits as a tool does, with generation -1 and no member
-id. Topics go by name (version 9 at most): an offset in a group belongs to what its readers call the topic.
+The group must have no members: this client is not a member and commits like a tool, with generation -1 and no
+member id. Topics are given by name (version 9 at most), because a group's offsets belong to the topic's name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 8, 9, 10
 BY_NAME_VERSION_MAX = 9
 # From this version on FindCoordinator takes several keys.
 MANY_COORDINATORS = 4
-# A topic that the coordinator has not heard of yet, as in ``operations.UNKNOWN_TOPIC_MS``.
+# The coordinator may not know a new topic yet, as in ``operations.UNKNOWN_TOPIC_MS``.
 UNKNOWN_TOPIC_TRIES = 5
 
 IN_USE = (
@@ -50,7 +50,7 @@ IN_USE = (
 
 
 def coordinator(core: Core, task: Task[Any], group: str) -> Steps[Address]:
-    """Where the group's coordinator is, asking until there is one."""
+    """The address of the group's coordinator; retries until there is one."""
 
     def build(version: int) -> FindCoordinatorRequest:
         if version >= MANY_COORDINATORS:
@@ -139,7 +139,7 @@ def committed(
         for topic in answer.topics:
             for each in topic.partitions:
                 if each.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    continue  # a topic that is not there has no offset committed
+                    continue  # a missing topic has no committed offset
                 codes.append(each.error_code)
                 if each.committed_offset >= 0:
                     found[TopicPartition(topic.name, each.partition_index)] = each.committed_offset
@@ -151,7 +151,7 @@ def committed(
 
 
 def _ask_coordinator(core: Core, task: Task[Any], group: str, key: int, message: Any) -> Steps[Any]:
-    """The coordinator's answer; None when it gave none and should be looked for again."""
+    """The coordinator's response; None when there was none and the coordinator must be looked up again."""
     address = yield from coordinator(core, task, group)
     ask = Ask(key, lambda _: message, BY_NAME_VERSION_MAX)
     answer = (yield [Question(address, Channel.CONTROL, ask)])[0]
@@ -172,7 +172,7 @@ def _forget_coordinator(core: Core, task: Task[Any], group: str) -> Steps[None]:
 def _retry_or_raise(task: Task[Any], group: str, code: int, message: str | None = None) -> None:
     if code in IN_USE:
         raise GroupInUse(
-            f"group {group} has members, so that nobody else may commit to it; choose a group of its own",
+            f"group {group} has members, and only they may commit offsets; choose another group",
             code,
         )
     if code not in COORDINATOR_MOVED and code not in BUSY:

@@ -1,18 +1,18 @@
-"""Connections to brokers, without sockets: who was asked what, in which version, and since when.
+"""Connections to brokers, without sockets: requests in flight, their versions and timeouts.
 
-A link is one connection to an address on a channel. It goes
+A link is one connection to an address on a channel. Its states:
 
     CONNECTING   the shell was told to connect
-    GREETING     connected; ApiVersions was sent, and questions wait until it is answered
-    READY        questions leave at once, answers come in the same order
-    gone         closed, refused or silent for too long; all questions that wait are told so
+    GREETING     connected; ApiVersions was sent, and requests wait for its response
+    READY        requests are sent at once, responses come in the same order
+    gone         closed, refused or silent for too long; all its requests fail
 
-and never back: who asks again gets a new link. The shell does what ``effects`` say, in order, and reports with
+It never goes back: the next request gets a new link. The shell carries out ``effects`` in order and reports with
 ``connected``, ``received`` and ``lost``.
 
-Channels exist because a broker answers in order: metadata must not wait behind a fetch that waits for records.
-What a newcomer gets wrong: a failure says whether the question may have been acted on. One that never left may
-be repeated by anybody, one that did only by who knows that repeating is harmless.
+Channels exist because a broker answers in order: metadata must not wait behind a fetch that waits for records. A
+failure says whether the request may have been executed. A request that was never sent can always be repeated; one
+that was sent only if repeating it is harmless.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from penstock.protocol.requests import CORRELATION_BYTES, InFlight
 from penstock.protocol.schema import VERSION_MAX, Message
 from penstock.wire.frames import FRAME_BYTES_MAX, Buffers, Inbox
 
-# Connecting and greeting together. A host that is gone, and not just the process, never answers at all.
+# Connecting and greeting together. A dead host, unlike a dead process, never answers at all.
 CONNECT_TIMEOUT_MS = 10_000
 RECONNECT_MS = 50
 RECONNECT_MS_MAX = 1_000
-# The first version that names the client, and one that everybody has had since Kafka 2.4.
+# The first version with the client's name; every broker since Kafka 2.4 supports it.
 GREETING_VERSION = 3
 
 _error_of = Struct(">h").unpack_from
@@ -59,7 +59,7 @@ class Channel(Enum):
     PRODUCE = auto()
 
 
-# What the shell has to do
+# Effects for the shell
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +82,18 @@ class Disconnect:
 Effect: TypeAlias = Connect | Send | Disconnect
 
 
-# What is asked, and what comes of it
+# Requests and outcomes
 
 
 class Ask(NamedTuple):
     key: int
-    # The message for the version that was agreed on.
+    # Builds the message for the negotiated version.
     build: Callable[[int], Message]
-    # The newest version that ``build`` can write, where that is not the newest of the protocol.
+    # The newest version that ``build`` supports, if not the protocol's newest.
     version_max: int = VERSION_MAX
-    # The oldest version in which the question means what it should.
+    # The oldest version in which the request has the intended meaning.
     version_min: int = 0
-    # Beyond the client's request timeout: how long the broker may wait before it answers.
+    # Added to the client's request timeout: how long the broker may wait before it answers.
     patience_ms: int = 0
 
 
@@ -104,9 +104,9 @@ class Answered(NamedTuple):
 
 class Failed(NamedTuple):
     why: str
-    # The question was sent, and nobody knows what became of it.
+    # The request was sent, and its outcome is unknown.
     may_be_done: bool
-    # The broker does not know this API, or the question cannot be written: asking it again is in vain.
+    # The broker does not support this API, or the request cannot be encoded: a retry cannot succeed.
     is_unsupported: bool = False
 
 
@@ -158,17 +158,17 @@ class Link:
         self.state = State.CONNECTING
         self.inbox = inbox
         self.begun_ms = now_ms
-        # When bytes last came: a large answer may take longer than any timeout and is not silence.
+        # When bytes last arrived: a large response may take longer than any timeout without being silence.
         self.heard_ms = now_ms
-        # api key -> (oldest, newest) of the broker. Empty until READY.
+        # API key -> (oldest, newest) version of the broker. Empty until READY.
         self.versions: dict[int, tuple[int, int]] = {}
         self.in_flight = in_flight
-        # Not sent, because the link is not READY.
+        # Not sent yet, because the link is not READY.
         self.waiting: deque[_Asked] = deque()
 
 
 class _Failures:
-    """Of one address, since the last time that it answered."""
+    """Failures of one address since its last answer."""
 
     __slots__ = ("count", "no_attempt_before_ms", "why")
 
@@ -192,10 +192,10 @@ class Links:
         # Whether any broker has ever answered.
         self.has_contact = False
 
-    # What the core wants
+    # For the core
 
     def ask(self, address: Address, channel: Channel, ask: Ask, now_ms: int, done: Done) -> None:
-        """``done`` is called once, perhaps before this returns."""
+        """Send a request. ``done`` is called once, perhaps before this returns."""
         link = self._by_place.get((address, channel))
         if link is None:
             failures = self._failures.get(address)
@@ -210,7 +210,7 @@ class Links:
             link.waiting.append(asked)
 
     def doubts(self, address: Address, channel: Channel) -> int:
-        """How little a question there may hope for an answer: 0 connected, 1 nothing known, 2 it failed lately."""
+        """How doubtful an answer from there is: 0 connected, 1 unknown, 2 failed recently."""
         link = self._by_place.get((address, channel))
         if link is not None and link.state is State.READY:
             return 0
@@ -220,7 +220,7 @@ class Links:
         for link in list(self._by_id.values()):
             self._end(link, "the client was closed")
 
-    # What the shell saw
+    # Events from the shell
 
     def connected(self, link_id: int, now_ms: int) -> None:
         link = self._by_id.get(link_id)
@@ -250,10 +250,14 @@ class Links:
             if link.state is State.READY:
                 self._fail(link, f"{link.address} sent bytes that break the protocol: {error}", now_ms)
             else:
-                self._fail(link, f"what answers at {link.address} is no Kafka broker without TLS", now_ms)
+                self._fail(
+                    link,
+                    f"{link.address} is not a plaintext Kafka broker; does it use TLS, or is it another service?",
+                    now_ms,
+                )
 
     def lost(self, link_id: int, why: str, now_ms: int) -> None:
-        """The connection could not be made, or has ended."""
+        """The connection failed or has ended."""
         link = self._by_id.get(link_id)
         if link is not None:
             self._fail(link, f"{link.address}: {why}", now_ms)
@@ -265,22 +269,22 @@ class Links:
                 self._fell_silent(link, now_ms)
 
     def slept(self, ms: int) -> None:
-        """Nobody listened for so long, so nobody was silent."""
+        """The sockets were not read for this long, so it does not count as silence."""
         for link in self._by_id.values():
             link.begun_ms += ms
             link.heard_ms += ms
 
     def due_ms(self) -> int | None:
-        """When ``tick`` will have something to do, if nothing happens before."""
+        """When ``tick`` will have something to do, if no event comes before."""
         return min((due for due in map(self._due_ms, self._by_id.values()) if due is not None), default=None)
 
     def check(self) -> None:
-        """Assert what must be true between two events."""
+        """Assert the invariants that hold between two events."""
         assert len(self._by_id) == len(self._by_place)
         for place, link in self._by_place.items():
             assert self._by_id[link.id] is link and place == (link.address, link.channel)
             if link.state is State.READY:
-                assert not link.waiting, "a link that is ready lets nobody wait"
+                assert not link.waiting, "no request waits on a ready link"
                 assert link.versions
             else:
                 assert len(link.in_flight) == (link.state is State.GREETING), "only the greeting was sent"
@@ -309,18 +313,18 @@ class Links:
         asked.version = min(newest, api.version_max, asked.ask.version_max)
         if asked.version < max(oldest, api.version_min, asked.ask.version_min):
             why = (
-                f"the broker at {link.address} serves {api.name} in versions {oldest} to {newest}, "
-                "none of which will do here; another release of it may"
+                f"the broker at {link.address} supports {api.name} versions {oldest} to {newest}, "
+                "none of which works here; use another release of the broker"
                 if newest >= 0
-                else f"the broker at {link.address} has no {api.name}"
+                else f"the broker at {link.address} does not support {api.name}"
             )
             asked.done(Failed(why, may_be_done=False, is_unsupported=True))
             return
         try:
             self._transmit(link, asked, api, asked.ask.build(asked.version), now_ms)
         except (StructError, ValueError, OverflowError) as error:
-            # Whoever asked gave a number that its field does not hold. Others on this link must not suffer.
-            why = f"a question ({api.name}) cannot be written: {error}"
+            # The caller passed a number that does not fit its field. Other requests on this link must go on.
+            why = f"cannot encode the request {api.name}: {error}"
             asked.done(Failed(why, may_be_done=False, is_unsupported=True))
 
     def _transmit(self, link: Link, asked: _Asked, api: Api, message: Message, now_ms: int) -> None:
@@ -342,7 +346,7 @@ class Links:
         if _error_of(frame, CORRELATION_BYTES)[0] == ErrorCode.UNSUPPORTED_VERSION:
             if link.in_flight.oldest().version == 0:
                 raise DecodeError("a broker without ApiVersions")
-            # It says so in version 0, in which we ask again (KIP-511).
+            # It answers in version 0, in which we ask again (KIP-511).
             link.in_flight.drop_oldest()
             self._greet(link, 0, now_ms)
             return
@@ -367,7 +371,7 @@ class Links:
         return max(first.sent_ms, link.heard_ms) + self._request_timeout_ms + first.ask.patience_ms
 
     def _fell_silent(self, link: Link, now_ms: int) -> None:
-        """Trust its address no longer, nor its other channels that have been silent as long."""
+        """Fail the link, and the address's other channels that have been silent as long."""
         silent_s = (now_ms - max(link.heard_ms, link.begun_ms)) / 1000
         why = f"{link.address} has been silent for {silent_s:.0f} s"
         since_ms = max(link.heard_ms, link.in_flight.oldest().sent_ms) if link.in_flight else link.heard_ms
@@ -383,7 +387,7 @@ class Links:
             failures.count += 1
             failures.why = why
             delay_ms = min(RECONNECT_MS_MAX, RECONNECT_MS * 2 ** min(failures.count - 1, 10))
-            # Tasks that lost the same broker at the same time should not come back at the same time.
+            # Clients that lost the same broker at the same time should not reconnect at the same time.
             failures.no_attempt_before_ms = now_ms + int(delay_ms * self._chance.uniform(0.8, 1.2))
         self._end(link, why)
 

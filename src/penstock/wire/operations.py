@@ -1,10 +1,9 @@
-"""The conversations of a reader: topics, offsets, fetching. Each function is what one task does, from the first
-question to the result; see ``core.py`` for how they are run. ``groups.py`` and ``admin.py`` have the others.
+"""The read operations: topics, offsets, fetches. Each function is one task, from the first request to the result;
+``core.py`` runs them. ``groups.py`` and ``admin.py`` have the other operations.
 
-They share one shape. Find out whom to ask; ask; sort the answer into results, what may be asked again and what
-is final; back off and begin anew with what is left. The deadline ends it from outside, so nothing here counts
-time. What a newcomer gets wrong: an error that a moved leader causes is not an error yet, and neither is a topic
-that a broker does not know: it may not have heard of it.
+All have the same shape: find the broker, send the request, sort the response into results, retriable errors and
+final errors, back off, and repeat for what is left. The deadline is checked outside, so nothing here measures
+time. An error caused by a moved leader is retried, and so is an unknown topic: the broker may not know it yet.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ EARLIEST = -2
 LATEST = -1
 MAX_TIMESTAMP = -3
 
-# From this version of Fetch on a topic is named by its id (KIP-516).
+# From this version on Fetch identifies topics by id (KIP-516).
 FETCH_BY_ID = 13
-# The first versions of ListOffsets that know isolation levels, and MAX_TIMESTAMP (KIP-734).
+# The first versions of ListOffsets with isolation levels, and with MAX_TIMESTAMP (KIP-734).
 LIST_COMMITTED = 2
 LIST_MAX_TIMESTAMP = 7
-# A broker may not have heard yet of a topic that another has just made.
+# How long an unknown topic is retried: a broker may not know a new topic yet.
 UNKNOWN_TOPIC_MS = 2_000
-# A batch that does not fit is asked for again with twice the room, up to here.
+# A batch that does not fit is fetched again with twice the size, up to this limit.
 FETCH_BYTES_MAX = 1024 * 1024 * 1024
 
 _batch_head = Struct(">qi").unpack_from
@@ -59,23 +58,23 @@ _LAST_OFFSET_DELTA_AT = 23
 
 
 class OffsetAt(NamedTuple):
-    # -1 when no record is that late.
+    # -1 when every record is older.
     offset: int
     timestamp: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The answer to one fetch: whole record batches as the log has them, perhaps with a part of one behind."""
+    """One fetch response: whole record batches as stored in the log, perhaps followed by a partial one."""
 
-    # Valid as long as it is referred to; the buffer is used again once nobody does.
+    # The buffer is reused when no view of it is left.
     records: memoryview
     high_watermark: int
     last_stable_offset: int
     log_start_offset: int
     # (producer id, first offset) of aborted transactions, for read_committed.
     aborted: list[tuple[int, int]]
-    # Behind the last whole batch; the offset asked for when there is none.
+    # The offset after the last whole batch; the requested offset if there is none.
     next_offset: int
     topic_id: bytes = NO_TOPIC_ID
 
@@ -84,7 +83,7 @@ class Fetched:
 
 
 def ask_anybody(core: Core, task: Task[Any], ask: Ask) -> Steps[Answered]:
-    """Ask one broker after the other until one answers."""
+    """Send to one broker after the other until one answers."""
     while True:
         for address in core.candidates():
             answer = (yield [Question(address, Channel.CONTROL, ask)])[0]
@@ -102,7 +101,7 @@ def ask_anybody(core: Core, task: Task[Any], ask: Ask) -> Steps[Answered]:
 
 
 def refresh(core: Core, task: Task[Any], names: Iterable[str] | None, *, create: bool = False) -> Steps[Any]:
-    """Have the cluster's view of these topics (None: of all) brought up to date; the Metadata response."""
+    """Refresh the cached metadata of these topics (None: all topics). Returns the Metadata response."""
     wanted = None if names is None else [MetadataRequestTopic(name=name) for name in names]
     message = MetadataRequest(topics=wanted, allow_auto_topic_creation=create)
     while True:
@@ -110,7 +109,7 @@ def refresh(core: Core, task: Task[Any], names: Iterable[str] | None, *, create:
         response = answer.message
         if response.error_code == ErrorCode.NONE:
             break
-        # REBOOTSTRAP_REQUIRED: what we know is of another cluster (KIP-1102).
+        # REBOOTSTRAP_REQUIRED: the cache is of another cluster (KIP-1102).
         task.trouble = f"metadata: {words_of(response.error_code)}"
         core.cluster.start_over()
         yield from back_off(core, task)
@@ -121,7 +120,7 @@ def refresh(core: Core, task: Task[Any], names: Iterable[str] | None, *, create:
             core.cluster.forget(name)
     for topic in response.topics:
         if topic.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION:
-            raise UnknownTopic(f"no topic can have the name {topic.name!r}")
+            raise UnknownTopic(f"invalid topic name {topic.name!r}")
         if topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             raise BrokerRefused(f"this client may not see the topic {topic.name}", topic.error_code)
     return response
@@ -148,7 +147,7 @@ def topics(
 
 
 def back_off(core: Core, task: Task[Any]) -> Steps[None]:
-    """Wait a little longer after each failure of a task; not at all after its first."""
+    """Wait longer after each failure of a task; not at all after the first."""
     task.failures += 1
     delay_ms = core.back_off_ms(task.failures)
     if delay_ms:
@@ -158,10 +157,10 @@ def back_off(core: Core, task: Task[Any]) -> Steps[None]:
 def know_leaders(
     core: Core, task: Task[Any], wanted: Iterable[TopicPartition]
 ) -> Steps[dict[TopicPartition, tuple[Address, TopicInfo, PartitionInfo]]]:
-    """Who leads each of these partitions, asking for metadata until somebody does.
+    """The leader of each partition. Refreshes metadata until all are known.
 
     Raises:
-        UnknownTopic: a topic, or the partition of it, does not exist.
+        UnknownTopic: a topic or a partition does not exist.
     """
     wanted = list(wanted)
     unknown_since_ms: int | None = None
@@ -196,12 +195,12 @@ def _exists(core: Core, at: TopicPartition) -> bool:
 def no_such(core: Core, at: TopicPartition) -> str:
     topic = core.cluster.topics.get(at.topic)
     if topic is None:
-        return f"there is no topic {at.topic}; make it, or mend its name"
-    return f"topic {at.topic} has {len(topic.partitions)} partitions, and none with the number {at.partition}"
+        return f"there is no topic {at.topic}; create it or correct the name"
+    return f"topic {at.topic} has no partition {at.partition}; it has {len(topic.partitions)}"
 
 
 def recover(core: Core, task: Task[Any], names: Iterable[str]) -> Steps[None]:
-    """After an error that a moved leader may have caused: wait, and find out who leads now."""
+    """After an error that a moved leader may have caused: wait, then refresh the metadata."""
     yield from back_off(core, task)
     yield from refresh(core, task, dict.fromkeys(names))
 
@@ -272,7 +271,7 @@ def _offsets_question(
 
 
 def _retry_or_raise(task: Task[Any], at: TopicPartition, code: int, message: str | None = None) -> None:
-    """Return when asking again may help; raise the final error otherwise."""
+    """Return when a retry may help; raise the final error otherwise."""
     if code not in LEADER_MOVED and code not in BUSY:
         raise BrokerRefused(f"{task.what}: the leader of {at} refuses: {words_of(code, message)}", code)
     task.trouble = f"{at}: {words_of(code, message)}"
@@ -296,19 +295,19 @@ def fetch(
     settings: FetchSettings,
     topic_id: bytes | None = None,
 ) -> Steps[Fetched]:
-    """One answer with records, or with none when ``wait_ms`` went by.
+    """One response with records, or without any when ``wait_ms`` has passed.
 
-    With a ``topic_id`` only from the topic that has it: offsets mean nothing in one that was made anew.
+    With a ``topic_id`` only that topic is read: its offsets are invalid in a recreated topic.
     """
     other_since_ms: int | None = None
     while True:
         places = yield from know_leaders(core, task, [at])
         address, topic, partition = places[at]
-        # A broker that tells no ids does not say that this is another topic.
+        # A broker without topic ids cannot tell a recreated topic.
         is_told = topic_id is not None and NO_TOPIC_ID not in (topic_id, topic.topic_id)
         if is_told and topic.topic_id != topic_id:
-            # What is known may be of the one before it, from a while ago or from a broker that is behind.
-            task.trouble = f"topic {at.topic} was deleted and made again while it was read"
+            # The cached id may be the old topic's: outdated, or from a broker that is behind.
+            task.trouble = f"topic {at.topic} was deleted and recreated while it was read"
             if other_since_ms is None:
                 other_since_ms = core.now_ms
             elif core.now_ms - other_since_ms >= UNKNOWN_TOPIC_MS:
@@ -332,7 +331,7 @@ def fetch(
         if code == ErrorCode.NONE and data is not None:
             fetched = _fetched(data, offset, topic.topic_id)
             if fetched.next_offset == offset and len(fetched.records) >= settings.bytes_max:
-                # An old broker cuts a batch that is larger than what was asked for.
+                # An old broker truncates a batch that is larger than the requested size.
                 settings = settings._replace(bytes_max=settings.bytes_max * 2)
                 if settings.bytes_max > FETCH_BYTES_MAX:
                     raise WireError(
@@ -405,7 +404,7 @@ def behind_last_batch(records: memoryview, offset: int) -> int:
         base, length = _batch_head(records, position)
         following = position + _LENGTH_END + length
         if length < HEADER_SIZE - _LENGTH_END or following > end:
-            # A broken length is the decoder's to report, with all that it knows.
+            # The decoder reports a broken length, with more detail.
             break
         last, base_offset = position, base
         position = following
@@ -415,11 +414,11 @@ def behind_last_batch(records: memoryview, offset: int) -> int:
 
 
 def _check_range(core: Core, task: Task[Any], at: TopicPartition, offset: int) -> Steps[None]:
-    """The leader says that it has no such offset. Raises OffsetOutOfRange with what it has, if that is so."""
+    """The leader answered OFFSET_OUT_OF_RANGE. Raises OffsetOutOfRange with the current range if it still is."""
     earliest = yield from list_offsets(core, task, {at: EARLIEST}, False)
     latest = yield from list_offsets(core, task, {at: LATEST}, False)
     if not earliest[at].offset <= offset <= latest[at].offset:
         raise OffsetOutOfRange(at, offset, earliest[at].offset, latest[at].offset)
-    # It has come into range since, or a leader that was behind has been replaced.
+    # It is in range now, or a leader that was behind has been replaced.
     task.trouble = f"{at}: offset {offset} was out of range"
     yield from recover(core, task, [at.topic])

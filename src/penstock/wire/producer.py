@@ -1,8 +1,8 @@
-"""The blocking producer: batches in, acknowledgements out, in order and once.
+"""The blocking producer: sends batches in order and exactly once, and reports acknowledgements.
 
-It sends while its caller makes the next batch, as far as that is possible without a thread: each ``send`` turns
-the shell once, and waits only when too much is unacknowledged. After an error it is of no more use, because what
-comes after a hole must not be written; the error is raised by the call that meets it and by every later one.
+It sends while the caller makes the next batch, as far as that works without a thread: each ``send`` turns the shell
+once, and waits only when too much is unacknowledged. An error is final, because records after a lost batch must not
+be written: the call that meets it and every later call raise it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from penstock.wire.client import Client
 from penstock.wire.producing import Producing
 from penstock.wire.sequences import IN_FLIGHT_MAX, OnAck
 
-# ``send`` waits while more than this is not acknowledged.
+# ``send`` waits while more bytes than this are unacknowledged.
 UNACKNOWLEDGED_BYTES_MAX = 32 * 1024 * 1024
 ALL = -1
 
 
 class Producer:
-    """An idempotent producer on a client's connections. One of a client's; several may exist.
+    """An idempotent producer on a client's connections. A client may have several.
 
     ``acks=-1`` waits for all replicas in sync, ``acks=1`` for the leader alone.
     """
@@ -28,7 +28,7 @@ class Producer:
     def __init__(self, client: Client, *, acks: int = ALL, in_flight: int = IN_FLIGHT_MAX) -> None:
         if acks not in (ALL, 1):
             raise ValueError(
-                f"acks={acks}: an idempotent producer needs answers; use -1 (all) or 1 (the leader)"
+                f"acks={acks}: an idempotent producer needs acknowledgements; use -1 (all) or 1 (the leader)"
             )
         if not 1 <= in_flight <= IN_FLIGHT_MAX:
             raise ValueError(f"in_flight={in_flight}: a broker remembers 5 batches, so it must be 1 to 5")
@@ -49,10 +49,10 @@ class Producer:
             self._abandon()
 
     def send(self, at: TopicPartition, batch: bytearray, on_ack: OnAck | None = None) -> None:
-        """Write one record batch, which must not be touched any more: its header is filled in here.
+        """Send one record batch. Do not change it afterwards: its header is filled in here.
 
-        ``on_ack`` is called, inside some later call, with the offset of its first record (-1 when the broker
-        had the batch already and does not say where). Raises the first final error.
+        A later call runs ``on_ack`` with the offset of the first record (-1 when the broker had the batch already
+        and does not say where). Raises the first final error.
         """
         with self._client.lock:
             self._raise_error()
@@ -72,7 +72,7 @@ class Producer:
                 self._report()
 
     def close(self) -> None:
-        """Flush, and be done."""
+        """Flush and close."""
         try:
             if self._producing.error is None:
                 self.flush()
@@ -82,7 +82,7 @@ class Producer:
     # Private
 
     def _report(self) -> None:
-        """Tell of what was acknowledged, in whoever's turn that was, and raise what went wrong."""
+        """Run the callbacks of acknowledged batches, and raise the final error if there is one."""
         acked, self._producing.acked = self._producing.acked, []
         for on_ack, base_offset in acked:
             on_ack(base_offset)

@@ -1,13 +1,12 @@
-"""The idempotent producer without sockets: which batch goes when, with which sequence, and what an answer means.
+"""The idempotent producer without sockets: when a batch is sent, with which sequence, and what its response means.
 
-After every event it sends what may be sent: to each broker requests of one batch from every partition that has one
-to send, while there is room for another request. Each partition's queue (``sequences.py``) knows what it may send.
-A batch that the broker has already, also if it says DUPLICATE_SEQUENCE_NUMBER, counts as acknowledged.
+After every event it sends what it can: to each broker, requests with one batch from every partition that has one
+ready, as long as another request is allowed. Each partition's queue (``sequences.py``) decides which batch is
+next. A batch that the broker already has (DUPLICATE_SEQUENCE_NUMBER) counts as acknowledged.
 
-What a newcomer gets wrong is OUT_OF_ORDER_SEQUENCE_NUMBER. For a batch behind one that was refused it says
-nothing: it goes again with the others. For the first of the queue it says that the broker has lost what it had
-acknowledged, and then no retry is right: the producer fails, as it does whenever records might be lost, repeated
-or moved without anybody noticing.
+Careful with OUT_OF_ORDER_SEQUENCE_NUMBER. For a batch after a refused one it means nothing: the batch is sent again
+with the others. For the first of the queue it means that the broker has lost acknowledged records; then no retry is
+right, and the producer fails, as it does whenever records might silently be lost, repeated or reordered.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ from penstock.wire.operations import UNKNOWN_TOPIC_MS, ask_anybody, back_off, no
 from penstock.wire.sequences import Batch, Identity, OnAck, Queue
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22
-# From this version of Produce on a topic is named by its id.
+# From this version on Produce identifies topics by id.
 PRODUCE_BY_ID = 13
-# Of the batches in one request together; a single batch may be larger.
+# Total size of the batches in one request; a single batch may be larger.
 REQUEST_BYTES = 4 * 1024 * 1024
-# A damaged batch was damaged on the way, once. If it happens again, something else is wrong.
+# A batch may be damaged in transit once. If it happens repeatedly, something else is wrong.
 CORRUPT_TRIES = 3
-# The field must be positive, and means nothing without a transactional id.
+# The field must be positive, and has no meaning without a transactional id.
 NO_TRANSACTIONS_MS = 60_000
 
 RETRIED = frozenset(
@@ -61,7 +60,7 @@ RETRIED = frozenset(
         ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     )
 )
-# With these the batch may be in the log all the same.
+# After these errors the batch may be in the log nevertheless.
 PERHAPS_WRITTEN = frozenset(
     (
         ErrorCode.UNKNOWN_SERVER_ERROR,
@@ -77,40 +76,40 @@ LOST_SEQUENCE = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODU
 
 
 class Producing:
-    """A ``Participant`` of the core: after every event it sends what may be sent."""
+    """A ``Participant`` of the core: after every event it sends what it can."""
 
     def __init__(self, core: Core, *, acks: int, in_flight: int) -> None:
         self._core = core
         self._acks = acks
         self._in_flight_max = in_flight
-        # What new partitions begin with.
+        # The identity for new partitions.
         self._identity: Identity | None = None
-        # Each partition ever written to, for its sequences; and those that have batches now.
+        # Every partition written to, for its sequences; and those with batches now.
         self._queues: dict[TopicPartition, Queue] = {}
         self._busy: dict[TopicPartition, Queue] = {}
-        # The id of each topic that something of ours is, or may be, in.
+        # The id of each topic that has, or may have, records of ours.
         self._written: dict[str, bytes] = {}
-        # Since when another topic is known by the name of one of them.
+        # Since when such a topic's name has another id.
         self._other_since_ms: dict[str, int] = {}
-        # Requests without an answer, by broker.
+        # Requests in flight, by broker.
         self._requests: dict[Address, int] = {}
         self._identifying: Task[Identity] | None = None
         self._locating: Task[None] | None = None
-        # Topics whose leaders have to be asked for, and those for which that is under way.
+        # Topics whose leaders must be looked up, and those being looked up.
         self._stale: dict[str, None] = {}
         self._asked: dict[str, None] = {}
         self.unacknowledged = 0
         self.unacknowledged_bytes = 0
-        # Callbacks that are due, with their offsets: the shell calls them between two events.
+        # Pending callbacks with their offsets: the shell runs them between two events.
         self.acked: list[tuple[OnAck, int]] = []
         # The first final error. Nothing is sent after it.
         self.error: WireError | None = None
         core.participants.append(self)
 
-    # What the caller wants
+    # For callers
 
     def add(self, at: TopicPartition, data: bytearray, on_ack: OnAck | None, now_ms: int) -> None:
-        """Take a batch, which is ours from now on. Raises CorruptBatch or ValueError for what is no batch."""
+        """Queue a batch, which the producer owns from now on. Raises CorruptBatch or ValueError."""
         if not isinstance(data, bytearray):
             raise TypeError(f"a batch is a bytearray, because its header is filled in; this is {type(data)}")
         header = decode_header(data)
@@ -125,7 +124,7 @@ class Producing:
         self.unacknowledged_bytes += len(data)
 
     def close(self) -> None:
-        """Give up what is not acknowledged, whatever becomes of it."""
+        """Give up unacknowledged batches; they may or may not be written."""
         if self.error is None:
             self._fail(WireError("this producer is closed"))
         if self in self._core.participants:
@@ -168,7 +167,7 @@ class Producing:
                 batch.due_ms += ms
 
     def check(self) -> None:
-        """Assert what must be true between two events."""
+        """Assert the invariants that hold between two events."""
         assert all(0 < count <= self._in_flight_max for count in self._requests.values())
         for at, queue in self._queues.items():
             queue.check()
@@ -206,7 +205,7 @@ class Producing:
             self._fail(error)
 
     def _located(self, queue: Queue) -> None:
-        """We know of the topic what there is to know; which may be that there is none, or no leader."""
+        """The topic's metadata is current; the topic may be missing or without a leader."""
         if self._core.cluster.leader(queue.at) is not None:
             queue.unknown_since_ms = None
             return
@@ -242,7 +241,7 @@ class Producing:
     # Private: sending
 
     def _drain(self) -> None:
-        """Make requests, each of one batch from every partition of a broker that has one, while there is room."""
+        """Send requests, each with one batch from every ready partition of a broker, within the limits."""
         waiting: dict[Address, list[Queue]] = {}
         for queue in self._busy.values():
             if not self._may_send(queue):
@@ -270,9 +269,9 @@ class Producing:
                     return
 
     def _found_another(self, queue: Queue) -> None:
-        """The topic is not the one that was written to; unless who said so is behind, and means the one before."""
+        """The topic's id is not the one written to, unless the broker that reported it is behind."""
         topic, now_ms = queue.at.topic, self._core.now_ms
-        queue.trouble = f"topic {topic} was deleted and made again while it was written to"
+        queue.trouble = f"topic {topic} was deleted and recreated while it was written to"
         if now_ms - self._other_since_ms.setdefault(topic, now_ms) >= UNKNOWN_TOPIC_MS:
             self._fail(TopicReplaced(queue.trouble))
             return
@@ -298,7 +297,7 @@ class Producing:
             size += len(batch.data)
             batches.append(batch)
             queue.sent(batch)
-            # Behind the others, who may have found no room.
+            # To the end of the line: other partitions may not have fit.
             self._busy[queue.at] = self._busy.pop(queue.at)
         return batches
 
@@ -318,7 +317,7 @@ class Producing:
             ],
         )
         version_max = PRODUCE_BY_ID - 1 if NO_TOPIC_ID in ids.values() else VERSION_MAX
-        # The broker may wait for followers as long as the request says, and answer after that.
+        # The broker may wait for followers for the request's timeout, and answer after that.
         ask = Ask(PRODUCE, lambda _: message, version_max, patience_ms=self._core.request_timeout_ms)
         names = {topic_id: name for name, topic_id in ids.items()}
         sent = {batch.at: batch for batch in batches}
@@ -341,7 +340,7 @@ class Producing:
             del self._requests[address]
         if self.error is not None:
             return
-        why = f"{address} did not say what became of a batch"
+        why = f"{address} did not report the result of a batch"
         may_be_done = True
         left = dict(sent)
         if isinstance(answer, Failed):
@@ -372,10 +371,11 @@ class Producing:
             why = f"{at}: {words_of(code, result.error_message)}"
             self._again(batch, why, maybe_written=code in PERHAPS_WRITTEN, is_stale=not is_told)
         elif code in LOST_SEQUENCE and batch is not queue.batches[0]:
-            # One before it was refused, and this one for no other reason.
+            # Refused only because an earlier batch was refused.
             self._again(batch, f"{at}: {words_of(code)}", maybe_written=False)
         elif code == ErrorCode.UNKNOWN_PRODUCER_ID:
-            # Retention has deleted all that we wrote, and what was known of us with it: go on as somebody new.
+            # Retention deleted all our records, and the broker's state of this producer with them: get a new
+            # identity.
             queue.identity = None
             self._again(batch, f"{at}: {words_of(code)}", maybe_written=False)
         else:
@@ -397,7 +397,7 @@ class Producing:
             self.acked.append((batch.on_ack, base_offset))
 
     def _again(self, batch: Batch, why: str, *, maybe_written: bool, is_stale: bool = True) -> None:
-        """The batch goes once more, when those behind it have come back."""
+        """Send the batch again, after the later ones have come back."""
         queue = self._queues[batch.at]
         if maybe_written:
             assert queue.topic_id is not None
@@ -410,7 +410,7 @@ class Producing:
             self._stale[batch.at.topic] = None
 
     def _fail(self, error: WireError) -> None:
-        """The end of this producer; the first reason is the one that counts."""
+        """Fail the producer for good. Only the first error counts."""
         if self.error is not None:
             return
         self.error = error
@@ -423,17 +423,17 @@ class Producing:
 
 
 def _final(batch: Batch, code: int, message: str | None) -> WireError:
-    """What to tell the caller of a refusal that no retry changes."""
+    """The error for a refusal that no retry changes."""
     at = batch.at
     if code in LOST_SEQUENCE:
         return OutOfSequence(
             f"the leader of {at} has lost records that were acknowledged ({words_of(code)} at sequence "
-            f"{batch.sequence}); write everything again with a new producer",
+            f"{batch.sequence}); send everything again with a new producer",
             code,
         )
     if code in TOO_LARGE:
         return BatchTooLarge(
-            f"a batch of {len(batch.data)} bytes is larger than topic {at.topic} takes; write smaller batches, "
+            f"a batch of {len(batch.data)} bytes is larger than topic {at.topic} allows; send smaller batches, "
             "or raise the topic's max.message.bytes",
             code,
         )
@@ -449,7 +449,7 @@ def _identify(core: Core, task: Task[Any]) -> Steps[Identity]:
             return Identity(response.producer_id, response.producer_epoch)
         task.trouble = words_of(response.error_code)
         if response.error_code not in COORDINATOR_MOVED and response.error_code not in BUSY:
-            raise BrokerRefused(f"no producer id was given: {task.trouble}", response.error_code)
+            raise BrokerRefused(f"could not get a producer id: {task.trouble}", response.error_code)
         yield from back_off(core, task)
 
 

@@ -573,7 +573,7 @@ def _told(gaps: Sequence[Gap]) -> str:
     first, more = gaps[0], f" (and {len(gaps) - 1} more)" if len(gaps) > 1 else ""
     what = {
         "retention": "retention deleted records before they were archived",
-        "recreated": "the topic was deleted and made again; what the old one had behind its archive is gone",
+        "recreated": "the topic was deleted and recreated; what the old one had behind its archive is gone",
         "rewound": "the log ends before what is archived of it; it was cut, and may fill up with other records",
     }[first.reason]
     return f"{what}: {first}{more}. To note the gap and go on set fail_on_data_loss to false."

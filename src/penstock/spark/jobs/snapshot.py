@@ -121,7 +121,7 @@ def snapshot(
     base = None if full else newest
     if base is not None and base.topic_id != found.topic_id.hex():
         raise SparkOptionError(
-            f"topic {topic} was deleted and made again since its last snapshot; begin anew with full"
+            f"topic {topic} was deleted and recreated since its last snapshot; start again with full"
         )
     archived = None if archive is None else _archived(archive, topic, found.topic_id.hex())
     reach = _Reach(client, found, base, archived, fail_on_data_loss)
@@ -365,7 +365,7 @@ def _ends(client: Client, places: list[TopicPartition], base: Version | None) ->
         if time.monotonic() > deadline:
             raise SparkOptionError(
                 f"{shrunk[0]} ends at offset {ends[shrunk[0]]}, before what the last snapshot has read: "
-                "its log was lost or cut; begin anew with full"
+                "its log was lost or cut; start again with full"
             )
         time.sleep(0.25)
 

@@ -153,7 +153,7 @@ def find_seam(client: Client, topic: str, archive: ArchiveTable, fail_on_data_lo
 def _seam(topic: str, state: State, topic_id: str, hot: tuple[OffsetRange, ...]) -> Seam:
     if state.foreign and len(state.lives(topic)) > 1:
         raise SparkOptionError(
-            f"topic {topic} was deleted and made again, and another program has merged files of both, which cannot "
+            f"topic {topic} was deleted and recreated, and another program has merged files of both, which cannot "
             "be told apart; read the table itself"
         )
     return Seam(topic, state, tuple(state.files_of(topic, topic_id)), hot, bytes.fromhex(topic_id))

@@ -1,7 +1,7 @@
 """What an archive has still to read, and how it is dealt out to tasks: arithmetic, no broker and no disk in it.
 
 `backlog` compares what the table has with what the brokers have, and says what is gone; `deal` cuts what is there
-into ranges that make files of the size wanted. What a newcomer gets wrong: a topic that was deleted and made again
+into ranges that make files of the size wanted. What a newcomer gets wrong: a topic that was deleted and recreated
 has the same name and other records. Partitions are told apart by the topic's id, and begin anew.
 """
 

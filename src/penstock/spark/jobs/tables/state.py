@@ -31,7 +31,7 @@ class CommitConflict(Exception):
 
 
 class ArchivedPartition(NamedTuple):
-    """A partition of one life of a topic: a topic that is deleted and made again has another id."""
+    """A partition of one life of a topic: a topic that is deleted and recreated has another id."""
 
     topic: str
     topic_id: str  # 32 hexadecimal digits
