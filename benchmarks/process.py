@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any
 
 from penstock.protocol.apis import APIS
-from penstock.protocol.schema import Message, decode, encoder
+from penstock.protocol.requests import request_frame
+from penstock.protocol.schema import Message, decode
 
 
 class MeasuredBroker:
@@ -129,12 +130,7 @@ class Wire:
 
 def frame(request: Message, version: int, correlation_id: int = 1) -> bytes:
     """A whole request as it goes on the wire."""
-    api = APIS[type(request).KEY]
-    body = b"".join(bytes(part) for part in encoder(type(request), version)(request))
-    header = struct.pack(">hhih", api.key, version, correlation_id, 5) + b"bench"
-    if api.request_header_version(version) == 2:
-        header += b"\0"
-    return struct.pack(">i", len(header) + len(body)) + header + body
+    return b"".join(request_frame(APIS[type(request).KEY], version, correlation_id, b"bench", request))
 
 
 def settle() -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from penstock.environment import Stream
 from penstock.protocol.apis import APIS, Api
 from penstock.protocol.errors import DecodeError
+from penstock.protocol.messages.groups import FindCoordinatorRequest
 from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from penstock.protocol.requests import request_frame
 from penstock.protocol.schema import Message
@@ -23,6 +24,7 @@ from penstock.sim.loop import Process, Promise, sleep
 from penstock.sim.network import Fabric, SimNetwork
 
 METADATA_VERSION = 12
+FIND_COORDINATOR_VERSION = 4
 CALL_TIMEOUT_MS = 5_000
 CLIENT_ID = b"simulated"
 
@@ -45,7 +47,7 @@ class Leadership(NamedTuple):
     epoch: int
 
 
-class Wire:
+class Connection:
     """One connection: requests are sent at once, responses come back in the same order."""
 
     def __init__(self, process: Process, network: SimNetwork, address: Address) -> None:
@@ -74,7 +76,8 @@ class Wire:
             promise.keep(None)
             return promise
         api = APIS[type(request).KEY]
-        self._send(api, version, request)
+        self._correlation_id += 1
+        self._unsent += b"".join(request_frame(api, version, self._correlation_id, CLIENT_ID, request))
         self._waiting.append((self._correlation_id, api, version, promise))
         self._flush()
 
@@ -85,15 +88,6 @@ class Wire:
 
         self._process.spawn.later(timeout_ms, time_is_up)
         return promise
-
-    def send(self, request: Message, version: int) -> None:
-        """Send a request that has no response."""
-        self._send(APIS[type(request).KEY], version, request)
-        self._flush()
-
-    def _send(self, api: Api, version: int, request: Message) -> None:
-        self._correlation_id += 1
-        self._unsent += b"".join(request_frame(api, version, self._correlation_id, CLIENT_ID, request))
 
     def _flush(self) -> None:
         if self._stream is None or self.is_closed:
@@ -157,7 +151,7 @@ class Client:
         self._network = fabric.door(process)
         self._bootstrap = list(bootstrap)
         self.brokers: dict[int, Address] = {}
-        self._wires: dict[tuple[Address, str], Wire] = {}
+        self._connections: dict[tuple[Address, str], Connection] = {}
         # From the newest metadata; older responses of brokers that lag are ignored (KIP-320).
         self.leaders: dict[Place, Leadership] = {}
         self.places: dict[str, list[Place]] = {}
@@ -168,12 +162,14 @@ class Client:
     async def back_off(self) -> None:
         await sleep(self.process, self.chance.uniform(20, 300))
 
-    def wire(self, address: Address, channel: str = "") -> Wire:
+    def connection(self, address: Address, channel: str = "") -> Connection:
         """The connection to a broker; long polls use separate channels."""
-        wire = self._wires.get((address, channel))
-        if wire is None or wire.is_closed:
-            wire = self._wires[(address, channel)] = Wire(self.process, self._network, address)
-        return wire
+        connection = self._connections.get((address, channel))
+        if connection is None or connection.is_closed:
+            connection = self._connections[address, channel] = Connection(
+                self.process, self._network, address
+            )
+        return connection
 
     async def call(
         self,
@@ -193,7 +189,7 @@ class Client:
             address = self.brokers[broker]
         else:
             return None
-        return await self.wire(address, channel).call(request, version, timeout_ms)
+        return await self.connection(address, channel).call(request, version, timeout_ms)
 
     async def refresh(self, topics: list[str], *, create: bool = False) -> MetadataResponse | None:
         request = MetadataRequest(
@@ -225,6 +221,17 @@ class Client:
             ):
                 self.places[topic.name] = places
         return response
+
+    async def find_coordinator(self, group: str) -> int | None:
+        """The broker that coordinates a group. Its address is known from then on."""
+        request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
+        response = await self.call(None, request, FIND_COORDINATOR_VERSION)
+        if response is None or response.coordinators[0].error_code:
+            return None
+        found = response.coordinators[0]
+        self.brokers[found.node_id] = (found.host, found.port)
+        node_id: int = found.node_id
+        return node_id
 
     def leader(self, place: Place) -> Leadership | None:
         leadership = self.leaders.get(place)

@@ -17,7 +17,6 @@ from penstock.protocol.messages.consumer_protocol import (
     TopicPartition,
 )
 from penstock.protocol.messages.groups import (
-    FindCoordinatorRequest,
     HeartbeatRequest,
     JoinGroupRequest,
     JoinGroupRequestProtocol,
@@ -100,17 +99,10 @@ class Member:
                 await client.pause(self._chance.uniform(100, 2 * SESSION_MS))
 
     async def _find(self) -> bool:
-        response = await self._client.call(
-            None, FindCoordinatorRequest(key_type=0, coordinator_keys=[self._group]), 4
-        )
-        if response is None or response.coordinators[0].error_code:
-            if not self._client.brokers:
-                await self._client.refresh([])
-            return False
-        found = response.coordinators[0]
-        self._client.brokers[found.node_id] = (found.host, found.port)
-        self._coordinator = found.node_id
-        return True
+        self._coordinator = await self._client.find_coordinator(self._group)
+        if self._coordinator is None and not self._client.brokers:
+            await self._client.refresh([])
+        return self._coordinator is not None
 
     async def _ask(self, request: Any, version: int, timeout_ms: float = 5_000) -> Any:
         assert self._coordinator is not None

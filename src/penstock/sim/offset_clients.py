@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import (
-    FindCoordinatorRequest,
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
@@ -102,14 +101,8 @@ class OffsetCommitter:
         )
 
     async def _find(self) -> bool:
-        request = FindCoordinatorRequest(key_type=0, coordinator_keys=[self._group])
-        response = await self._client.call(None, request, 4)
-        if response is None or response.coordinators[0].error_code:
-            return False
-        found = response.coordinators[0]
-        self._client.brokers[found.node_id] = (found.host, found.port)
-        self._coordinator = found.node_id
-        return True
+        self._coordinator = await self._client.find_coordinator(self._group)
+        return self._coordinator is not None
 
     async def _commit(self, place: Place) -> None:
         self._committed += 1

@@ -147,7 +147,7 @@ class IdempotentProducer:
         leadership = self._client.leader(self._place)
         if leadership is None:
             return False
-        wire = self._client.wire(self._client.brokers[leadership.broker])
+        connection = self._client.connection(self._client.brokers[leadership.broker])
         wall_ms = self._client.process.clock.wall_ms()
         answers: list[Promise[Any]] = []
         gap_ms = self._chance.choice([0, 0, 0, 5, 50])
@@ -161,7 +161,7 @@ class IdempotentProducer:
                 base_sequence=batch.sequence,
             )
             request = produce_request(self._place, records, self._version, ALL)
-            answers.append(wire.call(request, self._version, PRODUCE_TIMEOUT_MS + 7_000))
+            answers.append(connection.call(request, self._version, PRODUCE_TIMEOUT_MS + 7_000))
         for count, answer in enumerate(answers, start=1):
             result = _only(await answer)
             if result is None:
