@@ -77,7 +77,7 @@ def test_what_does_not_exist_is_named(plan: Plan, topics: Topics, unique: Callab
     topic = topics.create(unique("t"), 2)
     with pytest.raises(SparkOptionError, match=r"topic no-such-topic does not exist at 127\.0\.0\.1"):
         plan(subscribe=f"{topic},no-such-topic").partitions()
-    with pytest.raises(SparkOptionError, match=f"partition 2 of topic {topic}, which has 2, from 0 on"):
+    with pytest.raises(SparkOptionError, match=f"partition 2 of topic {topic}, which has only 2, from 0 on"):
         plan(assign=f'{{"{topic}": [0, 2]}}').partitions()
 
 
@@ -148,7 +148,7 @@ def test_given_offsets_must_name_all_partitions_and_lie_in_the_log(
 ) -> None:
     topic = topics.create(unique("t"), 2)
     topics.send(topic, [b"v"] * 4, partition=0)
-    with pytest.raises(SparkOptionError, match=f"must name every partition .* {topic}-1 is missing"):
+    with pytest.raises(SparkOptionError, match=f"must list exactly the partitions .* {topic}-1 is missing"):
         plan(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 0}}}}').batch_ranges()
     with pytest.raises(SparkOptionError, match=f"{topic}-7 is not subscribed to"):
         plan(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 0, "1": 0, "7": 0}}}}').batch_ranges()
@@ -161,7 +161,7 @@ def test_given_offsets_must_name_all_partitions_and_lie_in_the_log(
         "startingOffsets": f'{{"{topic}": {{"0": 3, "1": 0}}}}',
         "endingOffsets": f'{{"{topic}": {{"0": 2, "1": 0}}}}',
     }
-    with pytest.raises(SparkOptionError, match=f"startingOffsets 3 of {topic}-0 lies behind endingOffsets 2"):
+    with pytest.raises(SparkOptionError, match=f"startingOffsets 3 of {topic}-0 is after endingOffsets 2"):
         plan(subscribe=topic, **crossed).batch_ranges()
 
 
@@ -190,7 +190,7 @@ def test_a_topic_that_cannot_be_seen_is_never_read_again_from_its_beginning(
     here, gone = topics.create(unique("t"), 1), unique("gone")
     stands_at = {**offsets(here, 0), **offsets(gone, 7, 9)}
     strict = plan("stream", subscribe=f"{here},{gone}")
-    with pytest.raises(DataLossError, match=f"{gone}-0, {gone}-1 are no longer there"):
+    with pytest.raises(DataLossError, match=f"{gone}-0, {gone}-1 are gone: topics were deleted"):
         strict.available(StreamOffset(stands_at))
     lenient = plan("stream", subscribe=f"{here},{gone}", failOnDataLoss="false")
     available = lenient.available(StreamOffset(stands_at))
@@ -227,7 +227,7 @@ def test_a_topic_made_anew_with_as_many_records_is_noticed_by_a_running_stream(
     topics.delete(topic)
     topics.create(topic, 1)
     topics.send(topic, [b"v"] * 5)
-    with pytest.raises(DataLossError, match=f"topic {topic} was deleted and made anew"):
+    with pytest.raises(DataLossError, match=f"topic {topic} was deleted and recreated"):
         strict.available(at(topic, 3))
     available = lenient.available(at(topic, 3))
     assert (available.starts, available.ends) == (offsets(topic, 0), offsets(topic, 5))
@@ -351,7 +351,7 @@ def test_a_batch_that_is_repeated_on_a_log_that_was_cut_reads_what_is_there(
 ) -> None:
     topic = topics.create(unique("t"), 1)
     topics.send(topic, [b"v"] * 5)
-    with pytest.raises(DataLossError, match=f"{topic}-0 was to be read up to offset 9 but ends at 5 now"):
+    with pytest.raises(DataLossError, match=f"{topic}-0 was planned up to offset 9 but ends at 5 now"):
         plan("stream", subscribe=topic).ranges(at(topic, 3), at(topic, 9))
     lenient = plan("stream", subscribe=topic, failOnDataLoss="false")
     assert lenient.ranges(at(topic, 3), at(topic, 9)) == [OffsetRange(topic, 0, 3, 5)]

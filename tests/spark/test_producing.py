@@ -230,7 +230,7 @@ def test_a_null_topic_is_refused(settings: ProduceSettings, client: ConfluentCli
 def test_a_topic_that_is_no_text_is_refused(settings: ProduceSettings) -> None:
     # Spark lets any bytes be cast to a string.
     topics = pa.array([b"\xff"]).view(pa.string())
-    with pytest.raises(RowError, match=r"topic b'\\xff', which is no text"):
+    with pytest.raises(RowError, match=r"topic b'\\xff', which is not UTF-8"):
         send(settings, None, {"value": pa.array([b"a"]), "topic": topics})
 
 

@@ -67,7 +67,7 @@ def test_a_log_that_ends_too_early_is_data_loss(
     topic = topics.create(unique("t"))
     topics.send(topic, [b"v"] * 5)
     beyond = OffsetRange(topic, 0, 100, 200)
-    with pytest.raises(DataLossError, match="the log ends at 5, so the topic was made anew"):
+    with pytest.raises(DataLossError, match="the log ends at 5, so the topic was recreated"):
         list(read(ReadSettings(bootstrap), beyond))
     assert offsets_of(read(ReadSettings(bootstrap, fail_on_data_loss=False), beyond)) == []
 
@@ -92,7 +92,7 @@ def test_a_topic_made_anew_is_not_read_in_place_of_the_one_that_was_planned(
     topics.delete(topic)
     topics.create(topic, 1)
     topics.send(topic, [b"of another topic"] * 5)
-    with pytest.raises(DataLossError, match=f"{topic}-0 is gone: its topic was deleted and made anew"):
+    with pytest.raises(DataLossError, match=f"{topic}-0 is gone: its topic was deleted and recreated"):
         list(read(settings, OffsetRange(topic, 0, 0, 5), planned))
 
 

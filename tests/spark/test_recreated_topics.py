@@ -1,4 +1,4 @@
-"""Topics that are deleted and made anew under a stream: the offsets of the old one mean nothing in the new one.
+"""Topics that are deleted and recreated under a stream: the offsets of the old one mean nothing in the new one.
 
 Most tests are themselves the driver: they ask the stream's reader as Spark does, keep what it says as a checkpoint
 does, and restart it by making another reader. The last ones leave that to Spark.
@@ -156,7 +156,7 @@ def test_a_restarted_stream_tells_that_its_topic_is_another_and_what_to_do(
     for _ in range(2):
         with pytest.raises(DataLossError) as caught:
             driver(subscribe=topic.name).plan(end)
-        assert f"topic {topic.name} was deleted and made anew (id " in str(caught.value)
+        assert f"topic {topic.name} was deleted and recreated (id " in str(caught.value)
         assert str(caught.value).endswith(
             "To read the new one from its beginning set failOnDataLoss to false."
         )
@@ -185,7 +185,7 @@ def test_a_lenient_stream_reads_the_new_topic_from_its_beginning_once(
     assert from_json(end).offsets == {(topic.name, number): count for number, count in enumerate(counts)}
     told = warnings()
     assert len(told) == 1
-    assert f"topic {topic.name} was deleted and made anew" in told[0]
+    assert f"topic {topic.name} was deleted and recreated" in told[0]
     assert told[0].endswith("Reading the new one from its beginning, as failOnDataLoss is false.")
     # From here on it is any topic, also for a strict stream.
     for later in (running, driver(**options), driver(subscribe=topic.name)):
@@ -225,7 +225,7 @@ def test_offsets_without_ids_are_gone_on_from_and_get_them(
     # An unfinished batch of such a stream is repeated as it was planned.
     assert driver(subscribe=name).read({name: {"0": 1}}, {name: {"0": 2}}) == [all_rows[1]]
     topic.make_anew(3, 4)
-    with pytest.raises(DataLossError, match="was deleted and made anew"):
+    with pytest.raises(DataLossError, match="was deleted and recreated"):
         driver(subscribe=name).plan(end)
 
 
@@ -255,7 +255,7 @@ def test_an_unfinished_batch_of_the_old_topic_is_lost_and_the_new_one_read_behin
     start = first.begin()
     end = first.plan(start)  # written down, and then the driver dies
     new = topic.make_anew(4)
-    with pytest.raises(DataLossError, match=f"topic {topic.name} was deleted and made anew"):
+    with pytest.raises(DataLossError, match=f"topic {topic.name} was deleted and recreated"):
         driver(**options).read(start, end)
     # Of the very first batch Spark knows no start: the reader is asked anew, and finds the new topic.
     asked_anew = driver(**options)
@@ -264,7 +264,7 @@ def test_an_unfinished_batch_of_the_old_topic_is_lost_and_the_new_one_read_behin
         {key.partition("@")[2] for key in each if key.startswith(f"{topic.name}@")} for each in (end, begin)
     )
     with pytest.raises(
-        DataLossError, match=f"made anew .id {was}, now {now}., and a micro-batch of the old one"
+        DataLossError, match=f"recreated .id {was}, now {now}., and a micro-batch of the old one"
     ):
         asked_anew.read(begin, end)
     second = driver(**options, **LENIENT)
@@ -355,10 +355,10 @@ def test_a_topic_of_a_pattern_may_vanish_and_come_back_as_another(
     stopped = driver(**options)
     assert running.go_on(end)[1] == stopped.go_on(end)[1] == new
     strict = driver(subscribePattern=f"{prefix}-.*")
-    with pytest.raises(DataLossError, match=f"topic {there.name} was deleted and made anew"):
+    with pytest.raises(DataLossError, match=f"topic {there.name} was deleted and recreated"):
         strict.plan(end)
     gone, *made_anew = warnings()
-    assert "no longer there" in gone
+    assert "gone: topics were deleted" in gone
     assert len(made_anew) == 2  # one of each reader
 
 
@@ -384,7 +384,7 @@ def test_a_topic_made_anew_during_an_available_now_run_is_for_the_next_run(
     end, _ = run.first()
     new = topic.make_anew(5)
     if strict:
-        with pytest.raises(DataLossError, match=f"topic {topic.name} was deleted and made anew"):
+        with pytest.raises(DataLossError, match=f"topic {topic.name} was deleted and recreated"):
             run.plan(end)
         return
     assert run.go_on(end) == (end, [])
@@ -571,7 +571,7 @@ def test_a_stream_of_spark_stops_with_one_clear_error_and_goes_on_as_that_says(
     kept = sorted((stream.checkpoint / "offsets").glob("[0-9]*"))[-1].read_text().splitlines()[-1]
     assert json.loads(kept)[name] == {"0": 3}
     new = topic.make_anew(5)
-    with pytest.raises(PySparkException, match=f"DataLossError: topic {name} was deleted and made anew"):
+    with pytest.raises(PySparkException, match=f"DataLossError: topic {name} was deleted and recreated"):
         stream.drain(**options)
     assert stream.table.sizes == [3]
     stream.drain(**options, **LENIENT)
@@ -628,7 +628,7 @@ def test_an_archive_holds_both_topics_and_its_table_the_new_one(
     # The seam was found in the topic that there was when the table was made, and its plan comes later.
     frame = table(spark, bootstrap, name, cold)
     topic.make_anew(9, what="newest")
-    with pytest.raises(PySparkException, match=f"topic {name} was deleted and made anew"):
+    with pytest.raises(PySparkException, match=f"topic {name} was deleted and recreated"):
         frame.count()
 
 
@@ -654,7 +654,7 @@ def test_a_snapshot_is_of_the_topic_that_it_was_begun_with(
         return found
 
     monkeypatch.setattr(Client, "list_offsets", then_made_anew)
-    with pytest.raises(PySparkException, match=f"topic {topic} was deleted and made anew"):
+    with pytest.raises(PySparkException, match=f"topic {topic} was deleted and recreated"):
         snapshot(spark, bootstrap, topic, location)
     assert snapshot(spark, bootstrap, topic, location).is_new
     found = {bytes(row.key): bytes(row.value) for row in read_snapshot(spark, location).collect()}
@@ -682,7 +682,7 @@ def test_a_replay_that_is_gone_on_with_skips_nothing_of_the_new_topic(
 
     first: dict[str, Any] = {"starting_offsets": json.dumps({name: {"0": 4}}), "fail_on_data_loss": strict}
     if strict:
-        with pytest.raises(ReplayFailed, match=f"{name}-0 is gone: its topic was deleted and made anew"):
+        with pytest.raises(ReplayFailed, match=f"{name}-0 is gone: its topic was deleted and recreated"):
             replay(spark, bootstrap, name, target, run_id=run, progress=made_anew_at_the_first_word, **first)
     else:
         replay(spark, bootstrap, name, target, run_id=run, progress=made_anew_at_the_first_word, **first)

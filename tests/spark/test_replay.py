@@ -374,7 +374,7 @@ def test_a_source_made_anew_is_not_replayed_in_place_of_the_one_that_was_planned
     (reports,) = work(plan, works, iter([pa.record_batch({"id": [0]})]))
     (report,) = reports.to_pylist()
     assert (report["next_offset"], report["records"]) == (10, 0)
-    assert f"{source}-0 is gone: its topic was deleted and made anew" in report["error"]
+    assert f"{source}-0 is gone: its topic was deleted and recreated" in report["error"]
     assert stored(client, target) == []
 
 

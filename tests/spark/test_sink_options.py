@@ -87,7 +87,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one() -> None:
         ("kafka.transactional.id", "me", "at-least-once"),
         ("kafka.key.serializer", "x", "cast the column"),
         ("kafka.partitioner.class", "x", "column partition"),
-        ("kafka.ssl.keystore.location", "x", "only plain connections"),
+        ("kafka.ssl.keystore.location", "x", "only plaintext connections"),
         ("kafka.security.protocol", "SASL_SSL", "only PLAINTEXT"),
         ("path", "/events", "option topic"),
         ("subscribe", "events", "option topic"),
@@ -97,7 +97,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one() -> None:
         ("kafka.batch.size", "many", "above 0"),
         ("kafka.delivery.timeout.ms", "0", "above 0"),
         ("kafka.request.timeout.ms", "9" * 20, "at most 2147483647"),
-        ("topic", "", "name a topic"),
+        ("topic", "", "give a topic"),
         ("kafka.bootstrap.servers", "localhost", "HOST:PORT"),
         ("kafka.bootstrap.servers", "", "HOST:PORT"),
         ("bootstrap", "elsewhere:9092", "differ"),
@@ -177,7 +177,7 @@ def test_a_column_that_the_option_topic_overrides_may_have_any_type() -> None:
 def test_a_column_that_is_there_twice_is_refused() -> None:
     twice = StructType([StructField("value", StringType()), StructField("value", BinaryType())])
 
-    assert "value is there twice" in complaint_about(twice, topic="events")
+    assert "there are two columns value" in complaint_about(twice, topic="events")
 
 
 def test_overwriting_a_topic_is_refused_but_a_stream_may_send_its_whole_result() -> None:

@@ -124,7 +124,7 @@ def test_an_unknown_topic_is_named(read: Read, bootstrap: str) -> None:
     with pytest.raises(PySparkException) as caught:
         read(subscribe="no-such-topic").count()
     assert last_line(caught) == (
-        f"topic no-such-topic does not exist at {bootstrap}; create it, or mind the spelling"
+        f"topic no-such-topic does not exist at {bootstrap}; create it or correct the name"
     )
 
 
@@ -147,7 +147,7 @@ def test_columns_of_another_shape_are_refused(spark: SparkSession, bootstrap: st
     reader = spark.read.format("penstock").options(**{"kafka.bootstrap.servers": bootstrap, "subscribe": "t"})
     with pytest.raises(PySparkException) as caught:
         reader.schema("value string").load().count()
-    assert "leave out .schema(...)" in last_line(caught)
+    assert "omit .schema(...)" in last_line(caught)
 
 
 def test_tasks_read_the_topic_that_was_planned_and_no_other_of_its_name(
@@ -169,7 +169,7 @@ def test_tasks_read_the_topic_that_was_planned_and_no_other_of_its_name(
     for reader, partitions in planned:
         for each in partitions:
             with pytest.raises(
-                DataLossError, match=f"{topic}-0 is gone: its topic was deleted and made anew"
+                DataLossError, match=f"{topic}-0 is gone: its topic was deleted and recreated"
             ):
                 list(reader.read(each))
 

@@ -160,7 +160,9 @@ def test_a_group_with_members_of_its_own_is_refused(
         wait_until(
             lambda: member.poll(0.1) or member.assignment(), DEADLINE_S, "the member has its partition"
         )
-        with pytest.raises(PySparkException, match=f"groupId {group} cannot take this stream's progress"):
+        with pytest.raises(
+            PySparkException, match=f"cannot commit this stream's progress to groupId {group}"
+        ):
             stream.drain(subscribe=topic, groupId=group)
     finally:
         member.close()
@@ -170,7 +172,7 @@ def test_a_group_with_members_of_its_own_is_refused(
     ("options", "message"),
     [
         ({"subscribe": "no-such-topic"}, "topic no-such-topic does not exist at"),
-        ({"subscribe": "t", "endingOffsets": "latest"}, "a stream has no end; leave it out"),
+        ({"subscribe": "t", "endingOffsets": "latest"}, "a stream has no end; omit it"),
     ],
 )
 def test_a_streams_mistake_gets_one_clear_line(stream: Stream, options: dict[str, str], message: str) -> None:

@@ -469,7 +469,7 @@ if child == 0:
     try:
         client.topics()
     except WireError as error:
-        assert "make another here" in str(error), error
+        assert "create another one after a fork" in str(error), error
     else:
         sys.exit("the client of another process was used")
     mine.close()

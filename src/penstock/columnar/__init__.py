@@ -1,5 +1,5 @@
 """Record batches as Arrow columns, and back.
 
-``columns`` is what callers use; ``kernel`` has its loops, compiled where there was a C compiler at install. It
-needs pyarrow and the protocol, and nothing of Spark, so that any client may use it.
+``columns`` is the public API; ``kernel`` has its loops, compiled if there was a C compiler at install time. It
+needs pyarrow and the protocol but not Spark, so any client can use it.
 """

@@ -1,10 +1,9 @@
-"""Record batches as Arrow columns, and back: what Spark's source, sink and jobs are built on.
+"""Record batches as Arrow columns, and back: the base of Spark's source, sink and jobs.
 
-``decode`` takes the bytes of a whole fetch response and makes the arrays in one go; ``encode`` makes batches
-that a producer can send. The loops are in ``kernel.py`` (compiled where possible); here buffers are allocated
-and handed to Arrow as they are. What a newcomer gets wrong: reading goes on at ``next_offset``, not behind the
-last row. There may be no row at all, and still progress: control batches, aborted transactions and what
-compaction removed leave gaps.
+``decode`` turns the bytes of a whole fetch response into arrays; ``encode`` makes batches for a producer. The
+loops are in ``kernel.py`` (compiled where possible); this module allocates buffers and passes them to Arrow
+without a copy. Careful: continue reading at ``next_offset``, not after the last row. There may be progress
+without any row, because control batches, aborted transactions and compaction leave gaps.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ __all__ = ["HEADERS_TYPE", "IS_COMPILED", "Columns", "Encoded", "decode", "encod
 IS_COMPILED = kernel.IS_COMPILED
 
 TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
-# As Spark writes its own array<struct<key: string, value: binary>>.
+# Spark's array<struct<key: string, value: binary>>.
 HEADERS_TYPE = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
-# What one response may unfold to. A batch is 1 MiB compressed unless somebody raised ``max.message.bytes``; a
-# larger response is read in several calls, and one batch above this is taken for a bomb.
+# Decompressed bytes per call. A batch is at most 1 MiB compressed unless ``max.message.bytes`` was raised; a larger
+# response is read in several calls, and a single batch above this is treated as a decompression bomb.
 UNFOLDED_BYTES_MAX = 256 * 1024 * 1024
 
 BATCH_BYTES_MAX = 1024 * 1024
 
-# Interpreted, this takes about a second: time to say why everything is slow.
+# Interpreted, this takes about a second: then warn that the kernel is not compiled.
 _patience = 32 * 1024 * 1024
 _HEADER = Struct(">qiibIhiqqqhii")
 _CRC = Struct(">I")
@@ -54,15 +53,15 @@ class Columns:
 
     key: pa.BinaryArray
     value: pa.BinaryArray
-    # Null for a record without headers, as in Spark's Kafka source. None if they were not asked for.
+    # Null for a record without headers, as in Spark's Kafka source. None if they were not requested.
     headers: pa.ListArray | None
     offset: pa.Int64Array
     # Microseconds, UTC. A record without a timestamp is a millisecond before 1970, as in Kafka.
     timestamp: pa.TimestampArray
-    # 0: the producer's time, 1: the broker's.
+    # 0: CreateTime, 1: LogAppendTime.
     timestamp_type: pa.Int32Array
     count: int
-    # Where the next fetch begins. Never above ``end``; equal to ``start`` if there was no whole batch.
+    # Start of the next fetch. Never above ``end``; equal to ``start`` if there was no whole batch.
     next_offset: int
 
 
@@ -85,10 +84,9 @@ def decode(
 ) -> Columns:
     """The records with ``start <= offset < end`` of a fetch response.
 
-    Pass ``aborted``, (producer id, first offset) of each aborted transaction in the response, to leave out
-    their records; without it they are read like any other (read_uncommitted). A partial batch at the end is
-    ignored. If the records are more than ``bytes_max`` bytes decompressed, only the first batches are
-    decoded and ``next_offset`` says how far.
+    Pass ``aborted``, (producer id, first offset) of each aborted transaction in the response, to leave out their
+    records; without it they are included (read_uncommitted). A partial batch at the end is ignored. If the records
+    are more than ``bytes_max`` bytes decompressed, only the first batches are decoded, up to ``next_offset``.
 
     Raises:
         CorruptBatch: a batch is damaged, of a format before Kafka 0.11, or too large on its own.
@@ -162,7 +160,7 @@ def encode(
         count, size, max_timestamp = kernel.fit(table, first, batch_bytes_max - HEADER_SIZE)
         if codec != Codec.NONE and size > UNFOLDED_BYTES_MAX:
             raise ValueError(
-                f"a record of {size} bytes would be taken for a bomb when it is read: send it uncompressed, or less"
+                f"a compressed record of {size} bytes could not be read back: send it uncompressed, or smaller"
             )
         batch = bytearray(HEADER_SIZE + size)
         with memoryview(batch) as whole, whole[HEADER_SIZE:] as body:
@@ -177,7 +175,7 @@ def encode(
 
 
 def partitions_for(key: pa.Array, count: int) -> pa.Int32Array:
-    """The partition, of ``count``, to which Kafka's Java client sends each key; -1 for a null key."""
+    """The Java client's partition, of ``count``, for each key; -1 for a null key."""
     if count < 1:
         raise ValueError(f"{count} partitions")
     partitions = pa.allocate_buffer(4 * len(key))
@@ -186,15 +184,15 @@ def partitions_for(key: pa.Array, count: int) -> pa.Int32Array:
 
 
 def _warn_if_slow(size: int) -> None:
-    """Say once per process that the kernel is interpreted, when so much was read that somebody waits."""
+    """Warn once per process that the kernel is interpreted, when enough was read to notice."""
     global _patience  # noqa: PLW0603  # it is the process that is warned once
     if IS_COMPILED or _patience < 0:
         return
     _patience -= size
     if _patience < 0:
         warnings.warn(
-            "penstock.columnar.kernel is not compiled, so records are read and written some sixty times"
-            " slower than they could be: install a C compiler and Python's headers, then penstock again",
+            "penstock.columnar.kernel is not compiled, so records are read and written about sixty times"
+            " slower: install a C compiler and Python's headers, then reinstall penstock",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -245,7 +243,7 @@ def _headers(
 
 
 def _text(names: pa.BinaryArray) -> pa.StringArray:
-    """Names that are not UTF-8 are read as Java reads them, with a mark for each bad byte: they stop nobody."""
+    """Decode names as Java does, with a replacement character for each bad byte, so that they never fail."""
     try:
         return names.cast(pa.string())
     except pa.ArrowInvalid:
@@ -257,7 +255,7 @@ def _read(column: pa.Array) -> kernel.Binary:
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) and not (
             pa.types.is_large_binary(column.type) or pa.types.is_null(column.type)
         ):
-            raise ValueError(f"a column of binary or string is needed, not of {column.type}")
+            raise ValueError(f"the column must be binary or string, not {column.type}")
         column = column.cast(_BINARY)
     validity, ends, data = column.buffers()
     first = column.offset
@@ -276,7 +274,7 @@ def _read_headers(headers: pa.ListArray | None) -> tuple[memoryview, kernel.Bina
     if headers.type != HEADERS_TYPE:
         headers = _cast_headers(headers)
     if headers.null_count:
-        # A null list may cover elements, which are nobody's headers.
+        # A null list may span elements that belong to no row.
         headers = headers.fill_null([])
     # Unlike ``field``, this makes the name of a null struct null.
     names, contents = headers.values.flatten()
@@ -292,7 +290,7 @@ def _cast_headers(headers: pa.Array) -> pa.ListArray:
         pair = kind.value_type
         if pa.types.is_struct(pair) and [field.name for field in pair] == ["key", "value"]:
             return headers.cast(HEADERS_TYPE)
-    raise ValueError(f"headers are list<struct<key: string, value: binary>>, not {kind}")
+    raise ValueError(f"headers must be list<struct<key: string, value: binary>>, not {kind}")
 
 
 def _seal(batch: bytearray, codec: Codec, count: int, base_timestamp: int, max_timestamp: int) -> None:

@@ -1,7 +1,7 @@
 """Topics as Spark tables: the source and sink ``format("penstock")``, and the jobs built on them.
 
-A newcomer writes ``spark.read.format("penstock")`` and Spark knows no such format: ``register(spark)`` comes
-first (``session`` does it). Importing this package costs nothing; pyspark is imported by what needs it.
+Call ``register(spark)`` (or use ``session``) before ``spark.read.format("penstock")``. Importing this package is
+cheap; pyspark is imported where it is needed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _taught: WeakSet[SparkSession] = WeakSet()
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Teach a session ``format("penstock")``, and return it. A second call changes nothing."""
+    """Register ``format("penstock")`` with a session and return it. A second call changes nothing."""
     from penstock.spark.source import PenstockDataSource  # noqa: PLC0415  pyspark only where it is used
 
-    # Spark warns of a source that takes the place of another, also of itself.
+    # Spark warns when a source replaces another, even itself.
     if spark not in _taught:
         spark.dataSource.register(PenstockDataSource)
         _taught.add(spark)
@@ -34,10 +34,10 @@ def register(spark: SparkSession) -> SparkSession:
 
 
 def offsets_behind_latest(progress: Mapping[str, Any] | StreamingQueryProgress) -> dict[str, float]:
-    """How many records a stream is behind its topics: most, least and on average of its partitions.
+    """How many records a stream is behind its topics: maximum, minimum and average over its partitions.
 
-    ``progress`` is a query's ``lastProgress``, or what a ``StreamingQueryListener`` is given. The keys are those
-    of the metrics of Spark's Kafka source, which Spark does not take from a Python source:
+    ``progress`` is a query's ``lastProgress``, or the progress passed to a ``StreamingQueryListener``. The keys are
+    the metrics of Spark's Kafka source, which Spark does not accept from a Python source:
     ``maxOffsetsBehindLatest``, ``minOffsetsBehindLatest``, ``avgOffsetsBehindLatest``. Empty before the first
     micro-batch.
     """
@@ -47,11 +47,10 @@ def offsets_behind_latest(progress: Mapping[str, Any] | StreamingQueryProgress) 
 
 
 def session(app_name: str = "penstock", master: str | None = None, **conf: str) -> SparkSession:
-    """A Spark session that knows ``format("penstock")``.
+    """A Spark session with ``format("penstock")`` registered.
 
-    ``master`` is ``local[*]`` unless given here, by ``spark-submit``, in Spark's own defaults file or in
-    ``conf``, which takes any setting of Spark's under its own name:
-    ``session("etl", **{"spark.driver.memory": "4g"})``.
+    ``master`` is ``local[*]`` unless given here, by ``spark-submit``, in Spark's defaults file or in ``conf``,
+    which takes any Spark setting by its name: ``session("etl", **{"spark.driver.memory": "4g"})``.
     """
     return start(app_name, master, conf, defaults={})
 
@@ -59,15 +58,15 @@ def session(app_name: str = "penstock", master: str | None = None, **conf: str) 
 def start(
     app_name: str, master: str | None, conf: Mapping[str, str], *, defaults: Mapping[str, str]
 ) -> SparkSession:
-    """As ``session``, with settings that hold where nobody has said otherwise."""
+    """As ``session``, with ``defaults`` for settings that are not set elsewhere."""
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    # Spark starts its Python workers as whatever `python3` is on the PATH, which rarely has this package.
+    # Spark starts its workers with `python3` from the PATH, which rarely has this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _be_found()
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # Under spark-submit the JVM runs already and knows what spark-submit was told; SparkConf then asks it.
+        # Under spark-submit the JVM already runs and has its settings; SparkConf then asks the JVM.
         SparkContext._ensure_initialized()
     spark_conf = SparkConf()
     settings = {"spark.sql.execution.arrow.pyspark.enabled": "true", **defaults}
@@ -83,7 +82,7 @@ def start(
 
 
 def _be_found() -> None:
-    """Spark does not start on a machine that cannot resolve its own name, as a laptop in a foreign network."""
+    """Let Spark start on a machine that cannot resolve its own name, such as a laptop on a foreign network."""
     try:
         socket.getaddrinfo(socket.gethostname(), None)
     except OSError:

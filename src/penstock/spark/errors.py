@@ -1,6 +1,6 @@
-"""What goes wrong before any record is read: one line that says what to do.
+"""Errors of the source, the sink and the jobs: one line that says what to do.
 
-Spark shows a Python error inside its own longer message, so the line itself must be enough.
+Spark embeds a Python error in its own longer message, so the line must be sufficient.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-# Of a stream that does not begin it reports an error of its own, behind which ours stands in the traceback only.
+# For a stream that fails to start, Spark reports its own error, and ours appears only in the traceback.
 STREAM_RUNNER = "python_streaming_source_runner"
 
 
@@ -18,8 +18,8 @@ class SparkOptionError(ValueError):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         if "pyspark.worker_util" in sys.modules and STREAM_RUNNER not in _program():
-            # A process of Spark's, which passes the error on and ends. Its traceback is thousands of characters
-            # about Spark and us in front of the one line about the mistake; this is pyspark's own switch.
+            # A Spark process that passes the error on and ends. Its traceback would put thousands of characters
+            # before the one line that matters; this is pyspark's own switch.
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
 
 

@@ -1,7 +1,7 @@
-"""Options as somebody gave them, to the source or to the sink: names that are checked, values that are read.
+"""Check the names and parse the values of the source's and the sink's options.
 
-What a newcomer gets wrong: Spark hands options on in lower case, however they were written, and so they are looked
-up in any case here. Every mistake raises ``SparkOptionError`` with one line about it.
+Spark passes option names in lower case, so the lookup ignores case. Every error is a ``SparkOptionError`` of one
+line.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from penstock.protocol.listeners import SecurityProtocol
 from penstock.spark.errors import SparkOptionError
 from penstock.wire import BadBootstrap, parse_bootstrap
 
-# What fields of the protocol hold, and numbers of Java's.
+# Limits of protocol fields and of Java's integers.
 PLAIN = SecurityProtocol.PLAINTEXT.name
 INT16_MAX, INT32_MAX, INT64_MAX = 2**15 - 1, 2**31 - 1, 2**63 - 1
 
-# Settings of all Java clients that tune connections, retries and metrics which are not there in this one.
+# Java client settings that tune connections, retries and metrics which this client does not have.
 OF_JAVA_CLIENTS = (
     "kafka.auto.include.jmx.reporter",
     "kafka.client.dns.lookup",
@@ -44,21 +44,21 @@ OF_JAVA_CLIENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The options that the source, or the sink, knows."""
+    """The option names of the source or the sink."""
 
     # "source" or "sink", for messages.
     of: str
-    # With a meaning here, as they are documented.
+    # Implemented, as documented.
     meant: tuple[str, ...]
-    # Accepted, because a job that moves here from Spark's Kafka connector may have set them.
+    # Accepted, because a job that moves here from Spark's Kafka connector may set them.
     without_effect: tuple[str, ...]
-    # Of that connector, but in contradiction to what is done here; and what to do instead.
+    # Options of that connector that contradict this one, and what to do instead.
     refused: Mapping[str, str]
 
 
 class OptionValues:
     def __init__(self, options: Mapping[str, str], names: Names) -> None:
-        """Raises SparkOptionError for an option that is not known, or has no place here."""
+        """Raises SparkOptionError for an unknown or refused option."""
         self._values = {name.lower(): str(value).strip() for name, value in options.items()}
         _check_names(self._values, names)
 
@@ -79,7 +79,7 @@ class OptionValues:
     def flag(self, name: str, default: bool) -> bool:
         text = self.text(name, str(default)).lower()
         if text not in {"true", "false"}:
-            raise SparkOptionError(f"{name} is true or false, not {text!r}")
+            raise SparkOptionError(f"{name} must be true or false, not {text!r}")
         return text == "true"
 
     def positive(self, name: str, highest: int = INT64_MAX) -> int | None:
@@ -87,13 +87,13 @@ class OptionValues:
         if text is None:
             return None
         if not text.isdecimal() or int(text) == 0:
-            raise SparkOptionError(f"{name} needs a whole number above 0, not {text!r}")
+            raise SparkOptionError(f"{name} must be an integer above 0, not {text!r}")
         return at_most(name, int(text), highest)
 
     # What the source and the sink both need
 
     def bootstrap(self) -> str:
-        """Where the brokers are; refuses connections that are not plain, which nobody here can make yet."""
+        """The brokers' addresses. Refuses connections that are not plaintext, which are not supported yet."""
         text = self.get("kafka.bootstrap.servers") or self.get("bootstrap")
         if not text:
             raise SparkOptionError(
@@ -131,13 +131,11 @@ def _check_names(values: Mapping[str, str], names: Names) -> None:
     for name in values:
         if name in refused:
             spelling, reason = refused[name]
-            raise SparkOptionError(f"option {spelling} has no place here: {reason}")
+            raise SparkOptionError(f"option {spelling} is not supported: {reason}")
     for name in values:
         if name in known:
             continue
         if name.startswith(("kafka.ssl.", "kafka.sasl.")):
-            raise SparkOptionError(
-                f"option {name}: only plain connections are supported so far; leave it out"
-            )
+            raise SparkOptionError(f"option {name}: only plaintext connections are supported so far; omit it")
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
         raise SparkOptionError(f"unknown option {name} of the {names.of}; did you mean {known[near[0]]}?")

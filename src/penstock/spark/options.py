@@ -1,9 +1,9 @@
-"""The options of ``format("penstock")`` as a source: Spark's Kafka source's own names, and a few of ours.
+"""The options of ``format("penstock")`` as a source: those of Spark's Kafka source, and a few of ours.
 
-A job moves over by changing the format's name, so everything that Spark's Kafka source takes is taken here: with
-its meaning, or, where it tunes the Java consumer, accepted and without effect. Anything else is an error that names
-the nearest known option. What a newcomer gets wrong: ``load()`` asks before Spark knows whether a batch or a stream
-is meant. What only one of them takes is refused later, to the other.
+A job migrates by changing the format's name, so every option of Spark's Kafka source is accepted: implemented, or
+without effect if it only tunes the Java consumer. Any other option is an error that suggests the nearest known one.
+``load()`` parses options before Spark knows whether a batch or a stream is meant, so options that only one of them
+takes are refused later.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NAMES = Names(
         "kafka.max.partition.fetch.bytes",
         "kafka.security.protocol",
     ),
-    # They tune how the Java consumer polls, joins groups, caches or retries. There is no such consumer here.
+    # They tune the Java consumer's polling, groups, caching and retries. There is no such consumer here.
     without_effect=(
         *OF_JAVA_CLIENTS,
         "kafkaConsumer.pollTimeoutMs",
@@ -80,22 +80,22 @@ NAMES = Names(
         "kafka.partition.assignment.strategy",
         "kafka.auto.commit.interval.ms",
         "kafka.client.rack",
-        "kafka.check.crcs",  # they always are
+        "kafka.check.crcs",  # always checked
         "kafka.allow.auto.create.topics",
         "kafka.exclude.internal.topics",
     ),
     # Spark decides where a source reads.
     refused={
-        "kafka.auto.offset.reset": "say where to begin with startingOffsets",
+        "kafka.auto.offset.reset": "use startingOffsets",
         "kafka.key.deserializer": "keys arrive as bytes; cast the column",
         "kafka.value.deserializer": "values arrive as bytes; cast the column",
         "kafka.enable.auto.commit": "Spark keeps the offsets; groupId mirrors them into a consumer group",
         "kafka.interceptor.classes": "Java classes cannot run here",
-        "topic": "it names where to write; say what to read with subscribe, subscribePattern or assign",
-        "path": "say what to read with subscribe, subscribePattern or assign, and load() without a path",
-        # A property of tables in Spark's catalog. Such a table's options never reach a Python source's reader.
+        "topic": "it is for writing; choose what to read with subscribe, subscribePattern or assign",
+        "path": "choose what to read with subscribe, subscribePattern or assign, and load() without a path",
+        # A property of tables in Spark's catalog. The options of such a table never reach a Python source.
         "provider": (
-            "a topic cannot be a table of Spark's catalog; say CREATE TEMPORARY VIEW ... USING penstock "
+            "a topic cannot be a table of Spark's catalog; use CREATE TEMPORARY VIEW ... USING penstock "
             "OPTIONS (...) instead of CREATE TABLE"
         ),
     },
@@ -105,13 +105,13 @@ NAMES = Names(
 _TIME_UNITS_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZE_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 TRIGGER_DELAY_MS_MAX = 15 * 60_000  # the default of Spark's Kafka source
-# Topics that the brokers keep for themselves are read only by name.
+# The brokers' internal topics are read only by name, never by a pattern.
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What to read: exactly one of the three is set."""
+    """What to read. Exactly one of the three is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -119,7 +119,7 @@ class Subscription:
 
     @property
     def named_topics(self) -> tuple[str, ...] | None:
-        """The topics to ask the brokers about; None for all, from which the pattern chooses."""
+        """The topics to look up; None for all, from which the pattern selects."""
         if self.pattern is not None:
             return None
         return self.topics or tuple(dict.fromkeys(each.topic for each in self.assigned))
@@ -127,21 +127,21 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to begin or to end, as the user said it."""
+    """Where to begin or end, as given by the user."""
 
     option: str  # its name, for messages
     kind: Literal["earliest", "latest", "offsets", "time", "times"]
     # By partition: offsets (-1 latest, -2 earliest) for "offsets", milliseconds since 1970 for "times".
     values: Offsets = field(default_factory=dict)
-    # Of which topics the offsets are, where that was said: who copies them from a checkpoint copies the ids too.
+    # The ids of the offsets' topics, if given: offsets copied from a checkpoint have them.
     topic_ids: dict[str, bytes] = field(default_factory=dict)
     time_ms: int = 0  # for "time"
-    # Whether a time later than every record means the end of the log; otherwise it is an error.
+    # Whether a time after every record means the end of the log; otherwise it is an error.
     is_late_latest: bool = True
 
     @property
     def moves(self) -> bool:
-        """Whether it may be further on when it is looked for again."""
+        """Whether it may resolve to a later offset the next time."""
         if self.kind in ("time", "times"):
             return self.is_late_latest
         return self.kind == "latest" or -1 in self.values.values()
@@ -164,7 +164,7 @@ class SourceOptions:
 
 
 def parse(options: Mapping[str, str], mode: Mode) -> SourceOptions:
-    """Raises SparkOptionError: one line about the first thing that is wrong."""
+    """Raises SparkOptionError for the first error."""
     values = OptionValues(options, NAMES)
     parsed = _parse(values, mode)
     if mode == "batch":
@@ -175,7 +175,7 @@ def parse(options: Mapping[str, str], mode: Mode) -> SourceOptions:
 
 
 def check(options: Mapping[str, str]) -> SourceOptions:
-    """As ``parse``, for those who do not know yet whether a batch or a stream is meant."""
+    """As ``parse``, when it is not known yet whether a batch or a stream is meant."""
     return _parse(OptionValues(options, NAMES), "batch")
 
 
@@ -211,13 +211,15 @@ def _subscription(values: OptionValues) -> Subscription:
     if name == "subscribe":
         topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
         if not topics:
-            raise SparkOptionError("subscribe names no topic; give one or more, separated by commas")
+            raise SparkOptionError("subscribe is empty; give one or more topics, separated by commas")
         return Subscription(topics=topics)
     if name == "subscribePattern":
         try:
             re.compile(text)
         except re.error as error:
-            raise SparkOptionError(f"subscribePattern {text!r} is no regular expression: {error}") from None
+            raise SparkOptionError(
+                f"subscribePattern {text!r} is not a regular expression: {error}"
+            ) from None
         if not text:
             raise SparkOptionError("subscribePattern is empty; give a regular expression for topic names")
         return Subscription(pattern=text)
@@ -241,7 +243,7 @@ def _assigned(text: str) -> tuple[TopicPartition, ...]:
 
 
 def _place(values: OptionValues, side: Literal["starting", "ending"], default: Place) -> Place:
-    """In the order of precedence of Spark's Kafka source: one time for all, times, then offsets."""
+    """With the precedence of Spark's Kafka source: one time for all, times, then offsets."""
     is_late_latest = side == "ending" or _strategy_is_latest(values)
     one_time, times, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
     if one_time in values:
@@ -268,7 +270,7 @@ def _strategy_is_latest(values: OptionValues) -> bool:
     name = "startingOffsetsByTimestampStrategy"
     strategy = values.text(name, "error").lower()
     if strategy not in {"error", "latest"}:
-        raise SparkOptionError(f"{name} is error or latest, not {strategy!r}")
+        raise SparkOptionError(f"{name} must be error or latest, not {strategy!r}")
     return strategy == "latest"
 
 
@@ -281,7 +283,7 @@ def _offsets_json(text: str, name: str, example: str) -> StreamOffset:
     except ValueError as error:
         raise SparkOptionError(f"{wanted}: {error}") from None
     if not found.offsets:
-        raise SparkOptionError(f"{wanted}; it names no partition")
+        raise SparkOptionError(f"{wanted}; it has no partition")
     return found
 
 
@@ -292,13 +294,13 @@ def _check_batch(parsed: SourceOptions, values: OptionValues) -> None:
     if ending.kind == "earliest" or (ending.kind == "offsets" and -2 in ending.values.values()):
         raise SparkOptionError("endingOffsets cannot be earliest (-2): the read would end before it begins")
     if "groupId" in values:
-        raise SparkOptionError("groupId mirrors a stream's progress; a batch read has none, leave it out")
+        raise SparkOptionError("groupId mirrors a stream's progress; omit it in a batch read")
 
 
 def _check_stream(parsed: SourceOptions, values: OptionValues) -> None:
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
         if name in values:
-            raise SparkOptionError(f"{name} belongs to batch reads: a stream has no end; leave it out")
+            raise SparkOptionError(f"{name} is for batch reads: a stream has no end; omit it")
     smallest, largest = parsed.offsets_min, parsed.offsets_max
     if smallest is not None and largest is not None and smallest > largest:
         raise SparkOptionError(f"minOffsetsPerTrigger {smallest} is above maxOffsetsPerTrigger {largest}")
@@ -311,7 +313,7 @@ def _read_settings(values: OptionValues) -> ReadSettings:
     isolation = values.text("kafka.isolation.level", "read_uncommitted").lower()
     if isolation not in {"read_committed", "read_uncommitted"}:
         raise SparkOptionError(
-            f"kafka.isolation.level is read_committed or read_uncommitted, not {isolation!r}"
+            f"kafka.isolation.level must be read_committed or read_uncommitted, not {isolation!r}"
         )
     return ReadSettings(
         bootstrap=values.bootstrap(),
@@ -328,7 +330,7 @@ def _read_settings(values: OptionValues) -> ReadSettings:
 def _group(values: OptionValues) -> str | None:
     group = values.get("groupId")
     if group == "":
-        raise SparkOptionError("groupId is empty; name a consumer group or leave it out")
+        raise SparkOptionError("groupId is empty; give a consumer group or omit it")
     return group
 
 

@@ -1,10 +1,10 @@
-"""From what a user subscribed to, and where to begin, to ranges of offsets: the driver's half of reading.
+"""Plan ranges of offsets from a subscription and its starting position: the driver's half of reading.
 
-Batch reads are planned once, streams for every micro-batch: ``available`` says how far the topics reach,
-``limited`` how much of it the next micro-batch takes, ``ranges`` what its tasks read. What a newcomer gets wrong:
-an answer from a broker that has just started may lack topics, or tell of one that was deleted long ago. A partition
-that was there and is not is asked for again for a while, and its offset is never forgotten; a stream that forgot it
-would read everything once more. Only a topic with another id is a new one, whatever its name, and begins anew.
+Batch reads are planned once, streams for every micro-batch: ``available`` is how far the topics reach,
+``limited`` how much of that the next micro-batch takes, ``ranges`` what its tasks read. Metadata from a just
+started broker may lack topics, or show topics that were deleted long ago. So a missing partition is looked up
+again for a while, and its offset is never forgotten; otherwise the stream would read everything again. Only a
+topic with another id is new, whatever its name, and is read from its beginning.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from penstock.spark.reading import GONE_AFTER_S, lose
 from penstock.wire import EARLIEST, LATEST, Client, OffsetOutOfRange, UnknownTopic
 
 GONE_PAUSE_S = 0.25
-# A broker hears a moment later of a topic that was made at another.
+# A broker learns a moment later of a topic created through another broker.
 UNHEARD_OF_S = 2.0
-# New partitions and topics are found so soon. An idle stream looks for records a hundred times a second.
+# How soon new partitions and topics are found. An idle stream polls a hundred times a second.
 METADATA_AGE_S = 1.0
-# What is read of a partition to learn how large its records are.
+# Read from a partition to estimate the size of its records.
 SAMPLE_BYTES = 128 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """What a stream could read, at one moment."""
+    """What a stream could read at one moment."""
 
-    # Where each partition's next record comes from: where the stream stands, or where the log begins.
+    # The next offset to read of each partition: the stream's position, or the log start offset.
     starts: Offsets
-    # Up to where records can be read. A partition that is gone keeps the stream's own offset.
+    # The ends of what can be read. A partition that is gone keeps the stream's offset.
     ends: Offsets
-    # Where the logs begin, of those partitions that have something to read.
+    # Log start offsets of the partitions that have something to read.
     log_starts: Offsets
-    # Which topics the ends are of.
+    # The ids of the ends' topics.
     topic_ids: dict[str, bytes]
 
     @property
@@ -51,18 +51,18 @@ class Available:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What there is now of the partitions that somebody needs."""
+    """The current state of the needed partitions."""
 
-    # How far each partition reaches that can be seen, needed or not.
+    # The end of each visible partition, needed or not.
     latest: Offsets
-    # Those that end before what is needed of them.
+    # Partitions that end before the needed offset.
     shrunk: set[TopicPartition]
-    # Topics of which there is another now, and the ids of those that were needed.
+    # Recreated topics, with the ids of the needed ones.
     replaced: dict[str, bytes]
 
 
 class Planner:
-    """Asks the brokers. It remembers which partitions it saw last, for a moment, and which topics they were."""
+    """Queries the brokers. Caches the visible partitions for a moment, and the topics' ids."""
 
     def __init__(self, options: SourceOptions, client: Client) -> None:
         self._options = options
@@ -70,13 +70,13 @@ class Planner:
         self._client = client
         self._seen: set[TopicPartition] | None = None
         self._seen_at = 0.0
-        # Of the topics as they were seen last: a plan is for them, and for no other that gets the name of one.
+        # The ids last seen: a plan is for these topics, not for later ones of the same names.
         self.topic_ids: dict[str, bytes] = {}
-        # As they were seen first. Offsets that do not say which topics they are of are taken to be of these.
+        # The ids first seen. Offsets without topic ids are taken to be of these topics.
         self._first_ids: dict[str, bytes] = {}
-        # Those of a stream that were told to be gone, and have not come back.
+        # Partitions of a stream reported as gone that have not come back.
         self._gone: set[TopicPartition] = set()
-        # Topics by name and id that are believed to have been replaced, and those of them that were told.
+        # Topics (name, id) known to be replaced, and those of them that were reported.
         self._believed: set[tuple[str, bytes]] = set()
         self._told: set[tuple[str, bytes]] = set()
 
@@ -91,8 +91,8 @@ class Planner:
         for each in partitions:
             if starts[each] > ends[each] and "offsets" in {options.starting.kind, options.ending.kind}:
                 raise SparkOptionError(
-                    f"{options.starting.option} {starts[each]} of {each} lies behind "
-                    f"{options.ending.option} {ends[each]}; nothing could be read"
+                    f"{options.starting.option} {starts[each]} of {each} is after "
+                    f"{options.ending.option} {ends[each]}; choose an earlier start or a later end"
                 )
             ranges.append(OffsetRange(*each, starts[each], ends[each]))
         return split(ranges, partitions_min=options.partitions_min, records_max=options.records_max)
@@ -106,7 +106,7 @@ class Planner:
             found = self._visible()
             missing = self._missing(found)
             is_late = time.monotonic() > deadline
-            # What is another topic than was asked for may be so only to a broker that has not heard yet.
+            # A different id may only mean that the broker is behind.
             if missing is None and (is_late or not self._foreign()):
                 return list(self._options.subscription.assigned) or sorted(found)
             if missing is not None and is_late:
@@ -114,32 +114,32 @@ class Planner:
             time.sleep(GONE_PAUSE_S)
 
     def _missing(self, found: set[TopicPartition]) -> str | None:
-        """What is subscribed to and not among those found, in words."""
+        """A message about a subscribed topic or partition that was not found."""
         subscription = self._options.subscription
         present = {each.topic for each in found}
         for topic in subscription.named_topics or ():
             if topic not in present:
                 where = self._settings.bootstrap
-                return f"topic {topic} does not exist at {where}; create it, or mind the spelling"
+                return f"topic {topic} does not exist at {where}; create it or correct the name"
         for each in subscription.assigned:
             if each not in found:
                 topic, number = each
                 count = sum(other.topic == topic for other in found)
-                return f"assign names partition {number} of topic {topic}, which has {count}, from 0 on"
+                return f"assign has partition {number} of topic {topic}, which has only {count}, from 0 on"
         return None
 
     def _foreign(self) -> bool:
-        """Whether offsets were given of a topic that there is not, but another of its name."""
+        """Whether offsets were given for a topic that has been recreated."""
         places = (self._options.starting, self._options.ending)
         return any(self._is_other(*each) for place in places for each in place.topic_ids.items())
 
     def _is_other(self, topic: str, topic_id: bytes) -> bool:
-        """Whether the topic of this name is known to be another than the one with this id."""
+        """Whether the topic of this name is known to have another id."""
         current = self.topic_ids.get(topic, NO_TOPIC_ID)
         return NO_TOPIC_ID not in (current, topic_id) and current != topic_id
 
     def _visible(self) -> set[TopicPartition]:
-        """Every partition of the topics that are subscribed to and exist."""
+        """Every partition of the subscribed topics that exist."""
         subscription = self._options.subscription
         topics = {
             name: topic
@@ -155,11 +155,11 @@ class Planner:
     # Where to begin and to end
 
     def resolve(self, place: Place, partitions: Iterable[TopicPartition]) -> Offsets:
-        """The offset of a place in each partition.
+        """The offset of a position in each partition.
 
         Raises:
-            SparkOptionError: the place does not say it for all of them, or names a time after every record.
-            DataLossError: a given offset is not, or no longer, in the log.
+            SparkOptionError: the position does not cover all partitions, or is a time after every record.
+            DataLossError: a given offset is not in the log, or no longer.
         """
         asked = list(partitions)
         if place.kind == "earliest":
@@ -178,7 +178,7 @@ class Planner:
         return self._list(dict.fromkeys(partitions, EARLIEST))
 
     def latest(self, partitions: Iterable[TopicPartition]) -> Offsets:
-        """For read_committed the last stable offset: what is behind it may still be aborted."""
+        """The end offsets; for read_committed the last stable offsets: later records may still be aborted."""
         return self._list(dict.fromkeys(partitions, LATEST))
 
     def _list(self, times: Mapping[TopicPartition, int]) -> Offsets:
@@ -188,7 +188,7 @@ class Planner:
         return {each: found[each].offset for each in times}
 
     def _at_times(self, place: Place, times: Mapping[TopicPartition, int]) -> Offsets:
-        # Asked before the times: what comes in between would lie before an end that is asked later, and be skipped.
+        # Before the times: records that arrive in between would be before an end queried later, and be skipped.
         ends = self.latest(times) if place.is_late_latest else {}
         offsets = self._list(times)
         late = sorted(each for each, offset in offsets.items() if offset < 0)
@@ -226,14 +226,14 @@ class Planner:
     def available(self, start: StreamOffset, *, until: StreamOffset | None = None) -> Available:
         """How far the topics reach now, or reached at ``until``.
 
-        A stream at ``start`` whose partitions have vanished, have fewer records than it has read, or are those of a
-        new topic with an old name, has lost data: with ``failOnDataLoss`` that is an error. Without it, a new topic
-        is read from its beginning.
+        A stream at ``start`` has lost data if its partitions have vanished, end before its offsets, or belong to a
+        recreated topic: with ``failOnDataLoss`` that is an error. Without it, a recreated topic is read from its
+        beginning.
         """
         look = self._look(start)
         latest, replaced = look.latest, look.replaced
         if until is not None:
-            # Made since the run began, so for the next run, which will tell of it.
+            # Created since the run began, so left for the next run, which will report it.
             newer = {each.topic for each in latest if self._is_newer(each.topic, until)}
             latest = {each: offset for each, offset in latest.items() if each.topic not in newer}
             if not self._settings.fail_on_data_loss:
@@ -242,7 +242,8 @@ class Planner:
         for each in sorted(look.shrunk & latest.keys()):
             self._lose_shrunk(each, start.offsets[each], latest[each])
         stands_at = start.without(replaced)
-        # An idle stream looks many times a second: it asks where logs begin only when there is something to read.
+        # An idle stream polls many times a second: log start offsets are queried only if there is something to
+        # read.
         earliest = self.earliest({each for each in latest if latest[each] != stands_at.get(each)})
         starts: Offsets = {}
         ends: Offsets = {}
@@ -258,19 +259,19 @@ class Planner:
             elif stood_at is None or each in look.shrunk:
                 starts[each], ends[each] = min(earliest[each], reach), reach
             else:
-                # A stream may stand behind `until`, and retention may have overtaken the stream.
+                # A stream may be past `until`, and retention may have overtaken the stream.
                 ends[each] = max(reach, stood_at)
                 starts[each] = min(max(stood_at, earliest.get(each, stood_at)), ends[each])
-        # A topic that is not there now, or has no id to a broker, is still the one that it was.
+        # A topic that is missing now, or has no id on a broker, keeps its known id.
         current = {each.topic: self.topic_ids[each.topic] for each in latest}
         known = {topic: now for topic, now in current.items() if now != NO_TOPIC_ID}
         return Available(starts, ends, earliest, self.named(start).topic_ids | known)
 
     def _look(self, needed: StreamOffset) -> _Look:
-        """How far each partition reaches that can be seen, and what of that is not as it is ``needed``.
+        """The end of each visible partition, and how that differs from what is ``needed``.
 
-        A broker that has just started may not show everything yet, or show what is no more; so what is missing is
-        looked for again for a while. What is gone after that is data loss, told once.
+        A just started broker may not show everything yet, or show deleted topics; so missing partitions are
+        looked up again for a while. What is gone after that is data loss, reported once.
         """
         deadline = time.monotonic() + GONE_AFTER_S
         while True:
@@ -282,7 +283,7 @@ class Planner:
             try:
                 latest = self.latest(visible)
             except UnknownTopic:
-                # Deleted a moment ago. The brokers' next answer will say so too.
+                # Deleted a moment ago. The next metadata response will show that too.
                 if time.monotonic() > deadline:
                     raise
             else:
@@ -293,19 +294,19 @@ class Planner:
             self._seen = None
             time.sleep(GONE_PAUSE_S)
         if gone:
-            lose(self._settings, f"{_names(gone)} no longer there: topics were deleted or made anew")
+            lose(self._settings, f"{_names(gone)} gone: topics were deleted or recreated")
             self._gone |= gone
         self._believed |= replaced.items()
         return _Look(latest, shrunk, replaced)
 
     def _replaced(self, needed: StreamOffset, visible: set[TopicPartition]) -> dict[str, bytes]:
-        """Which of the topics that are needed have become others, and the ids that they had."""
+        """The needed topics that were recreated, with their old ids."""
         ids = self.named(needed).topic_ids
         topics = {each.topic for each in needed.offsets} & {each.topic for each in visible}
         return {topic: ids[topic] for topic in topics & ids.keys() if self._is_other(topic, ids[topic])}
 
     def named(self, offsets: StreamOffset) -> StreamOffset:
-        """The same, with the ids of all topics that were ever seen."""
+        """The same offsets, with the ids of all topics ever seen."""
         topics = {each.topic for each in offsets.offsets}
         first = {topic: self._first_ids[topic] for topic in topics & self._first_ids.keys()}
         return StreamOffset(offsets.offsets, first | offsets.topic_ids)
@@ -316,24 +317,24 @@ class Planner:
     def _shrunk(self, needed: Offsets, latest: Offsets) -> set[TopicPartition]:
         short = {each for each in needed.keys() & latest.keys() if latest[each] < needed[each]}
         if short and self._settings.read_committed:
-            # What lies behind an open transaction is not stable, but it is there.
+            # Records after an open transaction are not stable, but they exist.
             ends = self._client.list_offsets(dict.fromkeys(short, LATEST))
             short = {each for each in short if ends[each].offset < needed[each]}
         return short
 
     def reach(self) -> StreamOffset:
-        """How far the subscribed partitions reach now, of those that can be seen. Complains about nothing."""
+        """The ends of the subscribed partitions that are visible now. Never fails for missing ones."""
         latest = self.latest(self._visible_assigned())
         return StreamOffset(latest, {each.topic: self.topic_ids[each.topic] for each in latest})
 
     def present(self, offsets: StreamOffset) -> Offsets:
-        """Those of the offsets whose partitions are there, and in the topics that they are of."""
+        """The offsets whose partitions exist, in the same topics."""
         visible = self._visible_assigned(age_s_max=METADATA_AGE_S)
         there = offsets.without(self._replaced(offsets, visible))
         return {each: offset for each, offset in there.items() if each in visible}
 
     def _visible_assigned(self, *, age_s_max: float = 0.0) -> set[TopicPartition]:
-        """What of the subscription can be seen, as of now or of ``age_s_max`` ago."""
+        """The visible partitions of the subscription, at most ``age_s_max`` old."""
         now = time.monotonic()
         if self._seen is None or now - self._seen_at > age_s_max:
             visible = self._visible()
@@ -343,7 +344,7 @@ class Planner:
         return self._seen
 
     def limited(self, available: Available) -> Offsets:
-        """Where the next micro-batch ends: as far as the limits per trigger let it."""
+        """The end of the next micro-batch, within the limits per trigger."""
         options, backlog = self._options, available.backlog
         if options.offsets_max is not None:
             backlog = share(backlog, options.offsets_max)
@@ -352,21 +353,21 @@ class Planner:
             wanted = {each: round(backlog[each] * size) for each, size in sizes.items()}
             room = share(wanted, options.bytes_max)
             for each, size in sizes.items():
-                if room[each] < wanted[each]:  # or rounding would leave a record out that fits
+                if room[each] < wanted[each]:  # or rounding could leave out a record that fits
                     backlog[each] = min(backlog[each], max(1, int(room[each] / size)))
         total = available.backlog
         return {
-            # What is not limited ends where it ends, also where that is behind the stream's own offset.
+            # An unlimited partition ends at its end, even if that is before the stream's offset.
             each: end if backlog[each] >= total[each] else available.starts[each] + backlog[each]
             for each, end in available.ends.items()
         }
 
     def _record_bytes(self, partition: TopicPartition, available: Available) -> float:
-        """About how many bytes one offset is worth, from the batches that would be read next."""
+        """Approximate bytes per offset, from the batches that would be read next."""
         start = available.starts[partition]
         try:
             sample = self._client.fetch(partition, start, bytes_max=SAMPLE_BYTES, wait_ms=0).records
-        except OffsetOutOfRange as error:  # retention has moved since we asked
+        except OffsetOutOfRange as error:  # retention has deleted more meanwhile
             start = error.log_start_offset
             sample = self._client.fetch(partition, start, bytes_max=SAMPLE_BYTES, wait_ms=0).records
         position, next_offset = 0, start
@@ -381,15 +382,16 @@ class Planner:
     def ranges(
         self, start: StreamOffset, end: StreamOffset, earliest: Offsets | None = None
     ) -> list[OffsetRange]:
-        """What the tasks of a micro-batch read. ``earliest`` saves asking, if it was asked just now.
+        """What the tasks of a micro-batch read. ``earliest`` saves a request if it was just queried.
 
-        Spark asks for the same again after a crash, perhaps much later: what has gone meanwhile is data loss too.
+        Spark asks for the same batch again after a crash, perhaps much later: records gone meanwhile are data
+        loss too.
         """
-        # A batch that was planned with a new topic reads all of it, wherever the stream stood in the old one. One
-        # that was planned just now was planned from offsets with ids, also where the checkpoint has none.
+        # A batch planned with a recreated topic reads all of it, wherever the stream was in the old one. One
+        # planned just now was planned from offsets with ids, even if the checkpoint has none.
         begun_in = (start if earliest is None else self.named(start)).topic_ids
         replaced = {topic: old for topic, old in begun_in.items() if end.topic_ids.get(topic, old) != old}
-        # Where the first batch of all begins is asked anew: then it is its end that is of an old topic.
+        # The start of the very first batch is queried again: then its end belongs to an old topic.
         unfinished = {
             topic: end.topic_ids[topic] for topic, old in replaced.items() if self.topic_ids.get(topic) == old
         }
@@ -400,7 +402,7 @@ class Planner:
         )
         begins, ends = start.without(replaced), end.offsets
         moved = {each for each, offset in ends.items() if begins.get(each) != offset}
-        # Where partitions end that do not reach as far as was planned.
+        # Ends of partitions that do not reach their planned ends.
         reach: Offsets = {}
         if earliest is None or not moved <= earliest.keys():
             look = self._look(StreamOffset({each: ends[each] for each in moved}, end.topic_ids))
@@ -409,8 +411,8 @@ class Planner:
                 reach[each] = look.latest[each]
                 lose(
                     self._settings,
-                    f"{each} was to be read up to offset {ends[each]} but ends at {reach[each]} now: its topic was "
-                    "made anew, or lost what it had",
+                    f"{each} was planned up to offset {ends[each]} but ends at {reach[each]} now: its topic was "
+                    "recreated or lost records",
                 )
             moved = {each for each in moved & look.latest.keys() if each.topic not in look.replaced}
             earliest = self.earliest(moved)
@@ -441,14 +443,14 @@ class Planner:
     def _lose_replaced(
         self, replaced: Mapping[str, bytes], why: str, way_on: str = "the new one from its beginning"
     ) -> None:
-        """Tell, once, of topics that there are others of now; they are given with the ids that they had."""
+        """Report recreated topics once; ``replaced`` has their old ids."""
         for topic, old in sorted(replaced.items() - self._told):
             now = self.topic_ids.get(topic)
             ids = f"id {format_id(old)}" + ("" if now is None else f", now {format_id(now)}")
             lose(
                 self._settings,
-                f"topic {topic} was deleted and made anew ({ids}), and {why}: its offsets mean nothing in the new "
-                "one, and records that were not read are gone",
+                f"topic {topic} was deleted and recreated ({ids}), and {why}: its offsets are invalid in the new "
+                "one, and unread records are gone",
                 way_on,
             )
             self._told.add((topic, old))
@@ -456,14 +458,14 @@ class Planner:
     def _lose_shrunk(self, partition: TopicPartition, offset: int, end: int) -> None:
         lose(
             self._settings,
-            f"{partition} was read up to offset {offset} but ends at {end} now: its topic was made anew",
+            f"{partition} was read up to offset {offset} but ends at {end} now: its topic was recreated",
         )
 
 
 def _matches(subscription: Subscription, topic: str) -> bool:
     if subscription.pattern is None:
         return True
-    # Anywhere in the name, as Spark's Kafka source looks for it.
+    # Anywhere in the name, as in Spark's Kafka source.
     return topic not in INTERNAL_TOPICS and re.search(subscription.pattern, topic) is not None
 
 
@@ -475,7 +477,7 @@ def _names(partitions: Iterable[TopicPartition]) -> str:
 
 def _uncovered(place: Place, partitions: set[TopicPartition]) -> str:
     missing, foreign = partitions - place.values.keys(), place.values.keys() - partitions
-    rule = f"{place.option} must name every partition that is read, and no other"
+    rule = f"{place.option} must list exactly the partitions that are read"
     if missing:
         advice = " (-2 is earliest, -1 is latest)" if place.kind == "offsets" else ""
         return f"{rule}: {_names(missing)} missing{advice}"

@@ -1,12 +1,11 @@
-"""Rows to record batches to brokers, inside one task: what the sink and ``replay`` share.
+"""Send rows as record batches from one task; used by the sink and ``replay``.
 
-A ``Sender`` gathers Arrow batches until there is enough to make good record batches of, puts rows into
-partitions as the Java client would, lets the kernel encode each partition's rows in one call, and hands the
-result to an idempotent producer. No Python object is made per record. ``finish`` returns once every record is
-acknowledged.
+A ``Sender`` gathers Arrow batches until there is enough for good record batches, assigns rows to partitions as the
+Java client would, lets the kernel encode each partition's rows in one call, and passes the result to an idempotent
+producer. No Python object is created per record. ``finish`` returns when every record is acknowledged.
 
-What a newcomer gets wrong: idempotent is not exactly-once. The brokers recognise what the producer itself sends
-again, but a task that Spark runs again is another producer, and what both send is stored twice: at least once.
+Idempotent is not exactly-once: the brokers recognise a producer's own retries, but a task that Spark repeats is
+another producer, and records that both send are stored twice. Delivery is at least once.
 """
 
 from __future__ import annotations
@@ -31,30 +30,30 @@ from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode
 from penstock.wire import BrokerRefused, Client, Producer, TopicInfo, TopicReplaced, UnknownTopic, shared
 
-# What is gathered before it is encoded. Arrow batches from Spark hold some ten thousand rows; cut over many
-# partitions that is little for a record batch, and less for a compressor. It bounds a task's memory too: this, as
-# much again sorted and encoded, and what the producer has in flight.
+# Gathered before encoding. Arrow batches from Spark hold some ten thousand rows; split over many partitions that is
+# little for a record batch, and less for a compressor. It also bounds a task's memory: this, the same again sorted
+# and encoded, and the producer's batches in flight.
 GATHER_BYTES = 8 << 20
-# The largest batch that Kafka's default max.message.bytes takes, with room to spare.
+# Below Kafka's default max.message.bytes, with some room.
 BATCH_BYTES_MAX = 1 << 20
-# Records without a key stay with one partition for so many bytes and then move on to the next: the Java client's
-# way (its batch.size), with a size that suits ours.
+# Records without a key go to one partition for this many bytes and then to the next, like the Java client with its
+# batch.size.
 STRIPE_BYTES = 64 << 10
-# A topic that is not there after so long will not be made: some brokers answer before they have done it.
+# How long to wait for an auto-created topic: some brokers answer before it exists.
 CREATION_S = 3.0
 CREATION_PAUSE_S = 0.1
 CLIENT_ID = "penstock-sink"
-# Those of the Java producer.
+# The Java producer's defaults.
 REQUEST_TIMEOUT_MS = 30_000
 DELIVERY_TIMEOUT_MS = 120_000
-# What "no timestamp" is in a record; the source shows it as a millisecond before 1970.
+# "No timestamp" in a record; the source shows it as a millisecond before 1970.
 NO_TIMESTAMP = -1
 
 Rows = npt.NDArray[np.int64]
 
 
 class RowError(ValueError):
-    """A row cannot become a record. The message says which and why."""
+    """A row cannot become a record. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +71,16 @@ class ProduceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Acknowledged by the brokers, all of it."""
+    """Totals of a task, all acknowledged by the brokers."""
 
     records: int
-    # Of the record batches as sent: compressed, with their headers.
+    # Size of the record batches as sent: compressed, with their headers.
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Lent:
-    """A producer that is one task's for a while, and the topics it has written to."""
+    """A producer lent to one task, and the topics it has written to."""
 
     producer: Producer
     topic_ids: dict[str, bytes]
@@ -89,7 +88,7 @@ class _Lent:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What has to be known of a topic to send to it."""
+    """A topic's metadata for sending."""
 
     topic_id: bytes
     count: int  # of partitions
@@ -98,7 +97,7 @@ class _Target:
 
 
 class Sender:
-    """One task's way to the brokers. Leave the context without ``finish`` and what was sent may be incomplete."""
+    """One task's sender. Leaving the context without ``finish`` may leave the records incomplete."""
 
     def __init__(self, settings: ProduceSettings, topic: str | None = None) -> None:
         """``topic`` wins over a column of that name."""
@@ -113,7 +112,7 @@ class Sender:
         self._targets: dict[str, _Target] = {}
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_bytes = 0
-        # Whose turn it is to get records without a key. Tasks begin at different partitions.
+        # The next partition for records without a key. Tasks start at different partitions.
         self._turn = random.randrange(1 << 16)
         self._lent: _Lent | None = None
         self._records = 0
@@ -129,14 +128,14 @@ class Sender:
         traceback: TracebackType | None,
     ) -> None:
         if self._lent is not None:
-            # What it had in flight is given up after an error, and it with it: no other task may go on with it.
+            # After an error its batches in flight are given up, and no other task may reuse the producer.
             self._lent.producer.__exit__(kind, error, traceback)
             self._lent = None
 
     # What a task does
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Take rows with the columns value and, as they are there, key, headers, topic, partition, timestamp.
+        """Send rows with the column value and, if present, key, headers, topic, partition, timestamp.
 
         Raises:
             RowError: a row cannot become a record.
@@ -151,7 +150,7 @@ class Sender:
                 self._send_gathered()
 
     def finish(self) -> Sent:
-        """Send the rest and wait until all is acknowledged."""
+        """Send the rest and wait until everything is acknowledged."""
         self.flush()
         lent, self._lent = self._lent, None
         if lent is not None:
@@ -229,7 +228,7 @@ class Sender:
         if lent is None:
             lent = self._lent = _take(self._settings, self._client)
         if lent.topic_ids.setdefault(topic, target.topic_id) != target.topic_id:
-            # Made anew since an earlier task: its sequences went on from what is gone.
+            # Recreated since an earlier task: this producer's sequences continue those of the old topic.
             lent.producer.close()
             lent = self._lent = _Lent(
                 Producer(self._client, acks=self._settings.acks), {topic: target.topic_id}
@@ -239,7 +238,7 @@ class Sender:
     # Where records go
 
     def _partitions(self, topic: str, target: _Target, batch: pa.RecordBatch) -> Rows:
-        """A partition for each row: as the row says, else by its key, else by turns."""
+        """A partition for each row: the row's own, else by key, else in turn."""
         chosen = columns.partitions_for(batch.column("key"), target.count)
         if "partition" in batch.schema.names:
             named = batch.column("partition")
@@ -252,7 +251,7 @@ class Sender:
             ends = np.cumsum(sizes[keyless], dtype=np.int64)
             turns = self._turn + ends // STRIPE_BYTES
             partitions[keyless] = target.led[turns % len(target.led)]
-            # What comes next goes elsewhere: many small batches are spread too.
+            # The next rows go to another partition, so that many small batches are spread too.
             self._turn = int(turns[-1]) + 1
         return partitions
 
@@ -261,7 +260,7 @@ class Sender:
         if highest is None:
             return
         if highest >= target.count:
-            # It may have been added since the task began. Keys stay where they were until the next batch.
+            # It may have been added since the task began. Keys keep their partitions until the next batch.
             target = self._target(topic, anew=True)
         if lowest < 0 or highest >= target.count:
             raise RowError(
@@ -290,13 +289,13 @@ class Sender:
         try:
             largest = self._client.topic_configs([topic])[topic].get("max.message.bytes")
         except BrokerRefused:
-            # Who may write need not be allowed to read settings. The leader will say if it is too much.
+            # The right to write does not include reading settings. The leader reports a record that is too large.
             return None
         return None if largest is None else int(largest)
 
 
 def record_bytes(batch: pa.RecordBatch) -> int:
-    """Of keys and values, as a person would count them: before compression, without what goes around them."""
+    """Bytes of keys and values, before compression and without overhead."""
     total = 0
     for name in ("key", "value"):
         total += pc.sum(pc.binary_length(batch.column(name))).as_py() or 0
@@ -305,7 +304,7 @@ def record_bytes(batch: pa.RecordBatch) -> int:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say what to do where the brokers' own word for it is too short."""
+    """Add advice to broker errors that are too terse."""
     try:
         yield
     except BrokerRefused as error:
@@ -317,8 +316,8 @@ def _explained() -> Iterator[None]:
         ) from None
 
 
-# Producers outlive tasks: a worker process is used again, a producer id costs a round trip, and brokers remember
-# each id for a day. One that failed is not kept. Keyed by process, since Spark's workers are forked.
+# Producers outlive tasks: worker processes are reused, a producer id costs a round trip, and brokers remember
+# each id for a day. A failed producer is not kept. Keyed by process, because Spark's workers are forked.
 _idle: dict[tuple[int, ProduceSettings], list[_Lent]] = {}
 
 
@@ -328,7 +327,7 @@ def _take(settings: ProduceSettings, client: Client) -> _Lent:
 
 
 def _topic_info(client: Client, topic: str) -> TopicInfo:
-    """Ask as a producer does: brokers that create topics when they are asked for will create this one."""
+    """Look the topic up as a producer, so that brokers with auto-creation create it."""
     deadline = time.monotonic() + CREATION_S
     while True:
         info = client.topics([topic], create=True).get(topic)
@@ -351,13 +350,13 @@ def _name(topic: pa.StringScalar) -> str:
         # Spark casts any bytes to a string.
         name = topic.as_buffer().to_pybytes()
         raise RowError(
-            f"a row names the topic {name!r}, which is no text: correct the column topic"
+            f"a row has the topic {name!r}, which is not UTF-8: correct the column topic"
         ) from None
     return name
 
 
 def _normalised(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns that are sent, as the kernel wants them: bytes, and milliseconds for time."""
+    """The columns to send, in the kernel's types: bytes, and milliseconds for times."""
     names = set(batch.schema.names)
     value = batch.column("value").cast(pa.binary())
     arrays = {"value": value}
@@ -397,14 +396,14 @@ def _milliseconds(timestamps: pa.Array | None, count: int) -> pa.Array:
         in_ms = timestamps.cast(pa.timestamp("ms", timestamps.type.tz), safe=False).cast(pa.int64())
     earliest = pc.min(in_ms).as_py()
     if earliest is not None and earliest < NO_TIMESTAMP:
-        raise RowError("a row has a timestamp before 1970, which no record can carry")
+        raise RowError("a row has a timestamp before 1970, which a record cannot hold")
     return in_ms.fill_null(now_ms)
 
 
 def _grouped(codes: npt.NDArray[np.integer]) -> tuple[Rows | None, list[tuple[int, int, int]]]:
-    """Rows of the same code side by side, in their old order: (order, [(code, first row, rows)]).
+    """Group rows by code, keeping their order: (order, [(code, first row, rows)]).
 
-    The order is None where the rows lie that way already.
+    The order is None if the rows are grouped already.
     """
     if len(codes) == 0:
         return None, []

@@ -1,4 +1,4 @@
-"""How far a stream is behind its topics, from what Spark reports of a micro-batch."""
+"""A stream's lag behind its topics, from Spark's report of a micro-batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def behind_latest(progress: Any) -> dict[str, float]:
 
 
 def _offsets(reported: Any) -> dict[Any, int]:
-    """The offsets of a source of ours; none of another's, whose reports have another form."""
+    """The offsets of a penstock source; none for another source, whose reports have another form."""
     try:
         return from_json(json.loads(reported) if isinstance(reported, str) else reported).offsets
     except (TypeError, ValueError, AttributeError):

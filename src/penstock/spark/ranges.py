@@ -1,9 +1,9 @@
 """Offsets and ranges of offsets: the arithmetic of planning, with no broker in it.
 
-Offsets travel as ``{TopicPartition: offset}`` here and as Kafka's JSON, ``{"topic": {"0": 123}}``, in Spark's
-checkpoint. An offset is the next one to read, so a range's end is exclusive. It means something in one topic only,
-not in another that got its name later: a ``StreamOffset`` says which topics it is of. What a newcomer gets wrong: a
-range of 100 offsets may hold fewer than 100 records, since compaction and transactions leave gaps.
+Offsets are ``{TopicPartition: offset}`` here and Kafka's JSON, ``{"topic": {"0": 123}}``, in Spark's checkpoint.
+An offset is the next one to read, so a range's end is exclusive. It is valid in one topic only, not in a
+recreated topic of the same name: a ``StreamOffset`` has the topics' ids. A range of 100 offsets may hold fewer
+than 100 records, because compaction and transactions leave gaps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.model import NO_TOPIC_ID, TopicPartition, format_id, parse_id
 Offsets: TypeAlias = dict[TopicPartition, int]
 
 OFFSET_MAX = 2**63 - 1
-# Between a topic's name and its id. No topic has it in its name.
+# Separates a topic's name from its id. Not allowed in topic names.
 ID_SIGN = "@"
 
 
@@ -32,7 +32,7 @@ class OffsetRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many offsets, gaps included."""
+        """The number of offsets, including gaps."""
         return self.end - self.start
 
     @property
@@ -45,10 +45,10 @@ class OffsetRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """Offsets, and which topics they are of: where a stream stands."""
+    """A stream's position: offsets and the ids of their topics."""
 
     offsets: Offsets
-    # By name, of those that are known. Spark's Kafka source does not keep them, nor does a person write them.
+    # By name, where known. Spark's Kafka source does not store ids, and users do not write them.
     topic_ids: dict[str, bytes] = field(default_factory=dict)
 
     def without(self, topics: Iterable[str]) -> Offsets:
@@ -59,10 +59,10 @@ class StreamOffset:
 def to_json(
     offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes] | None = None
 ) -> dict[str, dict[str, int]]:
-    """In the order of topics and partitions: Spark compares offsets by their text.
+    """Sorted by topic and partition, because Spark compares offsets by their text.
 
-    Behind them come the topics' ids, each as a topic without partitions: ``"orders@KkOLcoYySkKAMbbx2U7vCg": {}``.
-    Whoever knows Kafka's JSON alone, as Spark's Kafka source on the same checkpoint, finds no fault in that.
+    The topics' ids follow, each as a topic without partitions: ``"orders@KkOLcoYySkKAMbbx2U7vCg": {}``. Readers of
+    Kafka's plain JSON, such as Spark's Kafka source on the same checkpoint, accept that.
     """
     nested: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
@@ -75,7 +75,7 @@ def to_json(
 
 
 def from_json(nested: Mapping[str, Mapping[str, int]]) -> StreamOffset:
-    """What ``to_json`` wrote, with or without ids. Raises ValueError for anything of another shape."""
+    """Parse the output of ``to_json``, with or without ids. Raises ValueError."""
     if not isinstance(nested, Mapping):
         raise ValueError(f"offsets must be a JSON object of topics, not {nested!r}")
     offsets: Offsets = {}
@@ -100,16 +100,16 @@ def from_json(nested: Mapping[str, Mapping[str, int]]) -> StreamOffset:
 def split(
     ranges: Iterable[OffsetRange], *, partitions_min: int | None = None, records_max: int | None = None
 ) -> list[OffsetRange]:
-    """Cut ranges into what one task reads: none above ``records_max``, at least ``partitions_min`` in all.
+    """Split ranges for tasks: none larger than ``records_max``, at least ``partitions_min`` in total.
 
-    Empty ranges are left out. Pieces of one range differ by at most one offset, and stay in order.
+    Empty ranges are left out. Pieces of one range differ in size by at most one offset and stay in order.
     """
     whole = [each for each in ranges if each.size > 0]
     pieces = [1 if records_max is None else ceil(each.size / records_max) for each in whole]
     wanted = 0 if partitions_min is None else min(partitions_min, sum(each.size for each in whole))
     missing = wanted - sum(pieces)
     if missing > 0:
-        # Whoever has the largest pieces is cut once more, until there are enough.
+        # Split the range with the largest pieces once more, until there are enough.
         largest = [(-each.size / count, index) for index, (each, count) in enumerate(zip(whole, pieces))]
         heapq.heapify(largest)
         for _ in range(missing):
@@ -120,9 +120,9 @@ def split(
 
 
 def share(backlog: Mapping[TopicPartition, int], limit: int) -> Offsets:
-    """How much of each partition's backlog fits into ``limit``, each in proportion to what it has.
+    """How much of each partition's backlog fits into ``limit``, in proportion to the backlogs.
 
-    As Spark's Kafka source: whoever has anything moves on by at least one, so that none starves.
+    As in Spark's Kafka source every partition with a backlog gets at least one, so that none starves.
     """
     total = sum(amount for amount in backlog.values() if amount > 0)
     shares: Offsets = {}

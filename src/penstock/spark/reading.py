@@ -1,9 +1,9 @@
-"""Reading one range of offsets of one partition as Arrow batches: what a task does.
+"""Read one range of offsets of one partition as Arrow batches, in a task.
 
-Everybody who reads records reads them here: the source's tasks, the archive, replay. Raw batches come from the
-partition's leader (``penstock.wire`` finds a new one when it dies), one kernel call turns each answer into columns,
-and the columns are sliced, never copied. What a newcomer gets wrong: offsets have gaps. A range is done when the
-log has been read up to its end, not when so many records have come.
+All readers use this: the source's tasks, the archive, replay. Raw batches come from the partition's leader
+(``penstock.wire`` finds a new leader when it dies), one kernel call turns each response into columns, and the
+columns are sliced, never copied. Offsets have gaps: a range is done when the log has been read up to its end, not
+when a number of records has arrived.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from penstock.wire import Client, OffsetOutOfRange, TopicReplaced, UnknownTopic,
 
 CLIENT_ID = "penstock-spark"
 REQUEST_TIMEOUT_MS = 30_000
-# How long one task looks for a leader before it fails; Spark then tries the task again elsewhere.
+# How long one task looks for a leader before it fails; Spark then retries the task elsewhere.
 DEADLINE_MS = 120_000
-# A topic or partition that the brokers do not show for so long is gone: one that has just started may be behind.
+# A topic or partition missing for this long is gone; for a shorter time a just started broker may be behind.
 GONE_AFTER_S = 10.0
 # Large enough that decoding outweighs the round trip, small enough for many tasks on one machine.
 FETCH_BYTES_MAX = 8 * 2**20
-# The JVM takes a batch at a time; fewer rows cost it more per row, many more leave its caches.
+# Rows per batch for the JVM: fewer cost more per row, many more do not fit its caches.
 ROWS_MAX = 16_384
-# So much freed memory stays with a process that reads.
+# Freed memory that a reading process keeps.
 KEPT_BYTES = 24 * 2**20
-# Of one batch, about: the JVM holds it in one piece, for every task. Only large records reach it.
+# Approximate limit of one batch: the JVM holds it in one piece, for every task. Only large records reach it.
 BATCH_BYTES_MAX = 32 * 2**20
 
 _log = logging.getLogger("penstock.spark")
@@ -55,7 +55,7 @@ class ReadSettings:
     fetch_bytes_max: int = FETCH_BYTES_MAX
 
     def client(self) -> Client:
-        """The one of this process: Spark's workers are used again, and so are their connections."""
+        """This process's shared client: Spark reuses its workers, and so their connections."""
         return shared(
             self.bootstrap,
             client_id=self.client_id,
@@ -85,13 +85,13 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """All records of a range, in order, in batches of at most ``rows_max`` rows.
 
-    With a ``topic_id`` only of the topic that has it; in one that was made anew under its name the offsets mean
-    other records.
+    With a ``topic_id`` only that topic is read; in a recreated topic of the same name the offsets are other
+    records.
 
     Raises:
         DataLossError: a part of the range is gone (retention, deletion) and ``fail_on_data_loss`` is on.
         WireError: no leader answered within ``deadline_ms``.
-        CorruptBatch: what was stored is damaged.
+        CorruptBatch: a stored batch is damaged.
     """
     _settle_process()
     client = settings.client()
@@ -110,7 +110,7 @@ def read(
             )
             for answer in answers:
                 unknown_until, topic_id = None, answer.topic_id
-                # One answer may unfold to more than the kernel decodes in one call.
+                # One response may decompress to more than the kernel decodes in one call.
                 while position < offset_range.end:
                     columns = decode(
                         answer.records,
@@ -123,7 +123,7 @@ def read(
                         break
                     position = columns.next_offset
                     yield from shape.batches(columns)
-                del answer  # its buffer is for the answer after the next
+                del answer  # frees its buffer for a later response
         except CorruptBatch as error:
             raise CorruptBatch(f"{offset_range.topic_partition}: {error}") from error
         except OffsetOutOfRange as error:
@@ -140,11 +140,11 @@ def read(
                 lose(
                     settings,
                     f"records [{position}, {offset_range.end}) of {offset_range.topic_partition} are gone: the "
-                    f"log ends at {error.high_watermark}, so the topic was made anew or lost what it had",
+                    f"log ends at {error.high_watermark}, so the topic was recreated or lost records",
                 )
                 return
         except TopicReplaced:
-            lose(settings, f"{offset_range.topic_partition} is gone: its topic was deleted and made anew")
+            lose(settings, f"{offset_range.topic_partition} is gone: its topic was deleted and recreated")
             return
         except UnknownTopic:
             now = time.monotonic()
@@ -158,30 +158,31 @@ def read(
 
 @cache
 def _settle_process() -> None:
-    """Spare a worker, once, what it would pay for in every task.
+    """Tune a worker process once, to make every task cheaper.
 
-    glibc gives freed memory back to the system at once, so that every answer would be decompressed into pages that
-    must be faulted in anew, a third of a task's time; having seen a block of this size freed, it keeps as much. And
-    Spark collects garbage behind each task, which is quick when it need not look at all that was ever imported.
+    glibc returns freed memory to the system at once, so every response would be decompressed into new pages, and
+    page faults take a third of a task's time; once it has freed a block of this size, it keeps as much. And Spark
+    collects garbage after each task, which is fast when imported objects are frozen.
     """
-    np.empty(KEPT_BYTES, np.uint8)  # untouched, unlike a bytearray
+    np.empty(KEPT_BYTES, np.uint8)  # not written to, unlike a bytearray
     gc.freeze()
 
 
 def lose(settings: ReadSettings, what: str, way_on: str = "on without them") -> None:
-    """Say that records are gone: an error if the user wants one, otherwise a line in the log."""
+    """Report lost records: an error with failOnDataLoss, otherwise a warning in the log."""
     if settings.fail_on_data_loss:
         raise DataLossError(f"{what}. To read {way_on} set failOnDataLoss to false.")
     _log.warning("%s. Reading %s, as failOnDataLoss is false.", what, way_on)
 
 
 class _Shape:
-    """Makes record batches of columns; what is the same in every row is made once and sliced."""
+    """Builds record batches from columns; constant columns are built once and sliced."""
 
     def __init__(self, settings: ReadSettings, offset_range: OffsetRange) -> None:
         self._rows_max = settings.rows_max
         self._schema = schema(settings.headers)
-        # Made of buffers: pa.scalar and pa.array import pandas, which costs a new worker more than its first task.
+        # Built from buffers: pa.scalar and pa.array import pandas, which costs a new worker more than its first
+        # task.
         topic, rows = offset_range.topic.encode(), self._rows_max
         ends = np.arange(0, len(topic) * (rows + 1), len(topic), dtype=np.int32)
         self._topic = pa.Array.from_buffers(

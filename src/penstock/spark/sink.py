@@ -1,13 +1,13 @@
 """``format("penstock")`` as a sink, batch and streaming: options, columns, and the writers Spark calls.
 
-Options and columns are those of Spark's Kafka sink, and a few of ours: ``includeTimestamp``, which sends the column
-``timestamp``, and the short name ``compression``. The sink is at-least-once: a task that fails, or a micro-batch
-that is run again after a restart, sends its records again. Nothing is lost: a task succeeds only when the brokers
-have acknowledged all.
+Options and columns are those of Spark's Kafka sink, and a few of ours: ``includeTimestamp``, which sends the
+column ``timestamp``, and the short name ``compression``. The sink is at-least-once: a failed task, or a
+micro-batch repeated after a restart, sends its records again. Nothing is lost: a task succeeds only when the
+brokers have acknowledged all its records.
 
-What a newcomer gets wrong: Spark makes writers on the driver, twice per micro-batch, and pickles them into
-tasks, so making one opens nothing. ``write`` runs in the tasks; ``commit`` and ``abort`` run on the driver and
-have nothing to do here. There a sink with transactions would end them: ``write`` would return the open one.
+Spark creates writers on the driver, twice per micro-batch, and pickles them into tasks, so creating one opens
+nothing. ``write`` runs in the tasks; ``commit`` and ``abort`` run on the driver and do nothing here. A
+transactional sink would end its transactions there: ``write`` would return the open transaction.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ NAMES = Names(
         "kafka.delivery.timeout.ms",
         "kafka.security.protocol",
     ),
-    # They tune how long the Java producer waits for more records, how much it keeps and how it tries again. A task
-    # knows its rows, gathers a fixed amount, and tries again until kafka.delivery.timeout.ms, in order.
+    # They tune the Java producer's lingering, buffering and retries. A task knows its rows, gathers a fixed
+    # amount, and retries in order until kafka.delivery.timeout.ms.
     without_effect=(
         *OF_JAVA_CLIENTS,
-        "checkpointLocation",  # this and the next are Spark's own, handed on with the others
+        "checkpointLocation",  # this and the next are Spark's own options
         "queryName",
         "kafka.linger.ms",
         "kafka.buffer.memory",
         "kafka.max.block.ms",
         "kafka.max.request.size",  # the topic's max.message.bytes decides
         "kafka.max.in.flight.requests.per.connection",
-        "kafka.enable.idempotence",  # it always is
+        "kafka.enable.idempotence",  # always on
         "kafka.retries",
         "kafka.metadata.max.idle.ms",
         "kafka.partitioner.adaptive.partitioning.enable",
@@ -89,20 +89,20 @@ NAMES = Names(
     refused={
         "kafka.transactional.id": "this sink is at-least-once; transactions are not supported so far",
         "kafka.transaction.timeout.ms": "this sink is at-least-once; transactions are not supported so far",
-        "kafka.key.serializer": "keys are sent as they are; cast the column to string or binary",
-        "kafka.value.serializer": "values are sent as they are; cast the column to string or binary",
+        "kafka.key.serializer": "keys are sent unchanged; cast the column to string or binary",
+        "kafka.value.serializer": "values are sent unchanged; cast the column to string or binary",
         "kafka.partitioner.class": "Java classes cannot run here; compute a column partition instead",
-        "kafka.partitioner.ignore.keys": "leave the column key out, or compute a column partition",
+        "kafka.partitioner.ignore.keys": "omit the column key, or compute a column partition",
         "kafka.interceptor.classes": "Java classes cannot run here",
         "path": "name the topic with the option topic or a column topic, and save() without a path",
-        "subscribe": "it says what to read; say where to write with the option topic or a column topic",
+        "subscribe": "it is for reading; choose where to write with the option topic or a column topic",
     },
 )
 
 Value = TypeVar("Value")
 
 _CODECS = {codec.name.lower(): codec for codec in Codec}
-# Not 0: who does not wait for answers cannot say that a task has succeeded.
+# Not 0: without acknowledgements a task cannot know that it has succeeded.
 _ACKS = {"all": -1, "-1": -1, "1": 1}
 
 
@@ -111,13 +111,13 @@ class SinkOptions:
     produce: ProduceSettings
     topic: str | None = None
     headers: bool = True
-    # Off unless asked for, as in Spark's Kafka sink: records copied from another topic would keep their old times,
+    # Off by default, as in Spark's Kafka sink: records copied from another topic would keep their old timestamps,
     # and retention would delete them at once.
     timestamps: bool = False
 
     @property
     def unsent(self) -> list[str]:
-        """Columns that would be sent if the options did not say otherwise."""
+        """Columns that the options exclude from being sent."""
         return [
             name
             for name, is_sent in (("headers", self.headers), ("timestamp", self.timestamps))
@@ -153,7 +153,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """Raises SparkOptionError: one line about the first thing that is wrong."""
+    """Raises SparkOptionError for the first error."""
     if overwrite:
         raise SparkOptionError("a topic cannot be overwritten: use mode append, or delete the topic first")
     parsed = parse(options)
@@ -162,10 +162,10 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """Raises SparkOptionError: one line about the first thing that is wrong.
+    """Raises SparkOptionError for the first error.
 
-    ``overwrite`` is Spark's word for output mode complete: every micro-batch sends the whole result again, as
-    with Spark's Kafka sink.
+    ``overwrite`` means output mode complete: every micro-batch sends the whole result again, as with Spark's Kafka
+    sink.
     """
     parsed = parse(options)
     check_columns(schema, parsed)
@@ -183,11 +183,11 @@ def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
 
 
 def parse(options: Mapping[str, str]) -> SinkOptions:
-    """Raises SparkOptionError: one line about the first thing that is wrong."""
+    """Raises SparkOptionError for the first error."""
     values = OptionValues(options, NAMES)
     topic = values.get("topic")
     if topic == "":
-        raise SparkOptionError("option topic is empty; name a topic, or leave it out and give a column topic")
+        raise SparkOptionError("option topic is empty; give a topic, or omit it and add a column topic")
     produce = ProduceSettings(
         bootstrap=values.bootstrap(),
         acks=_choice(values, ("kafka.acks", "acks"), _ACKS, -1),
@@ -210,7 +210,7 @@ def _choice(
     said = {name: values[name] for name in names if name in values}
     for name, text in said.items():
         if text.lower() not in choices:
-            raise SparkOptionError(f"{name} is one of {', '.join(choices)}, not {text!r}")
+            raise SparkOptionError(f"{name} must be one of {', '.join(choices)}, not {text!r}")
     if len({text.lower() for text in said.values()}) > 1:
         raise SparkOptionError(f"{names[0]} and {names[1]} differ; give one of them")
     return choices[next(iter(said.values())).lower()] if said else default
@@ -220,14 +220,14 @@ def _choice(
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
-    """Other columns than these are let through and not sent, as in Spark's Kafka sink: ``offset``, for one."""
+    """Check the columns to send. Others, such as ``offset``, are ignored, as in Spark's Kafka sink."""
     fields = {field.name: field.dataType for field in schema.fields}
     if len(fields) < len(schema.fields):
         twice = next(name for name in fields if schema.fieldNames().count(name) > 1)
-        raise SparkOptionError(f"column {twice} is there twice; select it once")
+        raise SparkOptionError(f"there are two columns {twice}; select it once")
     if "value" not in fields:
         raise SparkOptionError(
-            f"no column value, which holds what is sent; found {', '.join(fields) or 'no columns'}. "
+            f"there is no column value, which is what is sent; found {', '.join(fields) or 'no columns'}. "
             'Name one with .selectExpr("... AS value")'
         )
     if options.topic is None and "topic" not in fields:

@@ -1,13 +1,13 @@
 """``format("penstock")``: topics as Spark tables and streams, on Spark's Python Data Source API.
 
-Spark makes these objects several times, pickles them to and fro, and runs them in processes of their own:
-planning in one on the driver (for a stream it lives as long as the query), each task in a worker. So constructors
-only parse, and connections come from ``ReadSettings.client``, one per process.
+Spark creates these objects several times, pickles them, and runs them in separate processes: planning in one on the
+driver (for a stream it lives as long as the query), each task in a worker. So constructors only parse, and
+connections come from ``ReadSettings.client``, one per process.
 
-What a newcomer gets wrong: a micro-batch is *done* only when Spark asks ``latestOffset`` to go on from its end.
-``commit`` comes later than that, and never after the last batch of an AvailableNow trigger; so it is there that
-progress is mirrored into ``groupId``. And Spark keeps only where micro-batches end: to repeat the first one after a
-crash it asks once more where the stream begins. Where that may be another place by then, the first one is empty.
+Two surprises. A micro-batch is *done* only when Spark calls ``latestOffset`` with its end; ``commit`` comes
+later, and never after the last batch of an AvailableNow trigger. So ``latestOffset`` mirrors progress into
+``groupId``. And Spark stores only the ends of micro-batches: to repeat the first one after a crash it asks again
+where the stream begins. If that may have moved, the first micro-batch is empty.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from penstock.wire import BrokerRefused, WireError
 
 _log = logging.getLogger("penstock.spark")
 
-# A coordinator that is away must not hold up the stream.
+# An unreachable coordinator must not delay the stream.
 MIRROR_DEADLINE_MS = 5_000
 MIRROR_PAUSE_S = 30.0
 
@@ -77,14 +77,14 @@ HEADERS = StructField(
 
 
 class PenstockDataSource(DataSource):
-    """What ``register`` gives to Spark."""
+    """The data source that ``register`` registers with Spark."""
 
     @classmethod
     def name(cls) -> str:
         return "penstock"
 
     def schema(self) -> StructType:
-        """Asked for by ``load()``, which is when a wrong option should be told. Writes never ask."""
+        """Called by ``load()``, which should report a wrong option. Writes never call it."""
         return _columns(check(self.options).read.headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -109,7 +109,7 @@ class PenstockDataSource(DataSource):
 
 
 class RangePartition(InputPartition):
-    """What one task reads, and of which topic: its name may be another's when the task begins."""
+    """A task's range and its topic's id: the name may belong to another topic when the task begins."""
 
     def __init__(self, offset_range: OffsetRange, topic_id: bytes) -> None:
         super().__init__((*offset_range, topic_id))
@@ -137,19 +137,19 @@ class PenstockReader(DataSourceReader):
 
 
 class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """On the driver it plans, for as long as the query runs; in a task only ``read`` is called."""
+    """On the driver it plans for as long as the query runs; in a task only ``read`` is called."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._planning: Planner | None = None
-        # Where a new stream begins at a place that moves, until its first micro-batch is planned.
+        # Where a new stream begins if that position moves, until its first micro-batch is planned.
         self._beginning: dict[str, Any] | None = None
-        # The end of an AvailableNow run, decided when it begins.
+        # The end of an AvailableNow run, fixed at its start.
         self._until: StreamOffset | None = None
-        # As of the last look at the brokers.
+        # From the last query of the brokers.
         self._available: Available | None = None
         self._batch_planned_at = time.monotonic()
-        # Up to where the group was told.
+        # What was last committed to the group.
         self._mirrored: StreamOffset | None = None
         self._mirror_not_before = 0.0
 
@@ -164,7 +164,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return beginning
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Spark passes on one limit only; ``latestOffset`` applies all that the options name."""
+        """Spark passes on only one limit; ``latestOffset`` applies all limits of the options."""
         options = self._options
         if options.offsets_max is not None:
             return ReadMaxRows(options.offsets_max)
@@ -175,7 +175,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        # Spark does so also before it repeats an unfinished batch: complaining here would make that fail for ever.
+        # Spark also calls this before it repeats an unfinished batch: an error here would make that fail forever.
         self._until = self._planner().reach()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return to_json(available.ends, available.topic_ids)
         if self._is_too_little(available):
             named = planner.named(stands_at)
-            # The same text, if nothing is new: to Spark another would be another offset, and a batch.
+            # The same text if nothing is new: Spark takes another text for a new offset and starts a batch.
             return start if named == stands_at else to_json(named.offsets, named.topic_ids)
         self._batch_planned_at = time.monotonic()
         return to_json(planner.limited(available), available.topic_ids)
@@ -200,11 +200,11 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if self._is_beginning(start):
-            return []  # the first one once more: it ends where the stream began then
+            return []  # the first batch again: it ends where the stream began then
         log_starts = None if self._available is None else self._available.log_starts
         planner, ends_at = self._planner(), from_json(end)
         ranges = planner.ranges(from_json(start), ends_at, log_starts)
-        # Planned for the topics that the brokers showed then. There may be others of these names by now.
+        # Planned for the topics as they were then. They may have been recreated since.
         topic_ids = planner.topic_ids | ends_at.topic_ids
         return [RangePartition(each, topic_ids[each.topic]) for each in ranges]
 
@@ -224,12 +224,12 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planning
 
     def _is_beginning(self, start: dict[str, Any]) -> bool:
-        """Whether the first micro-batch of all is being planned. Says so once."""
+        """Whether the very first micro-batch is being planned. True only once."""
         is_first, self._beginning = start == self._beginning, None
         return is_first
 
     def _is_too_little(self, available: Available) -> bool:
-        """Whether minOffsetsPerTrigger lets this trigger pass. What AvailableNow found it reads in any case."""
+        """Whether minOffsetsPerTrigger skips this trigger. AvailableNow reads everything in any case."""
         smallest = self._options.offsets_min
         if smallest is None or self._until is not None:
             return False
@@ -243,7 +243,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         told = self._mirrored or StreamOffset({})
         changed = {topic for topic, each in done.topic_ids.items() if told.topic_ids.get(topic) != each}
         unmoved = {at for at, offset in told.without(changed).items() if done.offsets.get(at) == offset}
-        # In a topic that is gone, or got the name of one that was read, the group stands nowhere.
+        # No offsets are committed for a topic that is gone or was recreated.
         there = self._planner().present(done)
         moved = {at: offset for at, offset in there.items() if at not in unmoved}
         try:
@@ -251,9 +251,9 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except WireError as error:
             if self._mirrored is None and isinstance(error, BrokerRefused):
                 raise SparkOptionError(
-                    f"groupId {group} cannot take this stream's progress: {error}"
+                    f"cannot commit this stream's progress to groupId {group}: {error}"
                 ) from None
-            # Lag tools see an old position for a while; that is no reason to stop a stream, or to slow it down.
+            # Lag tools see an old position for a while, which must not stop the stream or slow it down.
             self._mirror_not_before = time.monotonic() + MIRROR_PAUSE_S
             _log.warning("progress was not mirrored into group %s: %s", group, error)
             return
@@ -262,7 +262,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, RangePartition):
-        return iter(())  # Spark's own placeholder for a plan without partitions
+        return iter(())  # Spark's placeholder for a plan without partitions
     return read(options.read, partition.offset_range, partition.topic_id)
 
 
@@ -273,5 +273,5 @@ def _columns(headers: bool) -> StructType:
 def _check_schema(schema: StructType, ours: StructType) -> None:
     if [(each.name, each.dataType) for each in schema] != [(each.name, each.dataType) for each in ours]:
         raise SparkOptionError(
-            f"the columns of a topic are {', '.join(ours.names)}; leave out .schema(...) and cast what you need"
+            f"the columns of a topic are {', '.join(ours.names)}; omit .schema(...) and cast the columns"
         )
