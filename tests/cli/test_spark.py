@@ -122,7 +122,10 @@ def test_replay(kafka: Penstock, spark: Any, orders: str, unique: Callable[[str]
     held = kafka("topics", "describe", target, "--json").json
     assert sum(each["end"] for each in held["partitions"]) == 3
     assert "has no partition 7" in kafka("spark", "replay", orders, target, "--partition", "7", code=2).err
-    assert "--from: 'noon'" in kafka("spark", "replay", orders, target, "--from", "noon", code=2).err
+    assert (
+        "--from: not a position: 'noon'"
+        in kafka("spark", "replay", orders, target, "--from", "noon", code=2).err
+    )
     assert "pass --into-itself" in kafka("spark", "replay", orders, orders, code=2).err
     assert "pass --create" in kafka("spark", "replay", orders, unique("missing"), code=2).err
     assert "run_id is empty" in kafka("spark", "replay", orders, target, "--run-id", "", code=2).err
@@ -202,7 +205,7 @@ def test_missing_libraries_are_named(kafka: Penstock, orders: str, monkeypatch: 
     [
         ('openjdk version "11.0.2" 2019-01-15', "is Java 11"),
         ('java version "1.8.0_391"', "is Java 8"),
-        (None, "none"),
+        (None, "has no Java"),
     ],
 )
 def test_java_that_is_missing_or_too_old_is_told(
