@@ -19,14 +19,14 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Made from the code by `docs/generate.py`. Names, defaults and meanings are Kafka's unless said otherwise.",
-        "Set a broker's with `penstock serve --set name=value` or in a TOML file (`--config`), a topic's with",
-        "`penstock topics create --config name=value` or `penstock configs set`.",
+        "Generated from the code by `docs/generate.py`. Names, defaults and meanings are Kafka's unless noted.",
+        "Set a broker's settings with `penstock serve --set name=value` or in a TOML file (`--config`), a topic's",
+        "with `penstock topics create --config name=value` or `penstock configs set`.",
         "",
-        "`min.insync.replicas` is one setting of the whole cluster: when a second broker registers it becomes what",
-        "was given at start, and with the third, if nobody has said anything, 2. From then on it can be changed",
+        "`min.insync.replicas` is one setting for the whole cluster: when a second broker registers it is set to",
+        "the value given at start, and with the third, if none was given, to 2. From then on it can be changed",
         "but not removed. Settings of the cluster (sessions, quorum, rebalancing) should be the same on every",
-        "node: any may become the controller.",
+        "node, because any node may become the controller.",
         "",
         "## Of topics",
         "",
@@ -47,7 +47,7 @@ def settings_page() -> str:
         dynamic = "can be changed" if setting.is_dynamic else ""
         lines.append(f"| `{setting.name}` | {_default(setting)} | {dynamic} | {documentation(setting)} |")
     lines += ["", "## Accepted without effect", ""]
-    lines += ["Known from Kafka and of no meaning here; setting one logs a warning.", ""]
+    lines += ["Kafka settings that have no effect here; setting one logs a warning.", ""]
     for setting in sorted({**BROKER, **TOPIC}.values(), key=lambda one: one.name):
         if setting.status is Status.WITHOUT_MEANING:
             lines.append(f"- `{setting.name}`: {setting.reason}.")
@@ -66,7 +66,7 @@ def protocol_page() -> str:
     lines = [
         "# The Kafka protocol, as served",
         "",
-        "Made from the code by `docs/generate.py`.",
+        "Generated from the code by `docs/generate.py`.",
         "",
         "## To clients",
         "",

@@ -172,9 +172,9 @@ def test_values_become_columns_and_a_bad_one_stops_nothing(
     assert [row["id"] for row in rows] == [1, None, None, None]
     assert [row["error"] is None for row in rows] == [True, False, False, True]
     assert [row["value"] for row in rows] == [b'{"id": 1}', b"\xff\xfe", b'{"id": "no"}', None]
-    with pytest.raises(SparkOptionError, match=r"was made with value_schema .id bigint.*, not without"):
+    with pytest.raises(SparkOptionError, match=r"was created with value_schema .id bigint.*, not without"):
         archive_it(headers=False)
-    with pytest.raises(SparkOptionError, match="was made without headers, not with headers"):
+    with pytest.raises(SparkOptionError, match="was created without headers, not with headers"):
         archive_it(value_schema="id BIGINT, at TIMESTAMP")
 
 
@@ -361,7 +361,7 @@ def test_files_that_no_table_lists_are_refused_and_not_deleted(
     archive(spark, bootstrap, topic, location)
     (location / "_penstock").rename(tmp_path / "manifests")
     for format in FORMATS:
-        with pytest.raises(SparkOptionError, match=f"holds files of an archive, but no {format} table"):
+        with pytest.raises(SparkOptionError, match=f"has files of an archive, but no {format} table"):
             archive(spark, bootstrap, topic, location, format=format)
     (tmp_path / "manifests").rename(location / "_penstock")
     (values,) = archived(location).values()
@@ -437,7 +437,7 @@ def test_a_worker_that_fails_again_and_again_is_told_in_one_line(
     day = (location / file.path).parent
     day.rename(day.with_name("elsewhere"))
     day.write_text("a file where a directory should be")
-    with pytest.raises(ArchiveFailed, match=rf"{topic}-0 \[10, 20\): .*stays") as told:
+    with pytest.raises(ArchiveFailed, match=rf"{topic}-0 \[10, 20\): .*are kept") as told:
         archive_it()
     assert "\n" not in str(told.value)
     day.unlink()

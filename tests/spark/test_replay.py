@@ -264,7 +264,9 @@ def test_a_replay_whose_tasks_die_can_be_gone_on_with(
     target = unique("target")
     client.create_topic(target, partitions=3)
 
-    with pytest.raises(ReplayFailed, match=r"after 0 records.*: executor lost. Go on with run_id") as caught:
+    with pytest.raises(
+        ReplayFailed, match=r"after 0 records.*: executor lost. Continue with run_id"
+    ) as caught:
         replay(DyingSpark(), bootstrap, source, target)  # type: ignore[arg-type]
     assert replay(spark, bootstrap, source, target, run_id=caught.value.result.run_id).records == 90
 
@@ -406,7 +408,7 @@ def test_what_makes_no_sense_is_refused_with_advice(
     narrow = unique("target")
     client.create_topic(narrow, partitions=2)
 
-    assert "say into_itself=True" in refusal(spark, bootstrap, source, source)
+    assert "pass into_itself=True" in refusal(spark, bootstrap, source, source)
     assert "keep_partitions=False" in refusal(spark, bootstrap, source, narrow)
     assert "create_target=True" in refusal(spark, bootstrap, source, unique("missing"))
     assert "does not exist" in refusal(spark, bootstrap, unique("missing"), narrow)

@@ -251,7 +251,7 @@ def test_a_run_that_others_have_overtaken_by_far_has_lost(tmp_path: Path) -> Non
     """Its number is free again, because old versions are pruned; and yet it is not the newest."""
     for number in (1, 2, 3, 4):
         Versions(tmp_path).commit(written(tmp_path, number))
-    with pytest.raises(SnapshotConflict, match="another run has made version 2"):
+    with pytest.raises(SnapshotConflict, match="another run has committed version 2"):
         Versions(tmp_path).commit(written(tmp_path, 2, "bbbbbb"))
     newest = Versions(tmp_path).load()
     assert newest is not None and newest.number == 4
@@ -273,7 +273,7 @@ def test_of_two_runs_that_commit_at_once_one_wins(tmp_path: Path) -> None:
     Versions(tmp_path).commit(winner)
     # It has tidied up: what the other has written is gone already, as is what would become its manifest.
     assert not (tmp_path / loser.directory).exists()
-    with pytest.raises(SnapshotConflict, match="another run has made version 2"):
+    with pytest.raises(SnapshotConflict, match="another run has committed version 2"):
         Versions(tmp_path).commit(written(tmp_path, 2, "cccccc"))
     newest = Versions(tmp_path).load()
     assert newest is not None and newest.directory == winner.directory

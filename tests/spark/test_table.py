@@ -173,7 +173,7 @@ def test_a_topic_that_was_made_again_shows_only_its_new_records(
     topics.send(topic, numbered(0, 10))
     archive(spark, bootstrap, topic, tmp_path)
     topics.delete(topic)
-    with pytest.raises(DataLossError, match="not there any more"):
+    with pytest.raises(DataLossError, match="is deleted"):
         table(spark, bootstrap, topic, tmp_path)
     assert values(table(spark, bootstrap, topic, tmp_path, fail_on_data_loss=False)) == numbered(0, 10)
     topics.create(topic, 1)
@@ -218,7 +218,7 @@ def test_a_mistake_is_told_in_one_line(
         table(spark, bootstrap, topic, tmp_path)
     archive(spark, bootstrap, topic, tmp_path)
     other = topics.create(unique("other"), 1)
-    with pytest.raises(SparkOptionError, match=rf"holds {topic}, and not {other}"):
+    with pytest.raises(SparkOptionError, match=rf"has {topic}, but not {other}"):
         table(spark, bootstrap, other, tmp_path)
     with pytest.raises(SparkOptionError, match="holds a table of format parquet"):
         table(spark, bootstrap, topic, tmp_path, format="delta")

@@ -1,4 +1,4 @@
-"""Values of Spark's rows as people and programs read them: cells of a table, and JSON."""
+"""Format Spark rows as table cells and as JSON."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from penstock.cli.output import bytes_text, show_table
 
-# Cells of records are shown to so many characters.
+# Longer cells are cut.
 CELL_CHARACTERS_MAX = 60
 
 
 def show_rows(columns: Iterable[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A job's table: headings as elsewhere, amounts of bytes and times as people read them."""
+    """Show a job's table, with readable byte counts and times."""
     names = list(columns)
     shown = [
         [
@@ -33,19 +33,19 @@ def speed_text(records: int, seconds: float) -> str:
 
 
 def cell(value: Any) -> str | int | None:
-    """A value in a table: one line, not too long."""
+    """A value as one short line."""
     told = plain(value)
     if told is None or (isinstance(told, int) and not isinstance(told, bool)):
         return told
     if isinstance(told, float):
-        return str(told)  # with all its digits
+        return str(told)  # all digits
     text = told if isinstance(told, str) else json.dumps(told, ensure_ascii=False)
     text = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
     return text if len(text) <= CELL_CHARACTERS_MAX else f"{text[: CELL_CHARACTERS_MAX - 1]}…"
 
 
 def column_values(column: Any) -> list[Any]:
-    """An Arrow column as Python's values."""
+    """An Arrow column as Python values."""
     try:
         return list(column.to_pylist())
     except OverflowError:
@@ -53,16 +53,16 @@ def column_values(column: Any) -> list[Any]:
 
 
 def _value(scalar: Any) -> Any:
-    """Records may be of times that Python's calendar has not: these are told as the numbers they are."""
+    """One value; a time outside Python's calendar is shown as a number."""
     try:
         return scalar.as_py()
     except OverflowError:
-        number = getattr(scalar, "value", None)  # None of what only holds such a time
+        number = getattr(scalar, "value", None)  # None for a nested value that contains such a time
         return "outside of the calendar" if number is None else f"{number} {scalar.type}"
 
 
 def plain(value: Any) -> Any:
-    """A value of a row as JSON has it; bytes as text, with what is not UTF-8 escaped."""
+    """A value as JSON can hold it; bytes as text, escaped where they are not UTF-8."""
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode(errors="backslashreplace")
     if isinstance(value, datetime):

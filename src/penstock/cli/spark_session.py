@@ -48,9 +48,9 @@ _LOGGED = re.compile(
 # Jobs' errors name function parameters; the command line shows the matching options.
 _OPTIONS = (
     (re.compile(r"set (?:fail_on_data_loss|failOnDataLoss) to false"), "pass --allow-data-loss"),
-    (re.compile(r"say create_target=True"), "pass --create"),
-    (re.compile(r"say into_itself=True"), "pass --into-itself"),
-    (re.compile(r"say keep_partitions=False"), "pass --by-key"),
+    (re.compile(r"pass create_target=True"), "pass --create"),
+    (re.compile(r"pass into_itself=True"), "pass --into-itself"),
+    (re.compile(r"pass keep_partitions=False"), "pass --by-key"),
     (re.compile(r"run_id='(.*)'"), r"--run-id '\1'"),
     (re.compile(r"start again with full"), "start again with --full"),
     (re.compile(r"\(by_date\)"), "(--by-date)"),

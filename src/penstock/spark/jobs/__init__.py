@@ -1,7 +1,7 @@
 """Ready jobs on topics, each a function here and a command ``penstock spark JOB``.
 
-A module has the name of its function, so ``penstock.spark.jobs.archive`` is the function as soon as this package is
-imported; names inside a module are had by ``from penstock.spark.jobs.archive import ArchiveResult``.
+Each module has the name of its function, so ``penstock.spark.jobs.archive`` is the function once this package is
+imported. Import other names with ``from penstock.spark.jobs.archive import ArchiveResult``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Topics into a table of files that outlives them: ``penstock.spark.jobs.archive``.
+"""Archive topics in a table of files: ``penstock.spark.jobs.archive``.
 
     archive(spark, "localhost:9092", ["orders"], "/data/archive")
 
-In rounds: ask the brokers how far the topics reach, deal that out to tasks, let each write Parquet files
-(`tables/writing.py`; no record passes the JVM), and commit all of them, with the offsets they reach, in one commit
-of the table (`tables/`). A run that is killed at any moment is simply run again: what was committed is there, what
-was not is not, and files that nobody committed are found and deleted. What a newcomer gets wrong: the archive keeps
-no position of its own. Where to go on is in the table, and nowhere else.
+It works in rounds: ask the brokers how far the topics reach, split that into tasks, let each write Parquet files
+(`tables/writing.py`; no record passes through the JVM), and commit all files with their end offsets in one commit
+of the table (`tables/`). After a kill at any moment, run it again: committed files count, uncommitted files are
+found and deleted. The archive has no position of its own: the table is the only place that says where to
+continue.
 """
 
 from __future__ import annotations
@@ -63,23 +63,23 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 CLIENT_ID: Final = "penstock-archive"
-# Of one file. Spark reads files of 128 to 512 MB best: many tasks, few of them short.
+# Size of one file. Spark reads files of 128 to 512 MB best: many tasks, few of them short.
 FILE_MB: Final = 256
-# A batch is at most so many files for each core: what a crash makes a run repeat.
+# Limit of a batch, which is the work that a crash repeats.
 BATCH_FILES_PER_CORE: Final = 4
-# Spark repeats a task by itself on a cluster, and not at all on a local master.
+# Spark retries tasks on a cluster, but not on a local master.
 JOB_ATTEMPTS: Final = 3
-# A log that has become shorter is believed after so long: a new leader may not know yet how far it is committed.
+# A log that became shorter is believed after this time: a new leader may not know its high watermark yet.
 REWOUND_AFTER_S: Final = 10.0
 SAMPLE_BYTES: Final = 2**20
-# How long the driver looks for brokers; a user waits. Tasks, which have more to lose, are more patient.
+# How long the driver looks for brokers while a user waits. Tasks, which have more to lose, wait longer.
 DRIVER_DEADLINE_MS: Final = 30_000
 
 _log = logging.getLogger("penstock.spark")
 
 
 class ArchiveFailed(RuntimeError):
-    """Tasks failed for good. What was committed before stays; run the archive again to go on."""
+    """Tasks failed for good. Committed records stay; run the archive again to continue."""
 
 
 class Count(NamedTuple):
@@ -96,9 +96,9 @@ class ArchivedSpan:
     partition: int
     start: int
     end: int  # exclusive
-    # Offsets that were gone before they could be archived, by this run or a former one.
+    # Offsets that were gone before they could be archived, in this run or an earlier one.
     lost: int
-    # By this run.
+    # In this run.
     records: int
     bytes: int
     files: int
@@ -108,13 +108,13 @@ class ArchivedSpan:
 class ArchiveResult:
     location: str
     format: str
-    # Of this run; merging small files counts as a batch too.
+    # In this run; merging small files also counts as a batch.
     batches: int
     records: int
     bytes: int
     files: int
     seconds: float
-    # All that the archive lacks, of this run and of former ones.
+    # All that the archive lacks, from this run and earlier ones.
     gaps: tuple[Gap, ...]
     partitions: tuple[ArchivedSpan, ...]
 
@@ -150,30 +150,30 @@ def archive(
     stop: threading.Event | None = None,
     progress: Progress | None = None,
 ) -> ArchiveResult:
-    """Archive topics up to their ends as of now, from where the table at ``location`` ends.
+    """Archive topics from the end of the table at ``location`` to the topics' current ends.
 
     Args:
         topics: one name, or several.
         location: a directory that driver and executors share.
         format: ``parquet``, ``delta`` or ``iceberg``.
-        by_date: part the files by the day (UTC) of their records' timestamps, as in ``date=2026-11-16``.
+        by_date: partition the files by the day (UTC) of their records' timestamps, as in ``date=2026-11-16``.
         headers: keep the records' headers.
         value_schema: also parse values as JSON into these columns, as in ``id BIGINT, name STRING``. The value
-            stays; one that does not fit has its reason in the column ``error``.
-        every_seconds: go on for ever, with a pause of so many seconds after each round.
-        file_mb: about how large files become, in MB (2**20 bytes).
-        fail_on_data_loss: stop when records are gone that were not archived; otherwise note the gap and go on.
+            stays; if it does not fit, the column ``error`` has the reason.
+        every_seconds: repeat forever, with this pause after each round.
+        file_mb: approximate file size in MB (2**20 bytes).
+        fail_on_data_loss: fail when records are gone that were not archived; otherwise note the gap and continue.
         catalog: for iceberg, ``NAME:NAMESPACE.TABLE`` of a catalog in pyiceberg's configuration; without it the
-            table has one of its own in its location.
-        stop: end when this is set, behind the batch that is being archived.
-        progress: called with (offsets done, offsets in all).
+            table has its own catalog in its location.
+        stop: when set, end after the current batch.
+        progress: called with (offsets done, offsets in total).
 
-    A table keeps the shape it was made with: ``by_date``, ``headers`` and ``value_schema`` are the same each time.
+    A table keeps its shape: ``by_date``, ``headers`` and ``value_schema`` must be the same each time.
 
     Raises:
-        SparkOptionError: what was asked for makes no sense, or does not fit the table that is there.
+        SparkOptionError: invalid arguments, or they do not fit the existing table.
         DataLossError: records are gone, and ``fail_on_data_loss`` is on.
-        ArchiveFailed: tasks failed again and again. WireError: no broker answers.
+        ArchiveFailed: tasks failed repeatedly. WireError: no broker answers.
     """
     names = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
     if not names or not all(names):
@@ -221,7 +221,7 @@ class _Archive:
         fail_on_data_loss: bool,
         progress: Progress | None,
     ) -> None:
-        # What it was told.
+        # Arguments.
         self._spark = spark
         self._read = settings
         self._topics = topics
@@ -234,24 +234,24 @@ class _Archive:
         self._table = open_table(location, format, self._columns, catalog=catalog)
         self._client: Client = replace(settings, deadline_ms=DRIVER_DEADLINE_MS).client()
         self._parallelism = max(1, spark.sparkContext.defaultParallelism)
-        # Where it stands. The state is the table's, as of our last look at it.
-        self._extents()  # a topic that does not exist leaves no table behind
+        # The table's state as last read.
+        self._extents()  # raises before a table is created for a missing topic
         self._look()
         self._offset_bytes: dict[ArchivedPartition, float] = {}
-        # What it has done.
+        # Totals of this run.
         self._began = time.monotonic()
         self._batches = 0
         self._written: dict[ArchivedPartition, Count] = {}
 
     def go_on(self, every_seconds: float, stop: threading.Event) -> None:
-        """Round after round, until told to stop. The first must succeed; later ones survive what passes."""
+        """Run rounds until stopped. The first must succeed; later ones survive temporary errors."""
         try:
             self.round(stop)
             has_failed = False
             while not stop.wait(min(every_seconds, threading.TIMEOUT_MAX)):
-                # Also when there is nothing to do: whoever watches over this process should know.
+                # Also when there is nothing to do, so that a supervisor notices.
                 if not self._has_spark():
-                    raise ArchiveFailed("Spark is gone; what was archived before stays")
+                    raise ArchiveFailed("Spark has stopped; records archived before are kept")
                 try:
                     if has_failed:
                         self._look()
@@ -261,12 +261,12 @@ class _Archive:
                     _log.warning("%s; trying again in %g s", error, every_seconds)
                     has_failed = True
         except KeyboardInterrupt:
-            _log.info("stopped; what was committed stays, and the next run goes on from there")
+            _log.info("stopped; committed records are kept, and the next run continues from there")
 
     def round(self, stop: threading.Event) -> None:
-        """Archive all that is there now, in as many batches as it takes; then merge small files.
+        """Archive all current records, in as many batches as needed; then merge small files.
 
-        When told to stop it ends behind the batch that it is at.
+        When stopped it ends after the current batch.
         """
         extents, gaps = self._reach()
         ends = {at: extent.end for at, extent in extents.items()}
@@ -288,7 +288,7 @@ class _Archive:
         else:
             return
         if self._left_over:
-            # Nothing new; but nobody may commit those files any more either.
+            # Nothing new, but this commit keeps other archivers from committing those files.
             self._commit(Change())
         if self._progress is not None:
             self._progress(done, done)
@@ -322,10 +322,10 @@ class _Archive:
     # The table
 
     def _look(self) -> None:
-        """Read the table's state, and then list what was left behind: to be deleted when we have committed.
+        """Read the table's state, then list leftover files, which are deleted after our next commit.
 
-        Always both. What is listed is left over as seen from this very state; of an older one it may be what
-        somebody has committed since.
+        Always both: the files are leftovers with respect to this state. With an older state they might have been
+        committed since.
         """
         self._state = self._open()
         self._left_over = left_over(self._table, self._state)
@@ -338,30 +338,30 @@ class _Archive:
                 state = self._table.create(self._shape)
             except CommitConflict:
                 state = self._table.load()
-                assert state is not None, "a table was made, and is not there"
+                assert state is not None, "a table was created and is missing"
         for held, asked in zip(_told_shape(state.shape), _told_shape(self._shape)):
             if held != asked:
                 raise SparkOptionError(
-                    f"the table at {self._table.location} was made {held}, not {asked}; give the same, or another "
-                    "location"
+                    f"the table at {self._table.location} was created {held}, not {asked}; use the same, "
+                    "or another location"
                 )
         return state
 
     def _refuse_files_of_others(self) -> None:
-        """A table is there before its files are. To a new one they would all be left over, and be deleted."""
+        """Refuse a location with files but no table: a new table would take them for leftovers and delete them."""
         where = self._table.location
         if any(files_at(where, Disk())) and self._table.load() is None:
             raise SparkOptionError(
-                f"{where} holds files of an archive, but no {self._table.format} table that lists them; give the "
+                f"{where} has files of an archive, but no {self._table.format} table that lists them; use the "
                 "format and the catalog of that archive, or another location"
             )
 
     def _commit(self, change: Change) -> bool:
-        """False if another archiver was faster; then the state is the newer one, to be planned for anew."""
+        """False if another archiver was faster; then the newer state is loaded, and the caller must plan again."""
         try:
             self._state = self._table.commit(self._state, change)
         except CommitConflict as conflict:
-            _log.warning("%s; another archiver is at work, going on behind it", conflict)
+            _log.warning("%s; another archiver is running, continuing after it", conflict)
             self._look()
             self._delete({self._table.location / each.path for each in change.added})
             return False
@@ -370,7 +370,7 @@ class _Archive:
         return True
 
     def _delete(self, paths: set[Path]) -> None:
-        """Of what is left over; so never what has been committed, whatever we were told."""
+        """Delete only leftovers among these paths, never committed files."""
         disk = Disk()
         for path in paths.intersection(self._left_over):
             disk.unlink(path)
@@ -379,7 +379,7 @@ class _Archive:
     # The brokers
 
     def _reach(self) -> tuple[dict[ArchivedPartition, Extent], list[Gap]]:
-        """How far the topics reach now, and which of them have become shorter than what is archived."""
+        """The current ends of the topics, and gaps for logs that are shorter than their archive."""
         deadline = time.monotonic() + REWOUND_AFTER_S
         while True:
             extents = self._extents()
@@ -391,12 +391,12 @@ class _Archive:
     def _extents(
         self, ends: Mapping[ArchivedPartition, int] | None = None
     ) -> dict[ArchivedPartition, Extent]:
-        """Where each partition begins and ends; with ``ends``, of those in it, and up to there."""
+        """Where each partition begins and ends; with ``ends``, only those partitions, up to these ends."""
         found = find_topics(self._client, self._topics)
         for name in self._topics:
             if name not in found:
                 raise SparkOptionError(
-                    f"topic {name} does not exist at {self._read.bootstrap}; create it first, or leave it out"
+                    f"topic {name} does not exist at {self._read.bootstrap}; create it first, or omit it"
                 )
         partitions = [
             ArchivedPartition(name, found[name].topic_id.hex(), number)
@@ -419,7 +419,7 @@ class _Archive:
             _log.warning("records are gone that were not archived: %s", each)
 
     def _bytes_of(self, at: ArchivedPartition, start: int) -> float:
-        """About what an offset takes in a file: as in the newest one, or as a sample would."""
+        """Approximate file bytes per offset: from the newest file, or from a sample."""
         known = self._offset_bytes.get(at)
         if known is not None:
             return known
@@ -433,7 +433,7 @@ class _Archive:
             sample = self._client.fetch(place, start, bytes_max=SAMPLE_BYTES, wait_ms=0, read_committed=True)
             columns = decode(sample.records, start=start, end=2**63 - 1, aborted=sample.aborted)
         except (OffsetOutOfRange, CorruptBatch):
-            return 1.0  # the task will tell
+            return 1.0  # the task will report it
         if columns.next_offset == start:
             return 1.0
         records = pa.record_batch(
@@ -449,9 +449,9 @@ class _Archive:
     # A batch
 
     def _batch(self, todo: Backlog, gaps: Sequence[Gap], done: int, total: int) -> int | None:
-        """Read, write and commit what fits into one batch.
+        """Read, write and commit one batch.
 
-        Returns how many offsets it took, or None if things have changed and all is to be planned anew.
+        Returns the number of offsets, or None if the state has changed and the caller must plan again.
         """
         spans, files, taken = dict(todo.spans), [], 0
         if todo.pending:
@@ -485,15 +485,15 @@ class _Archive:
         failed = next((each for each in outcomes if each.error is not None), None)
         if failed is not None:
             if self._open().batch != self._state.batch or (failed.is_loss and self._is_made_anew(ids)):
-                # Perhaps the reason: whoever was faster has deleted what could not be committed any more. What is
-                # lost with a topic is found by the next plan, which knows whether the user minds.
+                # Perhaps a faster archiver has deleted our files, which could not be committed any more. The next
+                # plan finds records lost with a topic, and handles them by ``fail_on_data_loss``.
                 self._look()
                 return False
             if failed.is_loss:
                 raise DataLossError(str(failed.error))
-            raise ArchiveFailed(f"{failed.error}; what was archived before stays")
-        # Older brokers are asked for records by the topic's name. An id that is gone never comes back: if it is
-        # still there, all that was read is of the topic that was planned for.
+            raise ArchiveFailed(f"{failed.error}; records archived before are kept")
+        # Older brokers are read by the topic's name. A deleted id never comes back: if it still exists, all records
+        # read are of the planned topic.
         if self._ids_now(ids) == ids:
             return True
         self._look()
@@ -506,38 +506,40 @@ class _Archive:
         return {name: topic.topic_id.hex() for name, topic in self._client.topics(list(names)).items()}
 
     def _merge(self) -> None:
-        """Make large files of small ones. If that fails nothing is lost, and the next round tries again."""
+        """Merge small files. If that fails nothing is lost, and the next round retries."""
         runs = small_runs(self._state.files, self._file_bytes)
         if not runs:
             return
         try:
             outcomes = self._run(merge_task(self._settings(), runs), len(runs))
         except ArchiveFailed as error:
-            _log.warning("small files stay as they are: %s", error)
+            _log.warning("could not merge small files: %s", error)
             return
         added = tuple(file for each in outcomes for file in each.files)
         self._commit(Change(added=added, removed=tuple(file for run in runs for file in run)))
 
     def _run(self, task: Task, count: int) -> list[Written]:
-        """``count`` tasks on Spark, each called with its number."""
+        """Run ``count`` tasks on Spark, each called with its number."""
         for attempt in range(1, JOB_ATTEMPTS + 1):
             try:
                 numbers = self._spark.range(0, count, 1, count)
                 rows = numbers.mapInArrow(task, "written STRING").collect()
                 return [Written.from_json(row["written"]) for row in rows]
-            except Exception as error:  # Spark's and py4j's own are many, and of a dead worker any of them
+            except (
+                Exception
+            ) as error:  # Spark and py4j raise many types, and a dead worker may cause any of them
                 let_interrupts_pass(error)
                 why = reason(error)
                 if attempt == JOB_ATTEMPTS or not self._has_spark():
-                    raise ArchiveFailed(f"Spark gave up: {why}; what was archived before stays") from error
-                _log.warning("tasks failed, trying again (%d of %d): %s", attempt, JOB_ATTEMPTS - 1, why)
+                    raise ArchiveFailed(f"Spark gave up: {why}; records archived before are kept") from error
+                _log.warning("tasks failed, retrying (%d of %d): %s", attempt, JOB_ATTEMPTS - 1, why)
         raise AssertionError("unreachable")
 
     def _has_spark(self) -> bool:
-        """Whether the JVM still lives; without it nothing would ever succeed again."""
+        """Whether the JVM still runs; without it no retry can succeed."""
         try:
             return not self._spark.sparkContext._jsc.sc().isStopped()
-        except Exception:  # py4j's, of a connection that is gone
+        except Exception:  # py4j: the connection is gone
             return False
 
     @contextmanager
@@ -560,7 +562,7 @@ class _Archive:
 
 
 def _told_shape(shape: Shape) -> tuple[str, ...]:
-    """What a table was made with, as people would say it."""
+    """A table's shape for an error message."""
     text = shape.value_schema
     return (
         f"{'with' if shape.by_date else 'without'} dates (by_date)",
@@ -573,7 +575,7 @@ def _told(gaps: Sequence[Gap]) -> str:
     first, more = gaps[0], f" (and {len(gaps) - 1} more)" if len(gaps) > 1 else ""
     what = {
         "retention": "retention deleted records before they were archived",
-        "recreated": "the topic was deleted and recreated; what the old one had behind its archive is gone",
-        "rewound": "the log ends before what is archived of it; it was cut, and may fill up with other records",
+        "recreated": "the topic was deleted and recreated; records of the old one after its archive are gone",
+        "rewound": "the log ends before its archive; it was truncated, and may fill up with other records",
     }[first.reason]
-    return f"{what}: {first}{more}. To note the gap and go on set fail_on_data_loss to false."
+    return f"{what}: {first}{more}. To note the gap and continue set fail_on_data_loss to false."

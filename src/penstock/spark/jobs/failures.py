@@ -1,4 +1,4 @@
-"""Why Spark gave up, in one line: its own message is a page, and has the task's traceback in the middle."""
+"""Extract one line from a Spark failure, whose message is a page with the task's traceback in the middle."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _NAMED = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
 
 
 def let_interrupts_pass(error: Exception) -> None:
-    """Raises KeyboardInterrupt if that is what the error has come of.
+    """Raise KeyboardInterrupt if it caused the error.
 
-    py4j hangs up on a call to the JVM that Ctrl-C ends. pyspark makes another on its way out, and where that fails
-    its error takes the interrupt's place.
+    When Ctrl-C ends a call to the JVM, py4j closes the connection. pyspark makes another call while unwinding,
+    and if that fails, its error replaces the interrupt.
     """
     before: BaseException | None = error
     while before is not None:
@@ -21,7 +21,7 @@ def let_interrupts_pass(error: Exception) -> None:
 
 
 def reason(error: Exception) -> str:
-    """The line that says why: the last that names an exception, which is the task's own."""
+    """The reason: the last line with an exception, which is the task's own."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if _NAMED.match(line)]
     return (named or lines or [repr(error)])[-1 if named else 0]

@@ -1,7 +1,7 @@
-"""The files of an archive, for readers that are not Spark: Polars, DuckDB, pandas.
+"""List the files of an archive, for readers other than Spark: Polars, DuckDB, pandas.
 
-What a newcomer gets wrong: listing the archive's directory. It also holds files that were merged into others, and
-perhaps those of an archiver that died, and their records would be counted twice.
+Do not list the archive's directory instead. It also has files that were merged into others, and perhaps files of an
+archiver that died; their records would be counted twice.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from penstock.spark.jobs.tables import format_at, open_table, resolve
 
 
 def archive_files(location: str | Path, topic: str | None = None, *, catalog: str | None = None) -> list[str]:
-    """The Parquet files that an archive consists of now, of all its topics or of one, as absolute paths.
+    """The current Parquet files of an archive, of all its topics or of one, as absolute paths.
 
-    ``polars.read_parquet(archive_files("/data/archive"))`` reads each archived record once. Files stay for a day
-    after they were replaced.
+    ``polars.read_parquet(archive_files("/data/archive"))`` reads each archived record once. Replaced files are kept
+    for a day.
 
     Raises SparkOptionError: there is no archive.
     """
@@ -24,5 +24,5 @@ def archive_files(location: str | Path, topic: str | None = None, *, catalog: st
     held = "iceberg" if catalog is not None else format_at(where)
     state = None if held is None else open_table(where, held, catalog=catalog).load()
     if state is None:
-        raise SparkOptionError(f"there is no archive at {where}; make it with the job archive")
+        raise SparkOptionError(f"there is no archive at {where}; create it with the job archive")
     return [str(where / each.path) for each in state.files if topic is None or each.topic == topic]

@@ -1,15 +1,15 @@
-"""Replay: records of a topic, from where to where by offsets or by time, sent once more to another topic.
+"""Replay: send a topic's records, selected by offsets or by time, to another topic again.
 
-The driver plans ranges of offsets; tasks read them and send them on (``replay_task.py``), so that no record
-passes the JVM. A partition is read by one task, in order. Keys, values and timestamps stay as they are,
-and each record says where it comes from in four more headers.
+The driver plans ranges of offsets; tasks read and send them (``replay_task.py``), so that no record passes through
+the JVM. A partition is read by one task, in order. Keys, values and timestamps do not change, and four more headers
+name each record's origin.
 
-Work goes in rounds of some seconds. After each round the driver knows how far every partition has come, tells
+Work is done in rounds of a few seconds. After each round the driver knows the progress of every partition, calls
 ``progress``, and commits it to the consumer group ``penstock-replay-RUN-TARGET``: lag tools see the replay, and a
-replay with the same ``run_id`` goes on where the last one stopped, even if its driver was killed.
+replay with the same ``run_id`` continues where the last one stopped, even if its driver was killed.
 
-What a newcomer gets wrong: at least once. What was sent in the round that failed may be sent again; the headers
-(``x-replay-partition``, ``x-replay-offset``) tell such records apart.
+Delivery is at least once. Records of a failed round may be sent again; the headers (``x-replay-partition``,
+``x-replay-offset``) identify such duplicates.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from penstock.wire import Client, WireError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# How long tasks work before they report. Starting a round costs a tenth of a second or two.
+# How long tasks work before they report. Starting a round costs 0.1 to 0.2 s.
 ROUND_SECONDS = 5.0
 
 
@@ -46,7 +46,7 @@ class ReplayedPartition:
     partition: int
     start: int
     end: int  # exclusive
-    # Up to here all is sent, or counted in a dry run; the end unless the replay failed.
+    # All offsets before this are sent, or counted in a dry run. Equal to the end unless the replay failed.
     next_offset: int
     records: int
     bytes: int  # of keys and values
@@ -54,7 +54,7 @@ class ReplayedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What was sent, or in a dry run what would be."""
+    """What was sent, or would be sent in a dry run."""
 
     run_id: str
     source: str
@@ -83,13 +83,13 @@ class ReplayResult:
 
 
 class ReplayFailed(RuntimeError):
-    """``result`` says what was sent before. A replay with its ``run_id`` goes on from there."""
+    """``result`` has what was sent before. A replay with its ``run_id`` continues from there."""
 
     def __init__(self, why: str, result: ReplayResult) -> None:
         left = sum(each.end - each.next_offset for each in result.partitions)
         super().__init__(
             f"the replay stopped after {result.records} records, with {left} offsets left: {why}. "
-            f"Go on with run_id={result.run_id!r}"
+            f"Continue with run_id={result.run_id!r}"
         )
         self.why = why
         self.result = result
@@ -117,39 +117,39 @@ def replay(
     run_id: str | None = None,
     progress: Progress | None = None,
 ) -> ReplayResult:
-    """Send records of ``source`` to ``target`` once more.
+    """Send records of ``source`` to ``target`` again.
 
     Args:
         starting_offsets: ``earliest``, or offsets as in Spark's Kafka source: ``{"topic": {"0": 23, "1": -2}}``.
         ending_offsets: ``latest`` (as of now), or offsets; exclusive.
-        starting_timestamp: milliseconds since 1970, instead of offsets: from the first record that is so late.
-        ending_timestamp: likewise, up to the first record that is so late, exclusive.
-        partitions: only these of the source.
-        keep_partitions: send each record to the partition it comes from; otherwise by its key.
-        records_per_second: the limit of the whole replay. Each task gets a part, in proportion to what it has
-            left to send, so that all end together. A task that runs alone does not use the others' parts: the limit
-            may not be reached, and is never exceeded.
-        bytes_per_second: likewise, of keys and values before compression.
-        create_target: make the target, with as many partitions as the source, if it does not exist.
-        into_itself: allow target and source to be the same topic; it grows by what is replayed.
+        starting_timestamp: milliseconds since 1970, instead of offsets: from the first record at or after it.
+        ending_timestamp: likewise, up to the first record at or after it, exclusive.
+        partitions: only these source partitions.
+        keep_partitions: send each record to the partition number it comes from; otherwise by key.
+        records_per_second: the limit of the whole replay. Each task gets a share, in proportion to what it has left
+            to send, so that all end together. A task that runs alone does not use the other tasks' shares: the
+            limit may not be reached, and is never exceeded.
+        bytes_per_second: likewise, for keys and values before compression.
+        create_target: create a missing target with the source's number of partitions.
+        into_itself: allow target and source to be the same topic; it grows by the replayed records.
         dry_run: read and count, send nothing, wait for nothing.
-        run_id: a name for this run, in headers and in the group with its progress. Give that of a run that
-            stopped to go on with it; the end is then found anew.
-        progress: called with (offsets done, offsets in all).
+        run_id: a name for this run, in headers and in the group with its progress. Pass the id of a stopped run to
+            continue it; the end is then determined again.
+        progress: called with (offsets done, offsets in total).
 
     Raises:
-        SparkOptionError: what was asked for makes no sense.
-        DataLossError: offsets that were asked for, or where an earlier run stopped, are gone.
-        ReplayFailed: it stopped on the way; says what was sent.
+        SparkOptionError: invalid arguments.
+        DataLossError: requested offsets, or those where an earlier run stopped, are gone.
+        ReplayFailed: it stopped before the end; says what was sent.
     """
     _check_limits(records_per_second, bytes_per_second)
     if source == target and not into_itself:
         raise SparkOptionError(
             f"source and target are both {source}: every replay would make the next one longer. "
-            "Name another target, or say into_itself=True"
+            "Choose another target, or pass into_itself=True"
         )
     if run_id == "":
-        raise SparkOptionError("run_id is empty; give the run a name or leave it out")
+        raise SparkOptionError("run_id is empty; give the run a name or omit it")
     options = parse(
         _source_options(
             bootstrap,
@@ -245,26 +245,26 @@ class _Run:
         return result()
 
     def _round(self, left: list[OffsetRange]) -> tuple[list[Report], str | None]:
-        """Let tasks work for a while; how far they came, and why one of them stopped, if one did."""
+        """Let tasks work for a while. Returns their progress, and why a task stopped, if one did."""
         works = shared_out(
             left,
             self._spark.sparkContext.defaultParallelism,
             self._records_per_second,
             self._bytes_per_second,
         )
-        # One row for each task says which work is its.
+        # One row per task, with the number of its work.
         numbers = self._spark.range(0, len(works), 1, len(works))
         try:
             rows = numbers.mapInArrow(partial(work, self._plan, works), REPORT).collect()
         except Exception as error:
             let_interrupts_pass(error)
-            # An executor that died, or Spark itself. What its tasks sent is not known: it will be sent again.
+            # An executor or Spark itself died. What its tasks sent is unknown, so it will be sent again.
             return [], f"Spark failed: {reason(error)}"
         reports = [Report(*row) for row in rows]
         return reports, next((report.error for report in reports if report.error is not None), None)
 
     def _resumed(self, whole: list[OffsetRange], is_from_earliest: bool) -> list[tuple[OffsetRange, int]]:
-        """Each range, and where an earlier run of the same name stopped in it."""
+        """Each range, and where an earlier run with the same id stopped in it."""
         if self._plan.is_dry_run or not whole:
             return [(each, each.start) for each in whole]
         committed = self._client.committed(self._plan.group, [each.topic_partition for each in whole])
@@ -283,7 +283,7 @@ class _Run:
     def _commit(self, source: str, reports: list[Report]) -> None:
         if not reports or self._plan.is_dry_run:
             return
-        # A group goes by names. In a topic that was made anew this run has come nowhere.
+        # A group stores topic names. In a recreated topic this run has no progress.
         found = self._client.topics([source]).get(source)
         if found is not None and found.topic_id == self._plan.source_id:
             offsets = {
@@ -306,9 +306,10 @@ def shared_out(
     records_per_second: float | None,
     bytes_per_second: float | None,
 ) -> list[Work]:
-    """Ranges to tasks that all run at once, each with its part of the limits.
+    """Assign ranges to tasks that all run at once, each with its share of the limits.
 
-    The largest first, always to the task that has least. A range is never cut: its order would be lost.
+    The largest range goes first, always to the task with the least work. A range is never split: order would be
+    lost.
     """
     piles: list[list[OffsetRange]] = [[] for _ in range(min(tasks_max, len(ranges)))]
     sizes = [0] * len(piles)
@@ -330,22 +331,22 @@ def shared_out(
 def _check_target(
     client: Client, source: str, partitions: Sequence[int] | None, plan: Plan, create_target: bool
 ) -> bool:
-    """Whether it will keep the records' timestamps. Raises SparkOptionError if it cannot take them."""
+    """Whether the target keeps the records' timestamps. Raises SparkOptionError if it cannot store the records."""
     target = plan.target
     topics = client.topics([source, target]) if create_target else find_topics(client, [source, target])
     if target not in topics:
         if not create_target:
-            raise SparkOptionError(f"topic {target} does not exist; create it, or say create_target=True")
+            raise SparkOptionError(f"topic {target} does not exist; create it, or pass create_target=True")
         if plan.is_dry_run:
             return True
         client.create_topic(target, len(topics[source].partitions))
         topics = find_topics(client, [source, target])
         if target not in topics:
-            raise WireError(f"topic {target} was made, and a broker does not know it yet; try again")
+            raise WireError(f"topic {target} was created, but a broker does not know it yet; try again")
     needed, there = max(partitions or topics[source].partitions) + 1, len(topics[target].partitions)
     if plan.keep_partitions and needed > there:
         raise SparkOptionError(
-            f"{source} has {needed} partitions to replay and {target} only {there}: add partitions to it, or say "
+            f"{source} has {needed} partitions to replay and {target} only {there}: add partitions to it, or pass "
             "keep_partitions=False to send records by their keys"
         )
     return client.topic_configs([target]).get(target, {}).get("message.timestamp.type") != "LogAppendTime"
@@ -387,7 +388,7 @@ def _source_options(
 def _check_limits(records_per_second: float | None, bytes_per_second: float | None) -> None:
     for name, limit in (("records_per_second", records_per_second), ("bytes_per_second", bytes_per_second)):
         if limit is not None and not limit > 0:
-            raise SparkOptionError(f"{name} must be above 0, not {limit}; leave it out for no limit")
+            raise SparkOptionError(f"{name} must be above 0, not {limit}; omit it for no limit")
 
 
 def _codec(compression: str) -> Codec:
@@ -395,4 +396,4 @@ def _codec(compression: str) -> Codec:
         return Codec[compression.upper()]
     except KeyError:
         names = ", ".join(codec.name.lower() for codec in Codec)
-        raise SparkOptionError(f"compression is one of {names}, not {compression!r}") from None
+        raise SparkOptionError(f"compression must be one of {names}, not {compression!r}") from None

@@ -1,9 +1,9 @@
-"""The versions of a snapshot at its location, and the one step that makes a version count.
+"""The versions of a snapshot at its location, and the atomic commit of a version.
 
-A version is a directory of Parquet files, written by Spark, and a manifest that is published behind it. The
-manifest with the highest number is the snapshot; a directory that no manifest names does not exist. What a newcomer
-gets wrong: a pointer that is renamed over the last one would do for one run at a time, and lose a version when two
-commit at once. A number can be taken once.
+A version is a directory of Parquet files, written by Spark, and a manifest that is published after it. The
+manifest with the highest number is the snapshot; a directory without a manifest does not count. A pointer file
+renamed over the last one would work for a single run, but lose a version when two commit at once. A number can be
+taken only once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.spark.jobs.tables.state import temporary_name
 
 DIRECTORY = "_snapshot"
 MANIFEST_FORMAT = 1
-# The newest, and the one before it: who began to read that must be able to end.
+# The newest and the one before it, which readers may still be reading.
 VERSIONS_KEPT = 2
 CURRENT, DELETED, SUPERSEDED = "current", "deleted", "superseded"
 
@@ -33,23 +33,23 @@ _VERSION = re.compile(r"v(\d{8,})-[0-9a-f]{6}")
 
 
 class SnapshotConflict(RuntimeError):
-    """Another run has made the version that this one wanted to make. Nothing was changed."""
+    """Another run has committed the same version number. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What one manifest says."""
+    """The contents of one manifest."""
 
     number: int
     directory: str
     topic: str
     topic_id: str
-    # Of each partition: where the next run begins.
+    # By partition: where the next run begins.
     offsets: dict[int, int]
     # Rows by state.
     rows: dict[str, int]
     size_bytes: int
-    # Spark's JSON of all columns of a row, and of those parsed from the value alone.
+    # Spark's JSON of all columns, and of those parsed from the value.
     schema: str
     value_schema: str | None
     created_ms: int
@@ -59,7 +59,7 @@ class Version:
 
     @classmethod
     def from_json(cls, text: bytes) -> Version:
-        """Raises TableError for anything that `to_json` did not write."""
+        """Raises TableError for text that `to_json` did not write."""
         try:
             document = json.loads(text)
             if document.pop("format") == MANIFEST_FORMAT:
@@ -67,7 +67,7 @@ class Version:
                 return cls(**document, offsets=offsets)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TableError(f"the snapshot's manifest cannot be read: {error!r}") from None
-        raise TableError("the snapshot was written by a newer program; use that")
+        raise TableError("the snapshot was written by a newer version of penstock; use that one")
 
 
 class Versions:
@@ -91,7 +91,7 @@ class Versions:
         return None
 
     def commit(self, version: Version) -> Version:
-        """Make a version that is written the newest one. Raises SnapshotConflict if another took its number."""
+        """Commit a written version as the newest. Raises SnapshotConflict if its number is taken."""
         version = self._measured(version)
         self.location.mkdir(parents=True, exist_ok=True)
         self._disk.make_directory(self._manifests)
@@ -101,25 +101,25 @@ class Versions:
         self._disk.create(temporary, version.to_json())
         try:
             publish(self._disk, temporary, final)
-        except (FileExistsError, FileNotFoundError):  # the second: it has also tidied up behind itself
+        except (FileExistsError, FileNotFoundError):  # not found: the other run has also pruned
             raise self._overtaken(version, temporary) from None
         if self._numbers()[-1] >= version.number + VERSIONS_KEPT:
-            # The number was free only because it had been pruned.
+            # The number was free only because its version had been pruned.
             raise self._overtaken(version, final)
         self._prune(version.number)
         return version
 
     def _overtaken(self, version: Version, manifest: Path) -> SnapshotConflict:
-        """Leave nothing of a version behind that came too late."""
+        """Delete a version that came too late."""
         self._disk.unlink(manifest)
         shutil.rmtree(self.location / version.directory, ignore_errors=True)
         return SnapshotConflict(
-            f"another run has made version {version.number} of the snapshot at {self.location} meanwhile; "
-            "run this one again if what it has does not reach as far"
+            f"another run has committed version {version.number} of the snapshot at {self.location} meanwhile; "
+            "run this one again if that version does not reach as far"
         )
 
     def _measured(self, version: Version) -> Version:
-        """Count what was written, and make it durable."""
+        """Count the written rows and bytes, and make the files durable."""
         rows = dict.fromkeys((CURRENT, DELETED, SUPERSEDED), 0)
         size = 0
         directory = self.location / version.directory
@@ -133,7 +133,7 @@ class Versions:
         return replace(version, rows=rows, size_bytes=size)
 
     def _prune(self, newest: int) -> None:
-        """Delete old versions, and what runs that died, or lost, have left behind."""
+        """Delete old versions, and leftovers of runs that died or lost the race."""
         for number in self._numbers():
             if number <= newest - VERSIONS_KEPT:
                 self._disk.unlink(self._path(number))
@@ -147,7 +147,7 @@ class Versions:
                 kept.add(Version.from_json(self._disk.read(self._path(number))).directory)
         for name in self._disk.names(self.location):
             found = _VERSION.fullmatch(name)
-            # A run that makes a later version is at work there; one that makes this or an earlier has lost.
+            # A directory of a later number belongs to a running run; one of this or an earlier number has lost.
             if found is not None and int(found[1]) <= newest and name not in kept:
                 shutil.rmtree(self.location / name, ignore_errors=True)
 

@@ -3,11 +3,11 @@
     orders = table(spark, "localhost:9092", "orders", "/data/archive")
     table(spark, "localhost:9092", "orders", "/data/archive", view="orders")     # and for SQL
 
-What is archived comes from its files, read by Spark's own Parquet reader; what is not comes from the brokers, by
-``format("penstock")``. The seam is the offset up to which each partition is archived, as one commit of the archive
-says it: files of that commit below, the brokers from there on, so that nothing is missing and nothing comes twice,
-and nothing is ever compared to find duplicates. What a newcomer gets wrong: the DataFrame is fixed when it is made,
-its newest record too. To see what came later, call again; a view of the same name is replaced.
+Archived records come from the files, through Spark's Parquet reader; newer ones come from the brokers, through
+``format("penstock")``. The seam is the offset up to which each partition is archived, in one commit of the
+archive: files of that commit before it, the brokers from there on. So no record is missing or repeated, without
+any comparison of records. The DataFrame is fixed when it is made, including its newest record. To see newer
+records, call again; a view of the same name is replaced.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from penstock.spark.jobs.tables import ArchiveTable
 
 CLIENT_ID: Final = "penstock-table"
-# How long the driver looks for brokers; a user waits.
+# How long the driver looks for brokers while a user waits.
 DRIVER_DEADLINE_MS: Final = 30_000
-# Each look at the archive finds a newer one, only to lose the race with retention again.
+# Attempts to read the archive and the log in a race with retention.
 LOOKS_MAX: Final = 10
 
 _log = logging.getLogger("penstock.spark")
@@ -59,15 +59,16 @@ def table(
     """All records of a topic, archived or not, as of now.
 
     Args:
-        location: where the archive is; it must hold the topic.
-        format: of the archive; found out by itself unless the table is in an Iceberg catalog.
-        catalog: the one the archive was given.
-        view: also make a temporary view of this name, or replace it.
+        location: directory of the archive; it must have the topic.
+        format: of the archive; detected unless the table is in an Iceberg catalog.
+        catalog: the archive's catalog.
+        view: also create or replace a temporary view of this name.
         fail_on_data_loss: fail if retention has deleted records that are not archived, or if the topic is gone;
-            otherwise leave out what is not there.
+            otherwise leave out what is missing.
 
-    The columns are those of ``format("penstock")`` with the archive's headers, then the columns that its values are
-    parsed to, then ``date`` if it is parted by it. Earlier topics of the same name are not in it.
+    The columns are those of ``format("penstock")`` with the archive's headers, then the parsed columns, then
+    ``date``
+    if the archive is partitioned by it. Earlier topics of the same name are left out.
 
     Raises:
         SparkOptionError: there is no such archive, or the topic is not in it.
@@ -79,7 +80,7 @@ def table(
     where = resolve(str(location))
     held = format or ("iceberg" if catalog is not None else format_at(where))
     if held is None:
-        raise SparkOptionError(f"there is no archive at {where}; make it with the job archive")
+        raise SparkOptionError(f"there is no archive at {where}; create it with the job archive")
     client = replace(settings, deadline_ms=DRIVER_DEADLINE_MS).client()
     seam = find_seam(client, topic, open_table(where, held, catalog=catalog), fail_on_data_loss)
     frame = _cold(spark, where, seam)
@@ -97,15 +98,15 @@ class Seam:
     topic: str
     state: State
     files: tuple[DataFile, ...]
-    # What the brokers are read for: from where the archive ends to where the log ended. None of them is empty.
+    # Read from the brokers: from the archive's end to the log's end. Never empty ranges.
     hot: tuple[OffsetRange, ...]
-    # Of the topic that has them. A DataFrame may be read when there is another.
+    # The topic's id. The topic may be recreated before the DataFrame is read.
     topic_id: bytes
 
 
 def find_seam(client: Client, topic: str, archive: ArchiveTable, fail_on_data_loss: bool) -> Seam:
-    """The archive is looked at first and the log after it: what retention deletes in between is archived, then, in
-    a newer commit, and the archive is looked at once more.
+    """Read the archive first and the log after it: records that retention deletes in between are archived in a
+    newer commit, so the archive is read again.
     """
     for _ in range(LOOKS_MAX):
         state = archive.load()
@@ -115,11 +116,11 @@ def find_seam(client: Client, topic: str, archive: ArchiveTable, fail_on_data_lo
         lives = state.lives(topic)
         if not lives:
             held = ", ".join(sorted({at.topic for at in state.spans})) or "no topic yet"
-            raise SparkOptionError(f"the archive at {archive.location} holds {held}, and not {topic}")
+            raise SparkOptionError(f"the archive at {archive.location} has {held}, but not {topic}")
         if found is None:
             if fail_on_data_loss:
                 raise DataLossError(
-                    f"topic {topic} is not there any more; to read its archive alone set fail_on_data_loss to false"
+                    f"topic {topic} is deleted; to read only its archive set fail_on_data_loss to false"
                 )
             return _seam(topic, state, lives[-1], ())
         topic_id = found.topic_id.hex()
@@ -145,22 +146,20 @@ def find_seam(client: Client, topic: str, archive: ArchiveTable, fail_on_data_lo
             raise DataLossError(f"{what}. To read on without them set fail_on_data_loss to false.")
         _log.warning("%s. Reading on without them, as fail_on_data_loss is false.", what)
         return _seam(topic, state, topic_id, tuple(hot))
-    raise DataLossError(
-        f"retention deletes {topic} faster than it is archived; call again when it is quieter"
-    )
+    raise DataLossError(f"retention deletes {topic} faster than it is archived; try again later")
 
 
 def _seam(topic: str, state: State, topic_id: str, hot: tuple[OffsetRange, ...]) -> Seam:
     if state.foreign and len(state.lives(topic)) > 1:
         raise SparkOptionError(
             f"topic {topic} was deleted and recreated, and another program has merged files of both, which cannot "
-            "be told apart; read the table itself"
+            "be distinguished; read the table directly"
         )
     return Seam(topic, state, tuple(state.files_of(topic, topic_id)), hot, bytes.fromhex(topic_id))
 
 
 def columns_of(state: State) -> StructType:
-    """The columns of the table, and ``date`` behind them if it is parted by it."""
+    """The columns of the table, then ``date`` if it is partitioned by it."""
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415  the driver's half
     from pyspark.sql.types import DateType, StructField, StructType  # noqa: PLC0415
 
@@ -185,7 +184,7 @@ def _cold(spark: SparkSession, location: Path, seam: Seam) -> DataFrame:
     reader = spark.read.schema(columns)
     frame = None
     if seam.files:
-        # From below the topic's directory on, directories are columns. The column `topic` is in the files too.
+        # Below the topic's directory, directories are columns. The column `topic` is also in the files.
         base = location / directory_of(seam.topic, None)
         paths = [spark_path(location / each.path) for each in seam.files]
         frame = reader.option("basePath", f"file:{base}").parquet(*paths)
@@ -221,7 +220,7 @@ def _hot(spark: SparkSession, settings: ReadSettings, seam: Seam) -> DataFrame:
     if parsed is not None:
         frame = values.parse_frame(frame, parsed)
     if seam.state.shape.by_date:
-        # Not to_date, which goes by the session's time zone; and rounded down before 1970 too.
+        # Not to_date, which uses the session's time zone; and rounded down before 1970 too.
         micros = "unix_micros(timestamp)"
         day = f"int(({micros} - pmod({micros}, {DAY_US})) div {DAY_US})"
         is_in_calendar = f"{day} between {DAY_MIN} and {DAY_MAX}"
