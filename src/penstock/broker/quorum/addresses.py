@@ -1,8 +1,7 @@
-"""Where the nodes of the metadata quorum listen for each other.
+"""The addresses of the metadata quorum's nodes.
 
-An address comes from several places: the command line, a record of the voters, a leader that made itself
-known, an operator. What this node was told at start is newer than what somebody wrote down once, and counts
-first.
+An address comes from the command line, a voters record, a leader that announced itself, or an operator. The
+command line is newer than what was recorded once, and takes precedence.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class AddressBook:
         log: MetadataLog,
         peers: Peers | None,
     ) -> None:
-        """``controllers`` are what this node was told at start; the log has the rest."""
+        """``controllers`` come from the command line; the log has the rest."""
         self._node_id = node_id
         self._controllers = dict(controllers)
         self._log = log
@@ -41,7 +40,7 @@ class AddressBook:
         self.announce()
 
     def announce(self) -> None:
-        """The log may name others than before."""
+        """Pass the log's addresses on to ``peers``; they may have changed."""
         if self._peers is not None:
             for id, address in self._log.addresses.items():
                 if id != self._node_id and id not in self._controllers:

@@ -1,13 +1,12 @@
-"""What the metadata quorum has agreed on, as far as this node knows: the committed image, and who waits for
-more.
+"""The committed metadata image of this node, and the proposals that wait to be committed.
 
-``commit`` applies what the core says is committed. The active controller's proposals wait here until they
-are, or until this node leads no more. And since an image is all that is needed of the log before it, this
-is also where snapshots are made, and where one of the leader's takes the place of what was known.
+``commit`` applies what the core says is committed. The active controller's proposals wait here until they are, or
+until this node loses leadership. An image replaces the log before it, so snapshots are made here too, and a
+snapshot fetched from the leader replaces the image here.
 
-What a newcomer gets wrong: an image per batch would copy every topic for each, so what is committed at once
-is applied at once; but not more of it than the loop can do without keeping everybody waiting. The rest has its
-turn later, so the image may be behind the high watermark for a while.
+Careful: the image may be behind the high watermark for a while. Batches that are committed together are applied
+together, because a new image per batch would copy every topic each time; but only as many as one turn of the loop
+has time for. The rest is applied in later turns.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from penstock.raft.events import WriteSnapshot
 from penstock.raft.quorum import voter_with
 from penstock.raft.storage import SnapshotId
 
-# Of one turn of the loop, unless one batch has more: some 50 ms, with all that follows from them at a broker.
+# Applied in one turn of the loop, unless a single batch has more: about 50 ms, with the broker's work for them.
 CHANGES_PER_TURN = 1_000
 
 
 class _Waiting(NamedTuple):
-    """Whoever made a proposal."""
+    """A proposal that waits to be committed."""
 
-    # Exclusive: answered when all below is committed, and applied.
+    # Exclusive. Answered when everything below is committed and applied.
     offset: int
     answer: Callable[[], None]
     lost: Callable[[], None]
@@ -56,13 +55,13 @@ class Committed:
         snapshot_bytes: int,
         snapshot_records: int,
     ) -> None:
-        """``later(work)`` does it in another turn of the loop, when nothing else of the quorum is under way."""
-        # What is committed, and so what clients may be told.
+        """``later(work)`` runs it in another turn of the loop, when no other event of the quorum is under way."""
+        # The committed image, which clients may see.
         self.image = image
-        # Leads, and has committed and applied a record of its epoch: only then may there be a controller.
+        # This node leads, and has committed and applied a record of its epoch. Only then may it act as controller.
         self.is_active = False
         self._waiting: deque[_Waiting] = deque()
-        # Exclusive: what may be applied; and the epoch in which this node leads and has committed something.
+        # Exclusive: how far to apply. And the epoch that this node leads, once a record of it is committed.
         self._offset = 0
         self._established: int | None = None
         self._is_going_on = False
@@ -73,14 +72,14 @@ class Committed:
         self._on_committed = on_committed
         self._on_active = on_active
         self._later = later
-        # When so much was committed since the last one, another is due.
+        # A snapshot is due after this many committed bytes or records.
         self._snapshot_bytes = snapshot_bytes
         self.snapshot_records = snapshot_records
         self._bytes_since_snapshot = 0
         self._records_since_snapshot = 0
 
     def decided_image(self) -> Image:
-        """All that was appended, be it committed or not."""
+        """The decided state, including changes that are not committed yet."""
         changes = [change for batch in self._log.unapplied for change in batch.changes]
         return self.image.apply(changes)[0] if changes else self.image
 
@@ -91,14 +90,14 @@ class Committed:
         return bool(self._waiting)
 
     def wait(self, answer: Callable[[], None], lost: Callable[[], None]) -> None:
-        """``answer()`` when all that is in the log is applied, or ``lost()`` when leadership was lost before."""
+        """Call ``answer()`` once everything now in the log is applied, or ``lost()`` if leadership is lost."""
         self._waiting.append(_Waiting(self._log.end_offset, answer, lost))
 
-    # What became of them
+    # Committing
 
     def commit(self, offset: int, epoch: int, is_established: bool) -> None:
-        """Apply all batches below this offset, now or in some turns. ``is_established`` says that this node leads
-        that epoch, and has committed something of it.
+        """Apply all batches below this offset, now or over several turns. ``is_established``: this node leads that
+        epoch and has committed a record of it.
         """
         self._offset = offset
         self._established = epoch if is_established else None
@@ -152,12 +151,12 @@ class Committed:
     # Snapshots
 
     def write_piece(self, effect: WriteSnapshot) -> None:
-        """Raises OSError; then the download comes to nothing."""
+        """Raises OSError; the download is dropped then."""
         self._snapshots.write_piece(effect.snapshot_id, effect.position, effect.data)
 
     def load(self, snapshot_id: SnapshotId) -> Loaded | None:
-        """Let the log continue a snapshot of the leader's, whose log begins behind ours; None when it is of no
-        use. Raises OSError.
+        """Restart the log behind a snapshot of the leader, whose log begins after ours ends. None when the snapshot
+        is unusable. Raises OSError.
         """
         try:
             loaded = self._snapshots.finish_download(snapshot_id)
@@ -171,7 +170,7 @@ class Committed:
         return loaded
 
     def adopt(self, loaded: Loaded) -> None:
-        """What the snapshot says is what is committed."""
+        """Replace the committed image by the snapshot's."""
         self._log.addresses.update(loaded.addresses)
         self._addresses.announce()
         self._bytes_since_snapshot = self._records_since_snapshot = 0
@@ -192,7 +191,7 @@ class Committed:
             SnapshotId(end_offset, self._log.epoch_before(end_offset)),
             self.image,
             voters,
-            # If it was wiped, it is still to be admitted again.
+            # A removed voter whose disk was wiped must still be recognised, to be admitted again.
             tuple(voter for voter in former if voter_with(voters, voter.id) is None),
             self._addresses.all(),
             self._snapshot_ended,
@@ -204,5 +203,5 @@ class Committed:
             return
         self._log.snapshot_made(self._snapshots.ids)
         self._log.remove_deleted_files()
-        # So much may have come meanwhile that the next one is due.
+        # Enough may have been committed meanwhile for the next one.
         self._make_snapshot_when_due()

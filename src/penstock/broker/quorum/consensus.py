@@ -1,17 +1,16 @@
 """This node's part in the metadata quorum: the shell around ``raft.Raft``.
 
-Every node has one, whether it has a vote or not; a node alone is a quorum of one and takes the same way.
-The core decides and this carries out: the log (``metadata_log.py``), the stored promises, the timer. What it
-says to others goes through ``conversation.py``; what it says is committed is applied by
-``committed.py``.
+Every node has one, voter or not; a single node is a quorum of one and takes the same path. The core decides and
+this module carries out: the log (``metadata_log.py``), the stored vote and epoch, the timer. Messages to other
+nodes go through ``conversation.py``; ``committed.py`` applies what is committed.
 
-The active controller decides against its own image of all that was decided. ``propose`` appends a decision's
-changes and answers when they are committed. So two requests in flight see each other's topics, and nobody is
-told of a topic that could be taken back.
+The active controller decides against its own image of everything decided. ``propose`` appends a decision's changes
+and answers when they are committed. So two requests in flight see each other's topics, and no client is told of a
+topic that could still disappear.
 
-What a newcomer gets wrong: things happen to the core one at a time, and while a promise is being stored
-nothing else may. So whatever comes in is queued (``_step``) and may be carried out later than the call that
-brought it; and a callback made from here may propose again, which is queued behind what is under way.
+Careful: the core takes one event at a time, and none while a vote or epoch is being stored. So every event is
+queued (``_step``) and may run later than the call that brought it. A callback made from here may propose again,
+which is queued behind the current work.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ from penstock.raft.raft import Raft
 from penstock.raft.settings import RaftSettings
 from penstock.raft.storage import StoredState
 
-# After a sync or a store that could not even be tried, or found no room.
+# After a flush that could not be started, and after a store that found no room.
 RETRY_MS = 100
 FULL_RETRY_MS = 1_000
 
@@ -77,8 +76,8 @@ FULL_RETRY_MS = 1_000
 @dataclass(frozen=True, slots=True)
 class ConsensusSettings:
     raft: RaftSettings = field(default_factory=RaftSettings)
-    # A snapshot is made when so much was committed since the last one (Kafka's
-    # metadata.log.max.record.bytes.between.snapshots), or so many records, which cost time at start.
+    # A snapshot is due after this many committed bytes (Kafka's metadata.log.max.record.bytes.between.snapshots) or
+    # records, which take time to replay at start.
     snapshot_bytes: int = 20 * 1024 * 1024
     snapshot_records: int = 50_000
 
@@ -102,8 +101,8 @@ class Consensus:
         cluster_id: str | None = None,
         reserve: Reserve | None = None,
     ) -> None:
-        """``controllers`` are the nodes that found the cluster, with their internal addresses; none for a node
-        alone, which needs no ``peers`` either. ``cluster_id`` is what the disk says, when it says one.
+        """``controllers`` are the nodes that found the cluster, with their internal addresses; empty for a single
+        node, which needs no ``peers`` either. ``cluster_id`` comes from the disk, None if it has none.
 
         Raises:
             ServeError: the metadata on the disk is damaged.
@@ -113,11 +112,11 @@ class Consensus:
         self._logger = logger
         self._on_failure = on_failure
         self._cluster_id = cluster_id
-        # Of the disk that the log is on.
+        # The reserve of the disk that holds the log.
         self._reserve = reserve or Reserve(environment.files, directory)
-        # What the others have decided cannot be written here, for want of room.
+        # The disk is too full to write what the quorum has decided.
         self.is_stuck = False
-        # Somebody has been told that there is none.
+        # The full disk has been logged.
         self._has_told_of_no_room = False
         self._state_path = f"{directory}/{QUORUM_STATE}"
         settings = settings or ConsensusSettings()
@@ -135,7 +134,7 @@ class Consensus:
             lambda path, why: logger.error("a snapshot of the metadata is damaged", path=path, error=why)
         )
         ids = self._snapshots.ids
-        # Not "clean" on purpose: this log is small, and everything else rests on it.
+        # Always recovered, never taken as clean: this log is small, and everything else depends on it.
         log = self._reserve.keeping(
             lambda: Log.open(
                 environment,
@@ -196,7 +195,7 @@ class Consensus:
             tell=self._step,
         )
 
-        # What happened and was not told to the core yet, and what it wants done.
+        # Events for the core, and effects of the core that are not carried out yet.
         self._happenings: deque[Happening] = deque()
         self._effects: deque[Effect] = deque()
         self._is_log_changed = False
@@ -205,7 +204,7 @@ class Consensus:
         self._timer: Timer | None = None
         self._timer_at_ms = 0
 
-    # What is known
+    # State
 
     @property
     def leader_id(self) -> int | None:
@@ -229,16 +228,16 @@ class Consensus:
 
     @property
     def image(self) -> Image:
-        """What is committed, and so what clients may be told."""
+        """The committed image, which clients may see."""
         return self.committed.image
 
     @property
     def is_active(self) -> bool:
-        """Whether there may be a controller on this node."""
+        """Whether this node is the active controller."""
         return self.committed.is_active
 
     def decided_image(self) -> Image:
-        """All that was appended, be it committed or not."""
+        """The decided state, including changes that are not committed yet."""
         return self.committed.decided_image()
 
     def check(self) -> None:
@@ -249,12 +248,12 @@ class Consensus:
         if not self._is_busy:
             self._raft.check()
 
-    # Coming and going
+    # Starting and stopping
 
     def start(self) -> None:
         self._conversation.start()
         if self._log.log.recovery_point < self._log.end_offset:
-            # What a crash left in the page cache counts as durable from here on, so it has to be.
+            # The core takes the whole log as durable. After a crash some of it may only be in the page cache.
             self._flush(lambda: self._step(self._raft.start))
         else:
             self._step(self._raft.start)
@@ -270,7 +269,7 @@ class Consensus:
         try:
             self._log.log.close()
         except OSError as error:
-            # Nothing is lost: what was promised is durable, and the next start looks at everything anyway.
+            # Nothing is lost: what was confirmed is durable, and the next start recovers the log anyway.
             self._logger.error("the metadata log was not closed cleanly", error=str(error))
             self._log.log.abandon()
 
@@ -292,7 +291,7 @@ class Consensus:
         )
 
     def _fail(self, message: str) -> None:
-        """The disk, or what is on it, cannot be trusted any more."""
+        """Stop for good: the disk or its data can no longer be trusted."""
         if not self._is_closed:
             self._stop()
             self._on_failure(message)
@@ -302,11 +301,11 @@ class Consensus:
     def propose(
         self, decision: Decision[Message], answer: Callable[[Any], None], lost: Callable[[], None]
     ) -> bool:
-        """Append a decision of the controller; ``answer(response)`` once it is committed, or ``lost()`` when
-        leadership was lost before, and nobody knows what will come of it.
+        """Append a decision of the controller. Call ``answer(response)`` once it is committed, or ``lost()`` if
+        leadership is lost before that; then it may or may not be committed.
 
         False when the disk is full: the decision is void, and the controller that made it must be replaced. If
-        there are other voters this node stands back for one of them, which may have room.
+        there are other voters this node resigns, because one of them may have room.
         """
         if not self.is_active or not self._raft.is_leader:
             self._environment.spawn.soon(lost)
@@ -315,7 +314,7 @@ class Consensus:
             if self._raft.is_followed(self._environment.clock.now_ms()):
                 answer(decision.response)
             else:
-                # A process that was asleep may have been replaced, and says nothing more for certain.
+                # A process that was paused may no longer be the leader, so it must not answer.
                 self._environment.spawn.soon(lost)
             return True
         if decision.changes:
@@ -330,26 +329,26 @@ class Consensus:
                 self._fail(f"cannot write the metadata log: {error}")
                 raise
             self._found_room()
-        # A decision without changes may rest on one that is not committed yet: it waits its turn too.
+        # A decision without changes may depend on one that is not committed yet, so it waits too.
         self.committed.wait(lambda: answer(decision.response), lost)
         if decision.changes:
             self._step(self._raft.log_changed)
         return True
 
     def handle(self, request: Any, call: Call) -> Any:
-        """A request of another node or of an operator, for the quorum."""
+        """Handle a quorum request of another node or an operator."""
         return self._conversation.handle(request, call)
 
-    # One thing at a time
+    # One event at a time
 
     def _step(self, happening: Happening) -> None:
-        """Let the core know of something, when its turn comes."""
+        """Queue an event for the core."""
         self._happenings.append(happening)
         if not self._is_busy:
             self._run()
 
     def _later(self, work: Callable[[], None]) -> None:
-        """Do something in another turn of the loop, as if the core had asked for it then."""
+        """Run ``work`` in another turn of the loop, in the queue of events."""
 
         def happening(_: int) -> list[Effect]:
             work()
@@ -358,7 +357,7 @@ class Consensus:
         self._environment.spawn.soon(lambda: self._step(happening))
 
     def _run(self) -> None:
-        """Carry out effects and tell of happenings until nothing is left, or a promise has to be stored."""
+        """Carry out effects and pass on events until none are left, or a vote or epoch has to be stored."""
         clock = self._environment.clock
         effects = self._effects
         self._is_busy = True
@@ -413,7 +412,7 @@ class Consensus:
             self.committed.lead_no_more(effect.epoch)
 
     def _arm(self) -> None:
-        """Be woken when the core has something to do. A timer that is too early does no harm."""
+        """Set the timer for the core's next deadline. A timer that fires too early does no harm."""
         deadline_ms = self._raft.next_deadline_ms
         if self._is_closed or (self._timer is not None and self._timer_at_ms <= deadline_ms):
             return
@@ -436,7 +435,7 @@ class Consensus:
         write_partition_metadata(self._files, directory, CLUSTER_METADATA_ID)
 
     def _store(self, state: StoredState) -> None:
-        """Store a promise; everything else waits."""
+        """Store the vote and epoch; everything else waits."""
         data = encode_state(state)
 
         def stored(_: None, error: Exception | None) -> None:
@@ -446,7 +445,7 @@ class Consensus:
                 self._found_room()
                 self._run()
             elif isinstance(error, OSError) and error.errno in NO_ROOM:
-                # A node that cannot promise does not take part, until it can.
+                # A node that cannot store its vote takes no part until it can.
                 self.is_stuck = True
                 self._found_no_room("this node takes no part in the quorum")
                 self._environment.spawn.later(FULL_RETRY_MS, try_it)
@@ -463,7 +462,7 @@ class Consensus:
         try_it()
 
     def _found_no_room(self, consequence: str) -> None:
-        """Say it once, until something could be written again."""
+        """Log a full disk once, until a write succeeds again."""
         if not self._has_told_of_no_room:
             self._has_told_of_no_room = True
             self._logger.error(f"the disk is full: {consequence}")
@@ -485,7 +484,7 @@ class Consensus:
             if error.errno not in NO_ROOM:
                 self._fail(f"cannot write the metadata log: {error}")
                 return
-            # With room from the reserve the next attempt fares better.
+            # The next attempt has the room freed from the reserve.
             if not self._reserve.give():
                 self.is_stuck = isinstance(effect, AppendFetched)
                 self._found_no_room("the metadata log cannot grow")
@@ -493,7 +492,7 @@ class Consensus:
             self._found_room()
             self._is_log_changed = True
             return
-        # Some of it may have been appended.
+        # Some of the batches may have been appended.
         self._effects.extend(self._raft.append_failed(self._environment.clock.now_ms()))
         self._is_log_changed = True
 
@@ -524,7 +523,7 @@ class Consensus:
         try:
             offset, work = log.prepare_flush()
         except OSError:
-            # Too many open files, most likely. Nothing was tried, so nothing is lost: again in a moment.
+            # Most likely too many open files. No fsync has failed, so nothing is lost: try again.
             self._environment.spawn.later(RETRY_MS, lambda: self._flush(done))
             return
 

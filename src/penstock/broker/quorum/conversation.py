@@ -1,8 +1,8 @@
-"""What this node says to the other nodes of the metadata quorum, and hears from them.
+"""The messages between this node and the other nodes of the metadata quorum.
 
-Between the core (``raft/``), which knows nodes by their ids, and the connections to them (``peers.py``).
-What comes in is told to the core when its turn comes, which may be later; what it answers goes back with
-what only the disk has: records, or a piece of a snapshot.
+It sits between the core (``raft/``), which knows nodes by id, and the connections to them (``peers.py``). A request
+is queued for the core, which may take it later; the core's answer is sent with the data that only the disk has:
+records, or a piece of a snapshot.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.raft.events import (
 from penstock.raft.quorum import voter_with
 from penstock.raft.raft import Raft
 
-# Something that happens to the core at a moment, and what it wants done then.
+# Passes one event to the core at the given time (now_ms), and returns the core's effects.
 Happening: TypeAlias = Callable[[int], list[Effect]]
 
 
@@ -54,7 +54,7 @@ class Conversation:
         strangers: OtherClusters,
         tell: Callable[[Happening], None],
     ) -> None:
-        """``tell`` lets the core know of something when its turn comes. A node alone has no ``peers``."""
+        """``tell`` queues an event for the core. A single node has no ``peers``."""
         self._raft = raft
         self._log = log
         self._snapshots = snapshots
@@ -82,15 +82,15 @@ class Conversation:
     # Being asked
 
     def handle(self, request: Any, call: Call) -> Any:
-        """A request of another node or of an operator; it is answered when the core has decided."""
+        """Handle a request of another node or an operator. It is answered when the core has decided."""
         asked = wire.read(request)
         if asked is None:
             return error_response(request, call.version, ErrorCode.INVALID_REQUEST)
         if self._is_closed:
             return error_response(request, call.version, ErrorCode.BROKER_NOT_AVAILABLE)
         ours, theirs = self._cluster_id(), getattr(request, "cluster_id", None)
-        # A new node knows no cluster yet. But an epoch is never lowered again, so nobody raises it who does not
-        # know whose it is.
+        # A new node has no cluster id yet. But an epoch never goes down again, so a request without a cluster id
+        # must not raise it.
         if ours and ours != theirs and (theirs or getattr(asked, "epoch", -1) > self._raft.epoch):
             return error_response(request, call.version, ErrorCode.INCONSISTENT_CLUSTER_ID)
         self._learn_from(request)
@@ -167,16 +167,16 @@ class Conversation:
         )
 
     def _peer_lost(self, node_id: int, _channel: str) -> None:
-        """Nobody listens there any more: its process is gone."""
+        """The node refuses connections: its process is gone."""
         self._tell(lambda now_ms: self._raft.unreachable(node_id, now_ms))
 
     def _learn_from(self, request: Any) -> None:
-        """Some requests say where a node listens."""
+        """Learn a node's address from a request that contains it."""
         match request:
             case messages.BeginQuorumEpochRequest():
                 node_id, endpoints = request.topics[0].partitions[0].leader_id, request.leader_endpoints
             case messages.AddRaftVoterRequest() if voter_with(self._raft.voters, request.voter_id) is None:
-                # Now, because it is written down with the change. Of whoever has a vote already we know better.
+                # Before the change, because the address is recorded with it. A current voter's address is known.
                 node_id, endpoints = request.voter_id, request.listeners
             case _:
                 return

@@ -1,11 +1,11 @@
-"""What the quorum says (``raft/events.py``) as Kafka's messages, and back.
+"""Converts the quorum's events (``raft/events.py``) to Kafka's messages, and back.
 
-The core speaks of one log; Kafka's messages of topics and partitions, of which there is always one here. So
-each message is an envelope with one letter in it, and this module packs and unpacks. It decides nothing: a
-message without its letter becomes None, which the caller takes for no answer or answers with INVALID_REQUEST.
+The core has one log; Kafka's messages have topics and partitions, here always exactly one of each. So each message
+is an envelope with one letter in it, the partition, and this module packs and unpacks it. It decides nothing: a
+message without a partition becomes None, which the caller treats as no answer or answers with INVALID_REQUEST.
 
-What a newcomer gets wrong: bytes that came with an answer are views of a buffer that is used again. They are
-copied here, because the core may not get to see them in this turn.
+Careful: the bytes in a response are views of a buffer that is used again. They are copied here, because the core
+may process them in a later turn.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from penstock.raft.events import (
 from penstock.raft.quorum import Voter
 from penstock.raft.storage import EpochEnd, SnapshotId
 
-# Long polls and long downloads do not hold up votes.
+# One connection each, so that long polls and long downloads do not hold up votes.
 CHANNEL = "quorum"
 FETCH_CHANNEL = "quorum-fetch"
 SNAPSHOT_CHANNEL = "snapshot"
@@ -52,11 +52,11 @@ DESCRIBE_VERSION = 2
 FETCH_VERSION = 18
 SNAPSHOT_VERSION = 1
 
-# Longer than any answer takes that the core still wants.
+# The core has no use for a response that takes longer.
 TIMEOUT_MS = 1_000
 SNAPSHOT_TIMEOUT_MS = 5_000
 
-# Some thousand changes: whoever fetches them reads them all in one turn of its loop.
+# Some thousand changes: a follower reads them all in one turn of its loop.
 FETCH_BYTES_MAX = 256 * 1024
 SNAPSHOT_CHUNK_BYTES = 1024 * 1024
 
@@ -177,7 +177,7 @@ def _fetch(request: FetchRequest, cluster_id: str | None) -> fetching.FetchReque
 
 
 def read(message: Any) -> Request | None:
-    """What another node or an operator asks for; None when the letter is missing."""
+    """The request of another node or an operator; None when the partition is missing."""
     match message:
         case messages.DescribeQuorumRequest():
             return DescribeRequest()
@@ -245,7 +245,7 @@ def _read_snapshot(
 
 
 def write_answer(request: Request, answer: Answer, records: Any = b"", size: int = 0) -> Message:
-    """``records`` are what a Fetch or FetchSnapshot is answered with, ``size`` that of the whole snapshot."""
+    """``records`` is the data for a Fetch or FetchSnapshot response, ``size`` that of the whole snapshot."""
     leader_id = -1 if answer.leader_id is None else answer.leader_id
     match answer:
         case VoteAnswer():
@@ -333,10 +333,10 @@ _WHY_NOT = {
 
 
 class Standing(NamedTuple):
-    """How far a replica is, for people who ask."""
+    """The progress of a replica, for DescribeQuorum."""
 
     replica: Voter
-    # -1 when not known.
+    # -1 when unknown.
     end_offset: int = -1
     fetched_wall_ms: int = -1
     caught_up_wall_ms: int = -1
@@ -384,11 +384,11 @@ def endpoints_of(id: int, addresses: Addresses) -> list[messages.Endpoint]:
     return [messages.Endpoint(name=NODES.name, host=address[0], port=address[1])]
 
 
-# Answers, inward; None when there is none in it
+# Answers, inward; None when the response holds none
 
 
 def read_answer(node_id: int, request: Request, response: Any) -> Answer | None:
-    """What ``node_id`` answered to this request."""
+    """The answer of ``node_id`` to this request."""
     if response is None or response.error_code:
         return None
     partition = _only(response.responses if isinstance(request, FetchRequest) else response.topics)
@@ -445,13 +445,13 @@ def _read_description(
 ) -> DescribeAnswer:
     voters = tuple(Voter(state.replica_id, state.replica_directory_id) for state in partition.current_voters)
     replicas = [*partition.current_voters, *partition.observers]
-    # Of the node that answers. When it does not say, it is at least no newborn.
+    # Of the node that answers. -1 if it does not report one: only 0 marks a new node.
     end_offset = next((state.log_end_offset for state in replicas if state.replica_id == node_id), -1)
     return DescribeAnswer(error, partition.leader_epoch, _leader(partition.leader_id), voters, end_offset)
 
 
 def _only(topics: Any) -> Any:
-    """The letter in the envelope: the one partition of the one topic."""
+    """The one partition of the one topic, if there is one."""
     return topics[0].partitions[0] if topics and topics[0].partitions else None
 
 

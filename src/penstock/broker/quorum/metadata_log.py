@@ -1,12 +1,11 @@
-"""The metadata log on disk, as the quorum sees it, and the little file with the quorum's promises.
+"""The metadata log on disk, as the quorum sees it, and the ``quorum-state`` file with the stored vote and epoch.
 
-``MetadataLog`` is a ``raft.storage.LogView`` over a ``log.Log``. Beside the bytes it remembers two things of
-what it holds: the voter sets with their offsets, and the changes that are not applied yet, decoded once when
-they come (or at start), so that nothing is read back from disk to be committed.
+``MetadataLog`` is a ``raft.storage.LogView`` over a ``log.Log``. In memory it keeps the voter sets with their
+offsets, and the changes that are not applied yet. Changes are decoded once, when they arrive or at start, so that
+committing reads nothing back from disk.
 
-What a newcomer gets wrong: a log of the release before this one has neither voters nor ``quorum-state``. It is
-that of a node alone, so its one voter is this node; but a log *with* voters whose ``quorum-state`` is missing
-has lost its votes, and is refused.
+A log of the previous release has neither voters nor ``quorum-state``. It belongs to a single node, so its one voter
+is this node. But a log *with* voters whose ``quorum-state`` is missing has lost its votes, and is refused.
 """
 
 from __future__ import annotations
@@ -59,25 +58,25 @@ from penstock.raft.storage import EpochEnd, SnapshotId, StoredState
 QUORUM_STATE = "quorum-state"
 READ_BYTES = 1024 * 1024
 KRAFT_VERSION_MAX = 1
-# What a snapshot made unnecessary may still be on its way to a follower.
+# Segments that a snapshot replaced may still be on their way to a follower.
 REMOVAL_DELAY_MS = 60_000
-# Small segments, of which those before the snapshots go, so that little has to be looked at when a node starts.
+# Small segments: those before the snapshots are deleted, so that a start has little to recover.
 METADATA_LOG_CONFIG = LogConfig(
     segment_bytes=32 * 1024 * 1024, segment_ms=7 * 24 * 3600 * 1000, retention_ms=-1, retention_bytes=-1
 )
 # Kafka's version of the file.
 _STATE_VERSION = 1
-# Of the keys and values of control records. Kafka's tools read a LeaderChangeMessage in this version whatever the
-# value says it is, so the voters' directory ids (version 1) are left out. Older releases wrote version 1.
+# Of the keys and values of control records. Kafka's tools read a LeaderChangeMessage in this version, whatever the
+# value says, so the voters' directory ids (version 1) are left out. Older releases wrote version 1.
 _CONTROL_VERSION = 0
-# Before every offset: of voters that no record names.
+# Before every offset: for voters that are in no record.
 BEFORE_ALL = -1
 
 _NOWHERE = EpochEnd(-1, -1)
 
 
 class Batch(NamedTuple):
-    """What one batch changes, once it is committed."""
+    """The changes of one batch, to be applied once it is committed."""
 
     # Exclusive.
     end_offset: int
@@ -94,11 +93,11 @@ class MetadataLog:
         # The newest snapshot, and the epoch of the record before the log's start: the oldest one's.
         self.snapshot_id: SnapshotId | None = None
         self.start_epoch = 0
-        # Those in the log and, before them, those of the snapshot.
+        # (offset, voter set): those of the snapshot, then those in the log.
         self.voters: list[tuple[int, Voters]] = []
-        # Where voters listen, as the newest record says.
+        # The voters' addresses in the newest record.
         self.addresses: dict[int, tuple[str, int]] = {}
-        # In the log, and not applied yet. Batches without changes are here too: they count as progress.
+        # Batches in the log that are not applied yet. Also those without changes: they count as progress.
         self.unapplied: deque[Batch] = deque()
 
     # As the quorum sees it
@@ -125,20 +124,20 @@ class MetadataLog:
         return EpochEnd(entries[place - 1][0], end_offset)
 
     def _epochs(self) -> list[tuple[int, int]]:
-        """Those of which there are records. The log may know of one more: of a batch that found no room, which
-        must not count, or this node would be elected for what it does not have.
+        """The epochs that have records. The log may have one more, of a batch that found no room. It must not
+        count, or this node would be elected for a record that it does not have.
         """
         entries = self.log.epochs.entries
         return entries[:-1] if entries and entries[-1][1] >= self.end_offset else entries
 
     def epoch_before(self, offset: int) -> int:
-        """Of the record before this offset."""
+        """The epoch of the record before this offset."""
         return self.log.epochs.epoch_at(offset - 1) if offset > self.start_offset else self.start_epoch
 
     # Opening
 
     def begin_at(self, snapshots: list[SnapshotId], voters: Voters, removed: Voters = ()) -> None:
-        """The log continues these snapshots, oldest first, of which the newest was loaded."""
+        """The log continues these snapshots, oldest first; the newest was loaded."""
         if not snapshots:
             if self.start_offset:
                 raise ServeError(
@@ -147,8 +146,8 @@ class MetadataLog:
             return
         oldest, newest = snapshots[0], snapshots[-1]
         if not self._continues(newest):
-            # The snapshot is durable. The log behind it was lost or is yet to come; or it is still the one that
-            # the snapshot was fetched to replace, and what it has more was never committed.
+            # The snapshot is durable. The log after it was lost or not fetched yet; or this is still the log that
+            # the snapshot was fetched to replace, and what it has beyond that was never committed.
             self.log.start_over_at(newest.end_offset, newest.epoch)
             oldest = newest
         self.start_epoch = oldest.epoch
@@ -157,20 +156,20 @@ class MetadataLog:
             self.voters = _history(newest, voters, removed)
 
     def _continues(self, snapshot: SnapshotId) -> bool:
-        """Whether the log has what a snapshot says up to its end, or goes on from there."""
+        """Whether the log holds what a snapshot holds up to its end, or continues from there."""
         end_offset = snapshot.end_offset
         if self.end_offset < end_offset:
             return False
         epochs = self.log.epochs
         if self.start_offset >= end_offset:
-            # What lies before it was removed. No epoch follows a later one.
+            # The records before it were removed. Epochs never decrease.
             return self.end_offset == end_offset or epochs.epoch_at(end_offset) >= snapshot.epoch
-        # Two logs with a record of the same offset and epoch agree on all before it (Raft, section 5.3). How long
-        # they are says nothing.
+        # Two logs with a record of the same offset and epoch agree on everything before it (Raft, section 5.3).
+        # Their lengths say nothing.
         return epochs.epoch_at(end_offset - 1) == snapshot.epoch
 
     def replay(self) -> None:
-        """Read everything behind the newest snapshot. Raises ServeError when it cannot be read."""
+        """Read everything after the newest snapshot. Raises ServeError when it cannot be read."""
         offset = self.start_offset if self.snapshot_id is None else self.snapshot_id.end_offset
         try:
             while offset < self.end_offset:
@@ -204,7 +203,7 @@ class MetadataLog:
         self._take(bytes(batch), offset)
 
     def append_fetched(self, data: Buffer) -> None:
-        """Raises CorruptBatch too; the batches before the bad one were appended."""
+        """Raises CorruptBatch too; then the batches before the bad one were appended."""
         offset = self.end_offset
         try:
             self.log.append_replicated(data)
@@ -219,7 +218,7 @@ class MetadataLog:
             self.unapplied.pop()
 
     def start_over(self, snapshot_id: SnapshotId, voters: Voters, removed: Voters = ()) -> None:
-        """Begin and end behind a snapshot that came from the leader."""
+        """Make the log empty, starting at the end of a snapshot that was fetched from the leader."""
         self.log.start_over_at(snapshot_id.end_offset, snapshot_id.epoch)
         self.snapshot_id = snapshot_id
         self.start_epoch = snapshot_id.epoch
@@ -227,17 +226,17 @@ class MetadataLog:
         self.unapplied.clear()
 
     def snapshot_made(self, snapshots: list[SnapshotId]) -> None:
-        """There is a newer snapshot: what lies before the oldest one kept is no longer needed."""
+        """There is a newer snapshot: records before the oldest kept snapshot are no longer needed."""
         self.snapshot_id = snapshots[-1]
         if snapshots[0].end_offset > self.start_offset:
             self.log.delete_before(snapshots[0].end_offset)
             self.start_epoch = snapshots[0].epoch
         older = [entry for entry in self.voters if entry[0] < snapshots[-1].end_offset]
-        # One more than counts: who was a voter before tells a wiped one from one that was removed.
+        # Keep one set more than needed: the former voters tell a wiped voter from a removed one.
         self.voters = older[-2:] + self.voters[len(older) :]
 
     def remove_deleted_files(self) -> None:
-        """Remove files of the log that nobody needs any more, once nobody reads them either."""
+        """Remove deleted segments after a delay, when they are no longer read."""
         files = self._environment.files
         paths, self.log.pending_deletes = self.log.pending_deletes, []
 
@@ -250,7 +249,7 @@ class MetadataLog:
             self._environment.spawn.later(REMOVAL_DELAY_MS, remove)
 
     def _take(self, data: Buffer, offset: int) -> int:
-        """Remember what batches that are in the log now say; the offset behind them."""
+        """Decode the batches that are in the log now. Return the offset after them."""
         for position, header in batches(data):
             if header.base_offset < offset:
                 continue
@@ -273,7 +272,7 @@ class MetadataLog:
 
 
 def control_batch(records: list[Message], wall_ms: int, epoch: int, base_offset: int = 0) -> bytearray:
-    """One batch with these control records, which their readers see together or not at all."""
+    """One batch with these control records, which readers see together or not at all."""
     fields: list[RecordFields] = []
     for record in records:
         key = schema.encode(ControlRecordKey(version=_CONTROL_VERSION, type=record.KEY), _CONTROL_VERSION)
@@ -299,7 +298,7 @@ def control_message(record: ControlRecord, addresses: dict[int, tuple[str, int]]
 
 
 def _history(snapshot_id: SnapshotId, voters: Voters, removed: Voters) -> list[tuple[int, Voters]]:
-    """The voters as a snapshot has them, and before them those of the set before that one."""
+    """The voter set of a snapshot, preceded by the set before it."""
     history = [(snapshot_id.end_offset - 1, voters)]
     return [(snapshot_id.end_offset - 2, voters_of((*voters, *removed))), *history] if removed else history
 
@@ -343,7 +342,7 @@ def addresses_in(record: VotersRecord) -> dict[int, tuple[str, int]]:
 
 
 def decode_control(data: Buffer, position: int, header: BatchHeader) -> Iterator[Message]:
-    """Those that are known. Raises CorruptBatch and DecodeError."""
+    """Yield the records of known types. Raises CorruptBatch and DecodeError."""
     for record in decode_records(data, position, bytes_max=header.size):
         key = schema.decode(ControlRecordKey, 0, record.key or b"")
         kind = CONTROL_TYPE.get(key.type)
@@ -354,12 +353,12 @@ def decode_control(data: Buffer, position: int, header: BatchHeader) -> Iterator
 
 
 def decode_changes(data: Buffer, position: int, header: BatchHeader) -> list[Message]:
-    # Not compressed: its size is the most there can be, however large we wrote it.
+    # Not compressed, so the records are never larger than the batch, however large we wrote it.
     records = decode_records(data, position, bytes_max=header.size)
     return [metadata_changes.decode(record.value or b"") for record in records]
 
 
-# Promises
+# The stored vote and epoch
 
 
 def encode_state(state: StoredState) -> bytes:
@@ -376,7 +375,7 @@ def encode_state(state: StoredState) -> bytes:
 
 
 def read_state(files: Files, path: str) -> StoredState | None:
-    """None when there is none yet. Raises ServeError when it cannot be read: a forgotten vote is given twice."""
+    """None when there is none yet. Raises ServeError if it is unreadable: a forgotten vote could be cast twice."""
     if not files.exists(path):
         return None
     try:
@@ -394,9 +393,9 @@ def read_state(files: Files, path: str) -> StoredState | None:
 
 
 def refuse_damage(files: Files, directory: str) -> None:
-    """Refuse a log that recovery would cut to the first bad batch: the topics behind it would be gone.
+    """Refuse a log that recovery would truncate at a bad batch: the topics after it would be gone.
 
-    As long as the machine stayed up, all that a killed process can leave is a last batch that is cut short.
+    If the machine stayed up, a killed process can leave nothing worse than a last batch that is cut short.
     Raises ServeError.
     """
     names = [name for name in files.list(directory) if offset_of(name, LOG) is not None]
@@ -416,8 +415,8 @@ def refuse_damage(files: Files, directory: str) -> None:
 def write_again(files: Files, directory: str) -> None:
     """Write the newest segment once more, to another file.
 
-    Where an fsync of the process before has failed, the kernel counts those bytes as written, and no later fsync
-    covers them: a voter would confirm what a power loss takes from it. Raises OSError.
+    If an fsync of the previous process has failed, the kernel counts those bytes as written, and no later fsync
+    covers them: a voter would confirm what a power loss then destroys. Raises OSError.
     """
     names = [name for name in files.list(directory) if offset_of(name, LOG) is not None]
     if names:
@@ -426,9 +425,9 @@ def write_again(files: Files, directory: str) -> None:
 
 
 def _is_cut_short(rest: bytes) -> bool:
-    """Whether the last bytes of a file are the beginning of a batch and no more.
+    """Whether the last bytes of a file are only the beginning of a batch.
 
-    A length that was damaged may say so too; then there are whole batches behind it.
+    A damaged length may look the same, but then whole batches follow it.
     """
     try:
         if len(rest) >= HEADER_SIZE and decode_header(rest).size <= len(rest):

@@ -1,8 +1,8 @@
-"""Whether the controllers that this node was told to join belong to another cluster than its data directory.
+"""Detects that the configured controllers belong to another cluster than this node's data directory.
 
-Two ways lead here. A controller refuses what the quorum says to it (INCONSISTENT_CLUSTER_ID): one such controller
-may itself be the wrong one, most of them are not. And a node whose own log names none of the others as a voter
-never speaks to them, but leads a quorum of its own: that one asks them which cluster they are.
+There are two ways to find out. Controllers refuse the quorum's requests (INCONSISTENT_CLUSTER_ID): a single one may
+itself be the wrong one, a majority is not. And a node whose own log has none of the controllers as a voter never
+sends them quorum requests, but leads a quorum of its own: it asks them for their cluster id.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class OtherClusters:
         cluster_id: Callable[[], str | None],
         on_found: Callable[[str | None], None],
     ) -> None:
-        """``on_found`` gets the other cluster's id, where it is known."""
+        """``on_found`` gets the other cluster's id, or None if unknown."""
         self._environment = environment
         self._controllers = frozenset(controllers)
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._on_found = on_found
-        # Controllers that said so when they were last spoken to.
+        # Controllers that refused the last request they answered.
         self._refusing: set[int] = set()
         self._is_closed = False
 
@@ -42,7 +42,7 @@ class OtherClusters:
         self._is_closed = True
 
     def answered(self, node_id: int, *, is_refusal: bool) -> None:
-        """A node has answered what the quorum said to it."""
+        """A node has answered a request of the quorum."""
         if not is_refusal:
             self._refusing.discard(node_id)
         elif node_id in self._controllers and self._cluster_id():
@@ -51,7 +51,7 @@ class OtherClusters:
                 self._on_found(None)
 
     def ask(self, peers: Peers, voters: Collection[int]) -> None:
-        """Ask the controllers, if none of them has a vote in this node's log."""
+        """Ask the controllers for their cluster id, if none of them is a voter in this node's log."""
         others = self._controllers - {self._node_id}
         if self._cluster_id() and voters and not others.intersection(voters):
             for node_id in sorted(others):

@@ -1,14 +1,14 @@
-"""Snapshots of the metadata: what makes the beginning of the metadata log unnecessary.
+"""Snapshots of the metadata, which replace the beginning of the metadata log.
 
-    00000000000000012345-0000000007.checkpoint        all below offset 12345, the last of it of epoch 7
+    00000000000000012345-0000000007.checkpoint        all records below offset 12345; the last one has epoch 7
     00000000000000012345-0000000007.checkpoint.part   being written, or being fetched from the leader
 
-The file is Kafka's: a control batch with the header, one with the voters, batches of changes that make the
-image out of nothing, a control batch with the footer. A file without its footer is no snapshot.
+The file format is Kafka's: a control batch with the header, one with the voters, batches of changes that build the
+image from an empty one, a control batch with the footer. A file without a footer is not a snapshot.
 
-An image never changes, so it can be written in slices between which the loop does other work: a hundred
-thousand partitions take seconds to encode. The two newest are kept: the older one is for when the newer turns
-out to be unreadable, so the log is kept from *its* end on.
+An image never changes, so it is written in slices between which the loop does other work: a hundred thousand
+partitions take seconds to encode. The two newest snapshots are kept. The older one is used if the newer is
+unreadable, so the log is kept from the end of the *older* one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from penstock.raft.storage import SnapshotId
 CHECKPOINT = ".checkpoint"
 PART = ".part"
 KEPT = 2
-# Of one slice: some milliseconds.
+# Size of one slice: some milliseconds of work.
 SLICE_PARTITIONS = 200
 SLICE_CONFIGS = 500
 # Between two slices, so that a whole snapshot takes at most half of the loop's time.
@@ -60,12 +60,12 @@ T = TypeVar("T")
 
 
 class Loaded(NamedTuple):
-    """What a snapshot says."""
+    """The content of a snapshot."""
 
     snapshot_id: SnapshotId
     image: Image
     voters: Voters
-    # Who was in the set before that one.
+    # Voters of the previous set that are not in this one.
     removed: Voters
     addresses: dict[int, tuple[str, int]]
 
@@ -77,23 +77,23 @@ class Snapshots:
         directory: str,
         keeping: Callable[[Callable[[], None]], None] = lambda work: work(),
     ) -> None:
-        """``keeping`` does a write that must not fail for want of room, as far as that can be helped."""
+        """``keeping`` runs a write and, if the disk is full, lets it use the reserve (``Reserve.keeping``)."""
         self._environment = environment
         self._files = environment.files
         self._keeping = keeping
         self._directory = directory
-        # Those on disk, oldest first.
+        # Snapshots on disk, oldest first.
         self.ids: list[SnapshotId] = []
         self.is_writing = False
         self._is_closed = False
-        # Open for those who fetch it.
+        # The snapshot that followers fetch now, kept open.
         self._served: tuple[SnapshotId, File] | None = None
         self._download: tuple[SnapshotId, File] | None = None
 
     # Reading
 
     def load(self, on_unreadable: Callable[[str, str], None]) -> Loaded | None:
-        """The newest that can be read; ``on_unreadable(path, why)`` for each that cannot, which is set aside."""
+        """Load the newest readable snapshot. Unreadable ones are renamed, with a call of ``on_unreadable``."""
         for name in self._files.list(self._directory):
             if name.endswith(CHECKPOINT + PART):
                 self._files.remove(f"{self._directory}/{name}")
@@ -114,7 +114,7 @@ class Snapshots:
         return f"{self._directory}/{snapshot_id.end_offset:020d}-{snapshot_id.epoch:010d}{CHECKPOINT}"
 
     def piece_of(self, snapshot_id: SnapshotId, position: int, size: int) -> tuple[FileRange, int] | None:
-        """A piece for a follower, and the size of the whole; None when it is there no longer."""
+        """A piece for a follower, and the size of the whole snapshot; None when it no longer exists."""
         if snapshot_id not in self.ids:
             return None
         if self._served is None or self._served[0] != snapshot_id:
@@ -131,7 +131,7 @@ class Snapshots:
     # Fetching
 
     def write_piece(self, snapshot_id: SnapshotId, position: int, data: bytes) -> None:
-        """Raises OSError; then the download is lost, and what comes of it is not written any more."""
+        """Raises OSError; then the download is dropped, and its further pieces are ignored."""
         if position == 0:
             self.drop_download()
             path = self.path_of(snapshot_id) + PART
@@ -142,7 +142,7 @@ class Snapshots:
         file = self._download[1]
 
         def append() -> None:
-            # This makes the file, if there is none yet.
+            # This creates the file, if there is none yet.
             assert file.size == position, "pieces come in order"
             file.append([data])
 
@@ -153,7 +153,7 @@ class Snapshots:
             raise
 
     def finish_download(self, snapshot_id: SnapshotId) -> Loaded | None:
-        """Make what was fetched a snapshot, durably; None when the download was lost.
+        """Turn the download into a snapshot, durably; None when the download was dropped.
 
         Raises CorruptBatch, DecodeError and OSError.
         """
@@ -192,7 +192,7 @@ class Snapshots:
         addresses: dict[int, tuple[str, int]],
         done: Callable[[Exception | None], None],
     ) -> None:
-        """Write an image slice by slice; ``done(None)`` when it is durable and older ones were removed."""
+        """Write an image slice by slice; ``done(None)`` once it is durable and older ones are removed."""
         assert not self.is_writing
         self.is_writing = True
         spawn = self._environment.spawn
@@ -250,7 +250,7 @@ class Snapshots:
 
     def _keep_newest(self, snapshot_id: SnapshotId) -> None:
         if self.ids and snapshot_id < self.ids[-1]:
-            # A newer one was fetched meanwhile, and the log that would go on from this one is gone.
+            # A newer one was fetched meanwhile, and the log that continues this one is gone.
             self._files.remove(self.path_of(snapshot_id))
             return
         self.ids = sorted({*self.ids, snapshot_id})
@@ -262,7 +262,7 @@ class Snapshots:
 
 
 def id_of(name: str) -> SnapshotId | None:
-    """What the name of a snapshot's file says; None when it is another file's."""
+    """Parse the name of a snapshot file; None for any other file."""
     stem, extension = os.path.splitext(name)
     offset, _, epoch = stem.partition("-")
     is_one = len(offset) == _OFFSET_DIGITS and len(epoch) == _EPOCH_DIGITS and (offset + epoch).isdigit()
@@ -293,7 +293,7 @@ def read_snapshot(data: bytes, snapshot_id: SnapshotId) -> Loaded:
 
 
 def _slices(image: Image, voters: VotersRecord, epoch: int, wall_ms: int) -> Iterator[bytearray]:
-    """The batches of a snapshot, each made when it is asked for."""
+    """The batches of a snapshot, each encoded when it is requested."""
     offset = 0
     beginning: list[list[Message]] = [
         [SnapshotHeaderRecord(version=0, last_contained_log_timestamp=wall_ms)],
@@ -314,7 +314,7 @@ def _slices(image: Image, voters: VotersRecord, epoch: int, wall_ms: int) -> Ite
 
 
 def _parts(image: Image) -> Iterator[list[Message]]:
-    """The changes that make an image, some at a time: each part is the snapshot of a small image."""
+    """The changes that build an image, in parts: each part is the snapshot of a small image."""
     yield dataclasses.replace(image, topics={}, topics_by_id={}, configs={}, next_producer_id=0).snapshot()
     chunk = []
     size = 0
@@ -337,7 +337,7 @@ def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def difference(before: Image, after: Image) -> Delta:
-    """What became different when one image replaced another, without the changes that made it so."""
+    """The delta between two images, computed without the changes in between."""
     deleted = tuple(topic for id, topic in before.topics_by_id.items() if id not in after.topics_by_id)
     created = tuple(topic.name for id, topic in after.topics_by_id.items() if id not in before.topics_by_id)
     changed: list[str] = []
