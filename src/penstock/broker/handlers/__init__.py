@@ -1,4 +1,5 @@
-"""What the broker does with each request: one module per family, plain functions, and the table of them.
+"""Request handlers: one module of plain functions per family of APIs, and the table of routes.
 
-Imports everything below ``node``: handlers get the ``Broker`` and reach the rooms through it. No room imports them.
+Imports everything below ``node``: handlers get the ``Broker`` and reach the other packages through it. None of them
+imports handlers.
 """

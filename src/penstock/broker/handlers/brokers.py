@@ -1,8 +1,8 @@
-"""Which brokers there are: BrokerRegistration (0-4), BrokerHeartbeat (0-2) and UnregisterBroker (0).
+"""Registration of brokers: BrokerRegistration (0-4), BrokerHeartbeat (0-2) and UnregisterBroker (0).
 
-The first two come on the internal listener. A broker's heartbeats keep to one connection. When that ends and nobody
-listens at the broker's address any more, its process has died, and the controller does not wait for the end of the
-session.
+The first two come in on the internal listener. A broker sends its heartbeats on one connection. When that
+connection ends and the broker's address refuses new ones, its process has died, and the controller does not wait
+for the end of the session.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def broker_heartbeat(broker: Broker, request: BrokerHeartbeatRequest, call: Call
 
 
 def unregister_broker(broker: Broker, request: UnregisterBrokerRequest, call: Call) -> Any:
-    """Forget a broker for good. Not one that runs, as Kafka would: all that rests on it would be given up."""
+    """Remove a broker for good. Unlike Kafka, refuse if it is running: its replicas would be given up."""
     known = broker.image.brokers.get(BrokerId(request.broker_id))
     if known is not None and not known.fenced:
         return UnregisterBrokerResponse(

@@ -1,8 +1,8 @@
-"""ApiVersions (0-4) and DescribeCluster (0-2): what this broker is and what it speaks.
+"""ApiVersions (0-4) and DescribeCluster (0-2): the APIs this broker serves, and the brokers of the cluster.
 
-ApiVersions is the one request that is answered whatever its version: a client that is ahead of us gets the v0
-form with our range and tries again. Produce is advertised from version 0 although 3 is the oldest served,
-because librdkafka before 2.11 takes a higher minimum for "cannot compress" (KAFKA-18659).
+ApiVersions is answered in every version: a client with a newer one gets a version 0 response with our range and
+tries again. Produce is advertised from version 0 although 3 is the oldest served, because librdkafka before 2.11
+takes a higher minimum to mean "cannot compress" (KAFKA-18659).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SOFTWARE_SINCE_VERSION = 3
 FEATURES_SINCE_VERSION = 3
 LEVEL_0_SINCE_VERSION = 4
 KRAFT_FEATURE = "kraft.version"
-# Name, lowest and highest level. There is one form of the metadata's records, so it has one level.
+# Name, lowest and highest level. The metadata records have one format, so one level.
 SUPPORTED_FEATURES = (
     (KRAFT_FEATURE, 0, KRAFT_VERSION),
     (METADATA_VERSION, METADATA_VERSION_LEVEL, METADATA_VERSION_LEVEL),
@@ -43,7 +43,7 @@ SUPPORTED_FEATURES = (
 ENDPOINT_BROKERS = 1
 ENDPOINT_CONTROLLERS = 2
 
-# KIP-511: what clients may call themselves.
+# KIP-511: valid names and versions of client software.
 _software = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?").fullmatch
 
 
@@ -63,7 +63,7 @@ def api_versions(broker: Broker, request: ApiVersionsRequest, call: Call) -> Any
 
 
 def unsupported_api_versions(broker: Broker, request: object, call: Call) -> ApiVersionsResponse:
-    """A version we do not know, answered in version 0 with our own range as the only entry."""
+    """The version 0 response to a version we do not serve; the only entry is our own range."""
     return ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION,
         api_keys=[api for api in _served(call.listener.serves) if api.api_key == API_VERSIONS_KEY],
@@ -78,8 +78,8 @@ def _served(listener: str) -> list[ApiVersion]:
 
 
 def _add_features(response: ApiVersionsResponse, image: Image, version: int) -> None:
-    """What the metadata's own versions are (KIP-584). Only features that work are told: no group.version (KIP-848),
-    no transaction.version, no share.version.
+    """Add the feature levels (KIP-584). Only features that work are listed: no group.version (KIP-848), no
+    transaction.version, no share.version.
     """
     finalized = {**image.features, KRAFT_FEATURE: KRAFT_VERSION}
     response.supported_features = [
@@ -89,7 +89,7 @@ def _add_features(response: ApiVersionsResponse, image: Image, version: int) -> 
         if low or version >= LEVEL_0_SINCE_VERSION
     ]
     if not image.features:
-        return  # The cluster is not founded yet.
+        return  # the cluster is not founded yet
     response.finalized_features_epoch = image.offset
     response.finalized_features = [
         FinalizedFeatureKey(name=name, min_version_level=level, max_version_level=level)

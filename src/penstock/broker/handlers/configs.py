@@ -1,7 +1,7 @@
 """DescribeConfigs (1-4) and ListConfigResources (0-1), answered from the committed image.
 
-A resource that is named several times in a DescribeConfigs is described once: a few bytes of request may not
-become a hundred settings each time.
+A resource that a DescribeConfigs names several times is described once, so that a small request cannot produce a
+huge response.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.protocol.messages.configs import (
 )
 
 RESOURCE_TYPES_SINCE_VERSION = 1
-# By Kafka's numbers. Of the last three there are none here: loggers of brokers, metrics of clients, groups.
+# Kafka's numbers. Penstock has no resources of the last three: broker loggers, client metrics, groups.
 RESOURCE_TYPES = (TOPIC_RESOURCE, BROKER_RESOURCE, 8, 16, 32)
 
 

@@ -1,4 +1,4 @@
-"""Telling a client of Produce or Fetch who leads the partition it asked for here (KIP-951)."""
+"""Leader hints (KIP-951): Produce and Fetch responses name the leader of a partition led elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def name_leader(
     result: PartitionProduceResponse | PartitionData,
     leaders: dict[int, None],
 ) -> None:
-    """Put the partition's leader into its result, and into ``leaders``. Not if it is this broker, which refused."""
+    """Put the partition's leader into its result and into ``leaders``, unless it is this broker, which refused."""
     known = broker.image.topics.get(topic)
     if known is not None and 0 <= index < len(known.partitions):
         partition = known.partitions[index]

@@ -1,4 +1,4 @@
-"""DescribeLogDirs (1-5), which each broker answers for itself."""
+"""DescribeLogDirs (1-5), which each broker answers for its own directories."""
 
 from __future__ import annotations
 

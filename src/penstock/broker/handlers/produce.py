@@ -1,13 +1,13 @@
 """Produce (3-13) and InitProducerId (0-5).
 
-Each partition's batch stands or falls alone. A partition whose append must wait for its replicas, or for an
-fsync, holds back the whole answer, for the request's timeout at the most; what was appended stays appended, so
-REQUEST_TIMED_OUT means "perhaps", and an idempotent producer's retry finds out. A broker that does not lead a
-partition says who does (KIP-951). With acks=0 nobody is listening: an error
-closes the connection, which is the only sign such a producer understands.
+Each partition's batch succeeds or fails on its own. A partition whose append waits for its replicas or for an fsync
+delays the whole response, at most for the request's timeout. What was appended stays appended, so after
+REQUEST_TIMED_OUT the records may be there, and an idempotent producer's retry finds out. A broker that does not
+lead a partition names the leader (KIP-951). With acks=0 the client expects no response, so an error closes the
+connection: the only sign that such a producer notices.
 
-Departures from Kafka: records inside a batch are not inspected (the header and the CRC are), and
-transactional ids are refused until transactions exist.
+Departures from Kafka: records inside a batch are not inspected (the header and the CRC are), and transactional ids
+are refused until transactions exist.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _why_not_here(broker: Broker, name: str, index: int, *, by_id: bool) -> Erro
 
 
 class _PendingProduce:
-    """An answer that waits until every partition's batch is committed, or the time is up."""
+    """A response that waits until every partition's batch is acknowledged, or the timeout is over."""
 
     __slots__ = ("_call", "_response", "_timer", "_unfinished")
 

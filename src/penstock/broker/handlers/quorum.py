@@ -1,12 +1,12 @@
 """Vote (0-2), BeginQuorumEpoch (0-1), EndQuorumEpoch (0-1), DescribeQuorum (0-2), FetchSnapshot (0-1),
 AddRaftVoter (0-1) and RemoveRaftVoter (0): the metadata quorum. Its Fetch comes in by ``handlers/fetch.py``.
 
-All of it is for ``broker/quorum/consensus.py``, which answers when the core has decided. DescribeQuorum and the
-changes of voters come from operators too, on the clients' listener; the rest only from other nodes.
+All of them go to ``broker/quorum/consensus.py``, which answers when the core has decided. DescribeQuorum and the
+changes of voters also come from operators, on the client listener; the rest come only from other nodes.
 
-Departures from Kafka: DescribeQuorum is answered by every node, with an error beside what it knows when it
-does not lead, because newborn nodes find each other by it; AddRaftVoter is answered when it is committed, be
-``ack_when_committed`` what it may, and does not wait for the voter to catch up.
+Departures from Kafka: every node answers DescribeQuorum, because new nodes find each other by it; one that does not
+lead adds an error to what it knows. AddRaftVoter is answered when it is committed, whatever ``ack_when_committed``
+says, and does not wait for the voter to catch up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def ask_node(broker: Broker, request: Any, call: Call) -> Any:
 
 
 def ask_leader(broker: Broker, request: Any, call: Call) -> Any:
-    """Pass an operator's question on to the node that leads the quorum; other nodes ask whom they mean to."""
+    """Forward an operator's request to the quorum leader. Requests of other nodes are answered here."""
     leader, handle = broker.consensus.leader_id, broker.consensus.handle
     if call.is_internal or leader is None or leader == broker.node_id:
         return handle(request, call)

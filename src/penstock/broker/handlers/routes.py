@@ -1,8 +1,8 @@
-"""Which function handles which API, and the rights that its requests need.
+"""The table of routes: the function that handles each API, and the rights that its requests need.
 
-Handler modules are imported when their API is first used. The rights are those that Kafka asks for. A right on
-the cluster or on the request's one group is checked before the handler runs, any other by the handler, for each
-resource that the request names (``network/authorization.py``).
+Handler modules are imported when their API is first used. The rights are Kafka's. A right on the cluster or on the
+request's one group is checked before the handler runs; the handler checks all others, for each resource that the
+request names (``network/authorization.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DESCRIBE_CONFIGS, ALTER_CONFIGS = Operation.DESCRIBE_CONFIGS, Operation.ALTER_CO
 IDEMPOTENT_WRITE = Operation.IDEMPOTENT_WRITE
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 TRANSACTIONAL_ID = ResourceType.TRANSACTIONAL_ID
-# Of topics, or of brokers.
+# For the configs of topics, or of brokers.
 ON_CONFIGS = (Right(ALTER_CONFIGS, TOPIC), Right(ALTER_CONFIGS, CLUSTER))
 
 

@@ -1,7 +1,7 @@
 """SaslHandshake (0-1), SaslAuthenticate (0-2), DescribeAcls, CreateAcls and DeleteAcls (1-3).
 
-Authentication and authorization do not work yet. All of these are refused by an answer, with the errors of a
-Kafka broker that has neither: a closed connection would tell the client nothing.
+Authentication and authorization are not implemented yet. All of these requests get the error of a Kafka broker
+that has neither enabled: a closed connection would tell the client nothing.
 """
 
 from __future__ import annotations

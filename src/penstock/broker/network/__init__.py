@@ -1,5 +1,5 @@
-"""Connections: what clients and other nodes say to this one, and what this one says to others.
+"""Connections: from clients and other nodes to this one, and from this node to others.
 
-Knows no request by name, except for what is kept between requests: fetch sessions, for which it imports
-``partition``, and the Metadata answer in bytes.
+It knows no request by name, except for what is kept between requests: fetch sessions, for which it imports
+``partition``, and the encoded Metadata response.
 """

@@ -1,14 +1,14 @@
-"""Who asks, and what they may do: principals, operations on resources, and the check that each request passes.
+"""Authorization: principals, operations on resources, and the check that each request passes.
 
-There is no authorizer yet. A listener whose ``authorizer`` is None lets everybody do everything, and a request pays
-for one look at that attribute.
+There is no authorizer yet. A listener whose ``authorizer`` is None allows everything to every client, and a request
+only pays for checking that attribute.
 
-Each route names the rights that its requests need (``handlers/routes.py``). A right on the one resource that a
-whole request is about, the cluster or a group, is checked before the handler runs; without it the client gets the
-error answer of the API. Where a request names several resources, each of them stands or falls alone: the handler
-asks ``Call.allows`` for each.
+Each route names the rights that its requests need (``handlers/routes.py``). If a whole request is about one
+resource, the cluster or a group, that right is checked before the handler runs; without it the client gets the
+API's error response. If a request names several resources, each is checked on its own: the handler calls
+``Call.allows`` for each.
 
-Clients that ask are told the operations they may perform, as a bit for each (KIP-430).
+Clients can request the operations they may perform, as a bit set (KIP-430).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Principal(NamedTuple):
-    """Who asks, as Kafka writes it: ``User:alice``."""
+    """The identity of a client, as Kafka writes it: ``User:alice``."""
 
     type: str
     name: str
@@ -35,7 +35,7 @@ class Principal(NamedTuple):
         return f"{self.type}:{self.name}"
 
 
-# Everybody on a listener without authentication.
+# Every client on a listener without authentication.
 ANONYMOUS = Principal("User", "ANONYMOUS")
 
 
@@ -66,7 +66,7 @@ class ResourceType(IntEnum):
 # Kafka's name for the one resource of the type CLUSTER.
 CLUSTER_NAME = "kafka-cluster"
 
-# What a client is told that lacks a right on a resource of the type.
+# The error for a client that lacks a right on a resource of the type.
 DENIED = {
     ResourceType.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ResourceType.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
@@ -74,7 +74,7 @@ DENIED = {
     ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 
-# Every operation that a resource of the type has, where clients are told of it.
+# The operations of each resource type for which clients can request them.
 OPERATIONS = {
     ResourceType.CLUSTER: (
         Operation.CREATE,
@@ -115,12 +115,12 @@ class Authorizer(Protocol):
 
 
 class Right(NamedTuple):
-    """An operation on a resource, as a route needs it."""
+    """A right that a route needs: an operation on a resource."""
 
     operation: Operation
     resource: ResourceType
-    # Which resource, if the whole request is about one. None: the request names several, or only some requests need
-    # the right; the handler asks.
+    # Gets the resource's name from the request, if the whole request is about one resource. None: the handler
+    # checks, because the request names several resources or only some requests need the right.
     name: Callable[[Any], str] | None = None
 
 
@@ -133,7 +133,7 @@ def on_its_group(operation: Operation) -> Right:
 
 
 def refusal(call: Call, request: Message) -> Message | None:
-    """The answer to a request whose caller lacks a right that all of it needs; None when the handler may go on."""
+    """The error response if the caller lacks a right that the whole request needs; None if the handler may run."""
     for operation, resource, name in call.route.rights:
         if name is not None and not call.allows(operation, resource, name(request)):
             return error_response(request, call.version, DENIED[resource])
@@ -141,7 +141,7 @@ def refusal(call: Call, request: Message) -> Message | None:
 
 
 def authorized_operations(call: Call, resource: ResourceType, name: str = CLUSTER_NAME) -> int:
-    """What the caller may do with a resource, as a bit for each operation."""
+    """The operations that the caller may perform on a resource, as a bit set."""
     if call.authorizer is None:
         return ALL_OPERATIONS[resource]
     operations = OPERATIONS[resource]

@@ -1,13 +1,12 @@
-"""One client connection: bytes in, requests to their handlers, answers out in request order.
+"""One client connection: bytes in, requests to their handlers, responses out in request order.
 
-The connection owns no task and no future. It reads when the stream is readable, hands each whole frame to its
-route, and sends everything that is ready in one gathered call per turn. A request that cannot be answered at
-once leaves its ``Call`` in line; whoever completes it calls ``Call.answer``, and the answers behind it wait
-their turn, because clients take a changed order for a broken broker.
+The connection owns no task and no future. It reads when the stream is readable, passes each whole frame to its
+route, and sends everything that is ready in one gathered call per turn. A request that cannot be answered at once
+leaves its ``Call`` in a queue until ``Call.answer`` completes it. The responses behind it wait, because clients
+treat a changed order as a protocol error.
 
-Back-pressure is one rule: while too much is waiting to be sent, or too many requests are waiting to be
-answered, the connection neither parses nor reads. So a slow reader costs a bounded amount of memory and
-nobody else.
+Back-pressure is one rule: while too many bytes wait to be sent, or too many requests wait for their response, the
+connection neither parses nor reads. So a slow client uses a bounded amount of memory and does not slow down others.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from penstock.protocol.listeners import ListenerDescription
 if TYPE_CHECKING:
     from penstock.broker.network.server import Server
 
-# Requests of one connection that may wait for their answer; Kafka allows one, its clients send five.
+# Requests of one connection that may wait for their response; Kafka allows one, its clients send five.
 WAITING_CALLS_MAX = 64
 # Bytes held in memory for a peer that does not read them.
 UNSENT_BYTES_MAX = 4 * 1024 * 1024
-# After this many requests of one peer, it is the next one's turn.
+# After this many requests of one connection, the loop serves other connections.
 FRAMES_PER_TURN = 128
-# A smaller piece of a file is read and gathered with its neighbours: one call instead of three.
+# A file range up to this size is read and sent together with the buffers around it: one call instead of three.
 GATHERED_RANGE_BYTES = 64 * 1024
-# One turn of sendfile; then the other connections are looked at.
+# Sent with sendfile in one turn; then the loop serves other connections.
 SENT_FILE_BYTES_PER_TURN = 4 * 1024 * 1024
 BUFFERS_PER_SEND = 256
 GATHERED_BYTES_MAX = 512 * 1024
@@ -52,16 +51,16 @@ _header = struct.Struct(">hhih")
 _frame_start = struct.Struct(">ii").pack
 _flexible_frame_start = struct.Struct(">iib").pack
 
-# What a handler returns when the answer comes later through Call.answer.
+# Returned by a handler when the response comes later, through Call.answer.
 WAITING: Final = object()
-# What a handler returns when the client expects none (acks=0).
+# Returned by a handler when the client expects no response (acks=0).
 NO_RESPONSE: Final = object()
-# What a handler returns when the peer deserves no further word.
+# Returned by a handler to close the connection without a response.
 CLOSE: Final = object()
 
 
 class Encoded:
-    """An answer already in bytes (a cached one), to be sent as it is."""
+    """A response that is already encoded, such as a cached one."""
 
     __slots__ = ("parts",)
 
@@ -94,7 +93,7 @@ class Route:
 
 
 class Call:
-    """One request on its way to an answer; also the token under which a core remembers who asked."""
+    """One request that waits for its response; also the token by which a core identifies the request."""
 
     __slots__ = ("client_id", "connection", "correlation_id", "on_abandoned", "parts", "route", "version")
 
@@ -104,9 +103,9 @@ class Call:
         self.version = route.version
         self.correlation_id = correlation_id
         self.client_id = client_id
-        # The answer in bytes once it is there; empty when the client expects none.
+        # The encoded response, None until it is ready; empty when the client expects none.
         self.parts: list[Buffer | FileRange] | None = None
-        # Called when the peer has gone before the answer was there.
+        # Called when the connection ends before the response is ready.
         self.on_abandoned: Callable[[], None] | None = None
 
     @property
@@ -115,22 +114,22 @@ class Call:
 
     @property
     def principal(self) -> Principal:
-        """Who asks."""
+        """The client's identity."""
         return self.connection.principal
 
     @property
     def authorizer(self) -> Authorizer | None:
-        """None: everybody may do everything."""
+        """None: every client may do everything."""
         return self.connection.authorizer
 
     def allows(self, operation: Operation, resource: ResourceType, name: str) -> bool:
-        """Whether who asks may do this. Handlers ask it for each resource that a request names."""
+        """Whether the client may do this. Handlers check it for each resource that a request names."""
         authorizer = self.authorizer
         return authorizer is None or authorizer.allows(self.principal, self.host, operation, resource, name)
 
     @property
     def is_internal(self) -> bool:
-        """Whether it came on the listener of the cluster's nodes."""
+        """Whether the request came in on the internal listener, from another node."""
         return self.connection.listener.serves == INTERNAL
 
     @property
@@ -152,14 +151,14 @@ class Call:
             connection.advance()
 
     def complete(self, response: Any) -> bool:
-        """Put the answer into bytes; False when the connection was closed instead."""
+        """Encode the response; False when the connection was closed instead."""
         if response is CLOSE:
             self.connection.close()
             return False
         try:
             self.parts = [] if response is NO_RESPONSE else frame_response(self, response)
         except struct.error as error:
-            # What the peer asked for does not fit in the version it asked with: a text of more than 32 KB, say.
+            # The response does not fit in the requested version: for example a string of more than 32 KB.
             self.connection.refuse(f"the answer cannot be written: {error}")
             return False
         return True
@@ -196,24 +195,24 @@ class Connection:
         self.principal = ANONYMOUS
         self.listener = server.listener
         self.is_closed = False
-        # Called once when the connection has ended, for whoever has to know.
+        # Called once when the connection has ended.
         self.on_closed: Callable[[], None] | None = None
         self.connected_ms = self.last_active_ms = server.environment.clock.now_ms()
         # Input.
         self._framer = Framer(server.buffers, server.frame_bytes_max)
         self._is_reading = False
-        # When the frame that is still incomplete began; -1 while there is none.
+        # When the incomplete frame began; -1 while there is none.
         self.frame_started_ms = -1
         self._client_id_bytes = b""
         self._client_id = ""
-        # Requests whose answers are not ready, oldest first, with the ready ones behind them.
+        # Requests whose response is not ready, oldest first, and the ready ones behind them.
         self._waiting: deque[Call] = deque()
         # Output.
         self._unsent: deque[Buffer | FileRange] = deque()
         self._unsent_bytes = 0
         self._is_writing = False
         self._is_warming = False
-        # The range a thread has just read: it is sent without asking again whether it is in memory.
+        # The range that a thread has just read: it is sent without another check whether it is in memory.
         self._warmed: FileRange | None = None
         self._read(True)
 
@@ -223,7 +222,7 @@ class Connection:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it is the peer's turn: nobody is working on an answer."""
+        """Whether no response is pending: the next move is the client's."""
         return not self._waiting
 
     @property
@@ -235,7 +234,7 @@ class Connection:
         return self._framer.has_pooled_buffer
 
     def advance(self) -> None:
-        """Send the answers that have become ready, and go on reading if that made room."""
+        """Send the responses that have become ready, and read on if that made room."""
         waiting = self._waiting
         while waiting and waiting[0].parts is not None:
             self._queue(waiting.popleft().parts)
@@ -244,12 +243,12 @@ class Connection:
             self._server.environment.spawn.soon(self._process)
 
     def resume(self) -> None:
-        """The buffer pool has something to lend again."""
+        """The buffer pool has a free buffer again."""
         if not self.is_closed:
             self._process()
 
     def refuse(self, reason: str) -> None:
-        """Close, and let the operator know why."""
+        """Close the connection and log why."""
         self._server.refused(self, reason)
         self.close()
 
@@ -281,7 +280,7 @@ class Connection:
     def _readable(self) -> None:
         space = self._framer.space()
         if space is None:
-            # Not the peer's fault: its time does not run while we do not read.
+            # Not the client's fault: the frame timeout does not run while we do not read.
             self.frame_started_ms = -1
             self._read(False)
             self._server.wait_for_buffer(self)
@@ -301,7 +300,7 @@ class Connection:
         self._process()
 
     def _process(self) -> None:
-        """Handle the whole frames at hand, then send; stop early when it is someone else's turn."""
+        """Handle the whole frames received so far, at most FRAMES_PER_TURN, then send."""
         if self.is_closed:
             return
         framer = self._framer
@@ -324,7 +323,7 @@ class Connection:
             self.refuse(str(error))
             return
         except AssertionError:
-            raise  # a broken invariant: going on could harm what is stored
+            raise  # a broken invariant: continuing could damage stored data
         except Exception:
             server.failed(self)
             self.close()
@@ -404,7 +403,7 @@ class Connection:
         self.advance()
 
     def _send(self) -> bool:
-        """Send what the stream takes; whether nothing is left that it must still take."""
+        """Send what the stream accepts; False if it has to be called again when the stream is writable."""
         unsent = self._unsent
         budget = SENT_FILE_BYTES_PER_TURN
         while unsent:
@@ -439,7 +438,7 @@ class Connection:
         return True
 
     def _gather(self) -> list[Buffer] | None:
-        """The buffers at the front, small file ranges read in; None when one has to be warmed first."""
+        """The buffers at the front, with small file ranges read; None when one has to be warmed first."""
         unsent = self._unsent
         buffers: list[Buffer] = []
         gathered_bytes = 0
@@ -469,7 +468,7 @@ class Connection:
         return buffers
 
     def _warm(self, part: FileRange, size: int) -> None:
-        """Let a thread bring a cold range into memory: the loop never waits for a disk."""
+        """Have a thread read a cold range into memory, because the loop must not wait for a disk."""
         self._is_warming = True
 
         def warmed(_: None, error: Exception | None) -> None:
@@ -487,7 +486,7 @@ class Connection:
 
 
 def frame_response(call: Call, response: Any) -> list[Buffer | FileRange]:
-    """The answer as it goes on the wire: length, correlation id, and the body's parts uncopied."""
+    """The response as sent on the wire: length, correlation id, and the parts of the body, not copied."""
     parts: list[Buffer | FileRange] = (
         list(response.parts) if type(response) is Encoded else call.route.encode(response)
     )
@@ -507,7 +506,7 @@ def frame_response(call: Call, response: Any) -> list[Buffer | FileRange]:
 
 
 def _skip_tags(frame: memoryview, position: int) -> int:
-    """Step over the tagged fields of a request header; clients send none, so one zero byte is the rule."""
+    """Skip the tagged fields of a request header. Usually there are none: one zero byte."""
     if position < len(frame) and frame[position] == 0:
         return position + 1
     count, position = _uvarint(frame, position)

@@ -1,4 +1,4 @@
-"""How many connections a listener takes."""
+"""The connection limits of a listener."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ConnectionLimits:
-    """The settings can be changed while the broker runs, so listeners look here at every new connection."""
+    """The settings can change while the broker runs, so listeners read them at every new connection."""
 
     total: int
     # From one host.

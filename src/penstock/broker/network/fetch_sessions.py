@@ -1,13 +1,12 @@
-"""Fetch sessions (KIP-227): the broker remembers a consumer's partitions, so that it names only what changed.
+"""Fetch sessions (KIP-227): the broker remembers a client's partitions, so that requests name only the changes.
 
-A session watches its partitions and keeps the ones worth looking at in ``dirty``; a fetch over ten thousand
-quiet partitions costs nothing. A partition is dirty when the client named it, when it changed, or when the
-last answer had no room for it; it is clean once it was looked at and had nothing to say. The order of
-``dirty`` is the order of serving, and who was served goes to its end, so a busy partition cannot starve the
-others.
+A session watches its partitions and keeps the dirty ones in ``_dirty``, so a fetch over ten thousand quiet
+partitions costs nothing. A partition is dirty when the client named it, when it changed, or when the last response
+had no room for it. It is clean once it was read and had nothing new. Partitions are served in the order of
+``_dirty``, and a served partition goes to its end, so that a busy partition cannot starve the rest.
 
-Sessions are bounded in number and, all of them together, in partitions: a client names whatever it likes, and
-what is remembered for it must not become all of our memory. Whoever gets no session goes on without.
+The number of sessions is limited, and so is the number of partitions in all of them: a client may name any number
+of partitions, and they must not fill the memory. A client that gets no session continues without one.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from penstock.protocol.messages.fetch import PartitionData
 
 SESSIONLESS_EPOCH = -1
 EPOCH_MAX = 2**31 - 1
-# A session this long unused makes room for a new one; Kafka's min.incremental.fetch.session.eviction.ms.
+# A session unused for this long makes room for a new one; Kafka's min.incremental.fetch.session.eviction.ms.
 EVICTABLE_AFTER_MS = 120_000
-# Of all sessions together; about 100 MB.
+# In all sessions together; about 100 MB.
 PARTITIONS_MAX = 250_000
 
 
@@ -34,12 +33,12 @@ Key: TypeAlias = tuple[str, bytes, int]
 
 
 def session_key(topic: str, topic_id: bytes, index: int) -> Key:
-    """By which a session knows a partition: the id if it has one, because its name may not be known yet."""
+    """The key of a partition in a session: the topic id if there is one, because the name may not be known yet."""
     return (topic if topic_id == NO_TOPIC_ID else ""), topic_id, index
 
 
 class FetchPartition:
-    """What a client wants of one partition, and what it was last told about it."""
+    """The fetch state of one partition: what the client requests, and what it was last sent."""
 
     __slots__ = (
         "bytes_max",
@@ -75,19 +74,19 @@ class FetchPartition:
         self.topic_id = topic_id
         self.index = index
         self.hosted = hosted
-        # What to answer while it is not hosted here.
+        # The error to answer with while the partition is not hosted here.
         self.unknown = unknown
         self.fetch_offset = fetch_offset
         self.bytes_max = bytes_max
         self.current_leader_epoch = current_leader_epoch
         self.last_fetched_epoch = last_fetched_epoch
-        # A follower's: where its own log begins.
+        # For a follower: the log start offset of its own log.
         self.log_start_offset = log_start_offset
         self.sent_high_watermark = -1
         self.sent_log_start_offset = -1
-        # Up to where the asker may read: below it there is more to send.
+        # Exclusive. How far the client may read; below it there is more to send.
         self.ceiling = -1
-        # A follower's: its position was taken note of.
+        # For a follower: its fetch offset was reported to the partition.
         self.is_counted = False
 
     @property
@@ -119,17 +118,17 @@ class FetchSession:
     ) -> None:
         self._sessions = sessions
         self.id = session_id
-        # Of a follower, who sees what consumers do not.
+        # The client is a follower, which may read above the high watermark.
         self.is_replica = is_replica
-        # What the next request must say.
+        # The session epoch that the next request must have.
         self.epoch = 1
         self.last_used_ms = now_ms
         self._partitions: dict[Key, FetchPartition] = {}
         self._hosted: dict[HostedPartition, FetchPartition] = {}
         self._dirty: dict[FetchPartition, None] = {}
-        # The answer to a full fetch names every partition, also those with nothing to say.
+        # The response to a full fetch names every partition, also those with nothing new.
         self._is_new = True
-        # The fetch that is waiting for a change, if one is.
+        # The fetch that waits for a change, if there is one.
         self.waiting: Any = None
         self.update(partitions, ())
 
@@ -139,8 +138,8 @@ class FetchSession:
             known = self._partitions.get(key)
             if known is not None:
                 partition.sent_high_watermark = known.sent_high_watermark
-                # A follower says what it knows. It may have had to drop what it was told, and is not in sync
-                # before it begins where the leader does.
+                # A follower reports its own log start offset. It may have dropped what it was sent, and it is not
+                # in sync before its log begins where the leader's does.
                 partition.sent_log_start_offset = (
                     partition.log_start_offset if self.is_replica else known.sent_log_start_offset
                 )
@@ -164,13 +163,13 @@ class FetchSession:
             self._hosted.pop(partition.hosted, None)
 
     def resolve(self, find: Callable[[FetchPartition], HostedPartition | None]) -> None:
-        """Look again for partitions that were not there, or have gone: the client will not name them again.
+        """Look again for partitions that were missing or have been deleted: the client will not name them again.
 
-        They are all dirty, because an answer that is an error is said again every time.
+        They are all dirty, because an error is repeated in every response.
         """
         for partition in self._dirty:
             if partition.hosted is None or partition.hosted.is_deleted:
-                # Also when it moved here from another broker.
+                # It may also have moved here from another broker.
                 found = find(partition)
                 if partition.hosted is not None:
                     self._hosted.pop(partition.hosted, None)
@@ -196,7 +195,7 @@ class FetchSession:
             self._dirty[partition] = None
 
     def has_news(self, partition: FetchPartition, data: PartitionData) -> bool:
-        """Whether an answer would name the partition. One that has none is not looked at until it changes."""
+        """Whether the response has to name the partition. If not, it is clean until it changes."""
         if (
             self._is_new
             or data.error_code
@@ -212,16 +211,16 @@ class FetchSession:
         return False
 
     def answered(self, sent: Iterable[tuple[FetchPartition, PartitionData]]) -> None:
-        """Take note of what the client knows now."""
+        """Record what the client was sent."""
         self._is_new = False
         for partition, data in sent:
             if data.error_code or data.diverging_epoch is not None:
-                # Nothing else in such an answer counts: a follower cuts its log, a client looks for another leader.
+                # The rest of such a response does not count: a follower truncates, a client looks for the leader.
                 partition.sent_high_watermark = partition.sent_log_start_offset = -1
             else:
                 partition.sent_high_watermark = data.high_watermark
                 partition.sent_log_start_offset = data.log_start_offset
-            # There is more, or there was no room for it, or it has to be said again.
+            # There is more to send, or the error has to be repeated.
             stays = (
                 data.error_code
                 or data.diverging_epoch is not None
@@ -231,8 +230,8 @@ class FetchSession:
             if not stays:
                 del self._dirty[partition]
             elif data.records:
-                # Only who was given something goes to the end. Those who got a mere word of the news keep
-                # their place, or a busy topic would be served in the same order every time.
+                # Only partitions that sent records go to the end. Those that sent only offsets keep their place, or
+                # a busy topic would be served in the same order every time.
                 del self._dirty[partition]
                 self._dirty[partition] = None
 
@@ -253,16 +252,16 @@ class FetchSessions:
         self._slots = slots
         self._clock = clock
         self._random = randomness
-        # In order of last use.
+        # Least recently used first.
         self._sessions: dict[int, FetchSession] = {}
-        # Of all sessions together; they count themselves.
+        # In all sessions together. Each session updates it.
         self.partition_count = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def create(self, partitions: list[FetchPartition], *, is_replica: bool = False) -> FetchSession | None:
-        """None when there is no room: the client then goes on without a session, at full length."""
+        """None when there is no room: the client then continues without a session, with full requests."""
         now_ms = self._clock.now_ms()
         while len(self._sessions) >= self._slots or self.partition_count + len(partitions) > PARTITIONS_MAX:
             oldest = next(iter(self._sessions.values()), None)
@@ -283,7 +282,7 @@ class FetchSessions:
         if session.epoch != epoch:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH
         if self.partition_count > PARTITIONS_MAX:
-            # Somebody's session grew too large. Each that comes back is ended, until there is room again.
+            # The sessions have grown too large. End each one that is used, until there is room again.
             self.close(session_id)
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         del self._sessions[session_id]

@@ -1,12 +1,11 @@
-"""Every topic in bytes, as a Metadata answer for all of them lists it.
+"""The encoded topics of a Metadata response for all topics.
 
-A hundred thousand partitions as message objects cost the loop most of a second. So a topic is packed without
-objects, kept until it changes, and the list is put together in pages, a few of them in a turn. The pages are
-shared by all who ask until the image moves.
+A hundred thousand partitions as message objects would take the loop most of a second. So each topic is encoded
+without objects and kept until it changes, and the list is built in pages, a few per turn of the loop. All requests
+share the pages until the image changes.
 
-What a newcomer gets wrong: what is said of a topic depends on more than the topic. Which brokers are offline is
-in it too, so a change of that starts over; what depends on anything else (the brokers, the controller) is not
-in here but written anew for each answer (``handlers/topics.py``).
+Careful: the bytes of a topic also depend on which brokers are offline, so a change of that encodes all topics
+again. The rest of the response (the brokers, the controller) is encoded for each request (``handlers/topics.py``).
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from penstock.metadata.topics import is_internal
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.primitives import uvarint
 
-# The versions that first said something else of a topic. From 10 on only what is around them changed.
+# The versions in which the layout of a topic changed. From 10 on only other parts of the response changed.
 LAYOUTS = (0, 1, 5, 7, 8, 9, 10)
-# Clients of one cluster speak few versions; each that is kept takes some 10 MB for 100,000 partitions.
+# Clients of one cluster use few versions; each one kept takes about 10 MB for 100,000 partitions.
 EDITIONS_MAX = 3
 PAGE_BYTES = 128 * 1024
-# Some 3 ms. Then whoever else has something to do has a turn.
+# About 3 ms of work in one turn of the loop.
 PARTITIONS_PER_TURN = 5_000
 
 _NONE = int(ErrorCode.NONE)
@@ -40,13 +39,13 @@ Done = Callable[[list[bytes]], None]
 class MetadataPages:
     def __init__(self, spawn: Spawn) -> None:
         self._spawn = spawn
-        # By layout and operations; the one asked for last is the last.
+        # By layout and operations, least recently used first.
         self._editions: dict[tuple[int, int], _Edition] = {}
 
     def list_topics(self, image: Image, version: int, operations: int, done: Done) -> None:
-        """``done(pages)`` with all topics of this image in its order, now or after some turns.
+        """Call ``done(pages)`` with all topics of this image in its order, now or after some turns.
 
-        ``operations`` are those that whoever asks may do on each topic, where the version has them.
+        ``operations`` are the authorized operations to list for each topic, in versions that have them.
         """
         key = (LAYOUTS[bisect_right(LAYOUTS, version) - 1], operations)
         edition = self._editions.pop(key, None) or _Edition(*key)
@@ -64,7 +63,7 @@ class MetadataPages:
             listing.waiting.append(done)
 
     def moved(self, delta: Delta) -> None:
-        """There is another image, which differs by this much."""
+        """The image has changed by this delta."""
         changed = [*delta.changed, *delta.created, *(topic.name for topic in delta.deleted)]
         for edition in self._editions.values():
             edition.listing = None
@@ -73,23 +72,23 @@ class MetadataPages:
 
 
 class _Edition:
-    """What all topics look like in one layout."""
+    """All topics in one layout."""
 
     __slots__ = ("layout", "listing", "offline", "operations", "packed")
 
     def __init__(self, layout: int, operations: int) -> None:
         self.layout = layout
         self.operations = operations
-        # The newest one, while its image is.
+        # The listing of the current image; None when the image has changed since.
         self.listing: _Listing | None = None
-        # By name, each with what it was packed from: a topic that changed is another object.
+        # By name, each with the topic it was packed from: a changed topic is another object.
         self.packed: dict[str, tuple[TopicImage, bytes]] = {}
-        # Brokers that could not be reached when these were packed.
+        # Brokers that were offline when these were packed.
         self.offline: frozenset[int] = frozenset()
 
 
 class _Listing:
-    """All topics of one image, as far as they have been put together."""
+    """The pages of one image, built over several turns of the loop."""
 
     __slots__ = ("_edition", "_pack", "_spawn", "_topics", "image", "is_complete", "pages", "waiting")
 
@@ -119,9 +118,9 @@ class _Listing:
             done(self.pages)
 
     def _add_page(self) -> int:
-        """Returns how many partitions had to be packed for it."""
+        """Return the number of partitions that had to be packed for it."""
         edition = self._edition
-        # One that was overtaken by another image leaves alone what that one needs.
+        # If a newer image has its own listing, do not touch the topics it uses.
         known = edition.packed if edition.listing is self else {}
         page: list[bytes] = []
         size = partitions = 0
@@ -141,7 +140,7 @@ class _Listing:
 
 
 def topic_packer(version: int, operations: int, offline: frozenset[int]) -> Callable[[TopicImage], bytes]:
-    """A function that packs a topic as ``MetadataResponseTopic`` of this version is encoded."""
+    """Return a function that packs a topic as this version encodes a ``MetadataResponseTopic``."""
     is_flexible = version >= 9
     has_epoch = version >= 7
     start = Struct(">hiii" if has_epoch else ">hii").pack
@@ -166,7 +165,7 @@ def topic_packer(version: int, operations: int, offline: frozenset[int]) -> Call
             )
         )
 
-    # Few of them for many partitions.
+    # Many partitions share few combinations of replicas and ISR.
     replications: dict[tuple[Sequence[int], Sequence[int]], bytes] = {}
 
     def pack(topic: TopicImage) -> bytes:

@@ -1,11 +1,11 @@
-"""Connections to the other nodes of the cluster, over which this one asks them things.
+"""Connections to the other nodes of the cluster, for requests of this node.
 
-One connection for each (node, channel). Answers come in the order of the requests, so whatever may wait long (a
-long poll, a change that has to be committed) has a channel of its own, and a heartbeat never stands behind it.
-A connection is made when first needed, kept, and made again by the next call after it was lost.
+There is one connection for each (node, channel). Responses come in the order of the requests, so requests that may
+wait long (a long poll, a change that has to be committed) have their own channel, and never delay a heartbeat. A
+connection is opened when first needed, kept, and opened again by the next call after it was lost.
 
-What a newcomer gets wrong: an answer may hold views of the receive buffer, and they are valid only until
-``done`` returns. And ``done(None)`` means that nobody knows whether the request was carried out.
+Careful: a response may hold views of the receive buffer, which are valid only until ``done`` returns. And after
+``done(None)`` the request may or may not have been carried out.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from penstock.protocol.requests import InFlight
 from penstock.protocol.schema import Message
 
 CALL_TIMEOUT_MS = 5_000
-# After a failed attempt to connect, the next one is not made sooner: whoever calls has its own patience.
+# Between a failed attempt to connect and the next one. Callers have their own retry delays.
 RECONNECT_MS = 20
 BUFFER_BYTES = 64 * 1024
-# A buffer that has grown for one large answer is let go of.
+# A buffer that has grown beyond this for one large response is dropped.
 BUFFER_KEPT_BYTES = 16 * 1024 * 1024
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
 CLIENT_ID = b"penstock"
-# When to look again whether anybody listens. A process that is killed loses its connections one by one, and
-# the socket it listens on perhaps last: whoever looks at once may still be let in, by nobody.
+# Pauses between the attempts of a probe. A killed process loses its connections one by one, and its listening
+# socket perhaps last: an attempt made at once may still succeed, although the process is gone.
 PROBE_AGAIN_MS = (50, 150, 300, 500)
 
 Done = Callable[[Any | None], None]
@@ -44,7 +44,7 @@ class Peers:
         self._addresses: dict[int, tuple[str, int]] = {}
         self._connections: dict[tuple[int, str], _Connection] = {}
         self._is_closed = False
-        # (node, channel): an established connection ended, and nobody listens there any more.
+        # Called with (node, channel) when an established connection ended and the node refuses new ones.
         self.on_lost: list[Callable[[int, str], None]] = []
 
     def set_address(self, node_id: int, host: str, port: int) -> None:
@@ -65,7 +65,7 @@ class Peers:
         *,
         timeout_ms: int = CALL_TIMEOUT_MS,
     ) -> None:
-        """Send a request; ``done(answer)``, or ``done(None)`` when none came. Once, and never inside this."""
+        """Send a request; ``done(response)`` once, with None if none came. Never called before this returns."""
         address = self._addresses.get(node_id)
         if address is None or self._is_closed:
             self._environment.spawn.soon(lambda: done(None))
@@ -73,12 +73,12 @@ class Peers:
         self._connection(node_id, channel).call(address, request, version, done, timeout_ms)
 
     def is_refused(self, node_id: int, channel: str) -> bool:
-        """Whether the last attempt to connect was refused: nobody listens there."""
+        """Whether the last attempt to connect was refused: no process listens there."""
         connection = self._connections.get((node_id, channel))
         return connection is not None and connection.is_refused
 
     def probe(self, node_id: int, done: Callable[[bool], None]) -> None:
-        """``done(True)`` as soon as nobody listens at the node's address; ``done(False)`` if somebody keeps to."""
+        """Call ``done(True)`` as soon as the node refuses a connection, ``done(False)`` if it never does."""
         address = self._addresses.get(node_id)
         if address is None:
             return
@@ -126,7 +126,7 @@ class Peers:
 
 
 class _Waiting(NamedTuple):
-    """Who waits for an answer, and how long."""
+    """A request that waits for its response."""
 
     done: Done
     timer: Timer
@@ -141,11 +141,11 @@ class _Connection:
         self._is_writing = False
         self.is_refused = False
         self._no_attempt_before_ms = 0
-        # Grows with each connection, so that what belongs to an older one is known.
+        # Grows with each connection, so that callbacks of an older one can be told apart.
         self._generation = 0
         self._in_flight: InFlight[_Waiting] = InFlight(CLIENT_ID)
         self._unsent: deque[Buffer] = deque()
-        # What was received and not taken is buffer[start:end].
+        # Received and not processed yet: buffer[start:end].
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = 0
         self._end = 0
@@ -166,7 +166,7 @@ class _Connection:
             self._flush()
 
     def close(self) -> None:
-        """End the connection; everybody who waits is told that no answer came."""
+        """End the connection; all waiting requests get ``done(None)``."""
         self._generation += 1
         self._is_connecting = False
         if self._stream is not None:
@@ -204,7 +204,7 @@ class _Connection:
         self._environment.network.connect(*address, connected)
 
     def _timed_out(self, generation: int) -> None:
-        # Whatever comes behind an answer that does not come would not come either.
+        # The responses after a missing one would not come either.
         if generation == self._generation:
             self.close()
 
@@ -269,7 +269,7 @@ class _Connection:
         self._start, self._end = 0, left
 
     def _take(self) -> bool:
-        """Hand one whole answer to whoever asked; False when there is none."""
+        """Pass one whole response to its caller; False when there is none."""
         left = self._end - self._start
         if left < 4:
             return False

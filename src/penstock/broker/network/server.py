@@ -1,6 +1,6 @@
-"""One listener of a node and its connections, which it keeps within bounds.
+"""One listener of a node and its connections, and the limits on them.
 
-What a request does is not known here: the table of routes names the handler, and the handler gets the broker.
+It does not know what requests do: the table of routes names the handler, and the handler gets the broker.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from penstock.protocol.framing import BufferPool
 from penstock.protocol.listeners import CLIENTS, ListenerDescription
 
 SWEEP_INTERVAL_MS = 5_000
-# A frame must arrive within this time, or at this rate: a byte now and then is not a client.
+# A frame must arrive within this time, or at this rate. A peer that sends a byte now and then is closed.
 FRAME_TIMEOUT_MS = 60_000
 FRAME_BYTES_PER_MS_MIN = 64
-# A peer that holds a buffer others wait for has to keep sending.
+# A peer whose frame holds a buffer that other connections wait for has to keep sending.
 STALLED_MS = 5_000
-# Connections that wait for a node to be ready.
+# Connections that wait until the node is ready.
 HELD_MAX = 1_000
-# Refusals are logged, but a peer that is refused all the time may not fill the disk with it.
+# Refusals are logged, but a peer that is refused all the time must not fill the disk.
 REFUSALS_LOGGED_PER_SWEEP = 20
 
 
 class Server:
-    """Accepts connections for one broker and keeps them within bounds."""
+    """Accepts connections for one broker and enforces their limits."""
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class Server:
         listener: ListenerDescription = CLIENTS,
         on_read_failed: Callable[[str, Exception], None],
     ) -> None:
-        """``broker`` is what handlers get; ``make_route(API, version, CLIENT or INTERNAL)`` names the handler.
+        """``broker`` is passed to handlers; ``make_route(API, version, CLIENT or INTERNAL)`` finds the handler.
 
-        ``connections_max`` is what the system can give, whatever the limits are.
-        ``on_read_failed(path, error)``: a range of a file that was to be sent cannot be read.
+        ``connections_max`` is what the operating system allows, whatever the limits are.
+        ``on_read_failed(path, error)``: a file range to be sent could not be read.
         """
         self.environment = environment
         self.listener = listener
         self.broker = broker
-        # None: everybody may do everything.
+        # None: every client may do everything.
         self.authorizer: Authorizer | None = None
         self._config = config
         self._logger = logger
@@ -63,25 +63,25 @@ class Server:
         self.on_read_failed = on_read_failed
         self.frame_bytes_max = config.socket_request_max_bytes
         self.buffers = BufferPool(config.queued_max_request_bytes)
-        # Unsupported (API, version) pairs are not kept: a peer could make up 2**32 of them.
+        # Unsupported (API, version) pairs are not kept: a peer could invent 2**32 of them.
         self._routes: dict[int, Route] = {}
         self._connections: dict[Connection, None] = {}
         self._per_host: dict[str, int] = {}
         self._waiting_for_buffer: dict[Connection, None] = {}
         self._listener: Listener | None = None
-        # Connections that came before this node could answer.
+        # Connections that arrived before this node could answer; None once it can.
         self._held: list[Stream] | None = None
         self._refusals = 0
 
     def listen(self, host: str, port: int, *, hold: bool = False) -> tuple[str, int]:
-        """Serve from now on; the address really bound. With ``hold`` connections wait for ``open``."""
+        """Start to listen, and return the bound address. With ``hold``, connections wait for ``open``."""
         self._held = [] if hold else None
         self._listener = self.environment.network.listen(host, port, self._accept)
         self._sweep()
         return self._listener.address
 
     def open(self) -> None:
-        """Serve the connections that came before."""
+        """Serve the connections that were held."""
         held, self._held = self._held, None
         for stream in held or ():
             self._accept(stream)
@@ -122,7 +122,7 @@ class Server:
         return route
 
     def failed(self, connection: Connection) -> None:
-        """A request met an error of ours; called while it is being handled. Only its connection pays for it."""
+        """Log an unexpected error of ours; called while it is being handled. Only this connection is closed."""
         self._logger.exception("a request failed", peer=connection.peer)
 
     def refused(self, connection: Connection, reason: str) -> None:
@@ -153,7 +153,7 @@ class Server:
             connection.resume()
 
     def _sweep(self) -> None:
-        """Close the connections of peers that have fallen silent, or never finish what they begin."""
+        """Close connections that are idle, or whose request does not arrive in time."""
         now_ms = self.environment.clock.now_ms()
         if self._refusals > REFUSALS_LOGGED_PER_SWEEP:
             self._logger.warning("more refusals than were logged", count=self._refusals)
@@ -167,7 +167,7 @@ class Server:
         self.environment.spawn.later(SWEEP_INTERVAL_MS, self._sweep)
 
     def _is_too_slow(self, connection: Connection, now_ms: int) -> bool:
-        """Whether a request has been on its way for too long, or keeps a buffer from others and stands still."""
+        """Whether a request takes too long to arrive, or stalls while it holds a buffer that others wait for."""
         if connection.frame_started_ms < 0:
             return False
         under_way_ms = now_ms - connection.frame_started_ms
