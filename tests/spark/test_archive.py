@@ -458,7 +458,7 @@ def test_a_worker_that_fails_again_and_again_is_told_in_one_line(
         ({"value_schema": "offset BIGINT"}, "a column offset already"),
         ({"value_schema": "date DATE"}, "a column date already"),
         ({"value_schema": "nonsense here now"}, "schema of the values"),
-        ({"catalog": "a:b.c"}, "catalog is for format iceberg"),
+        ({"catalog": "a:b.c"}, "catalog is only for format iceberg"),
     ],
 )
 def test_a_mistake_is_told_in_one_line_and_makes_no_table(

@@ -332,7 +332,7 @@ def test_a_table_of_another_format_is_not_overwritten(make: Callable[[], Any], t
     table.create(SHAPE)
     assert format_at(tmp_path / "table") == table.format
     for other in set(FORMATS) - {table.format}:
-        with pytest.raises(SparkOptionError, match=f"holds a table of format {table.format}"):
+        with pytest.raises(SparkOptionError, match=f"has a table of format {table.format}"):
             open_table(tmp_path / "table", other, SCHEMA)
     with pytest.raises(CommitConflict):
         make().create(SHAPE)
@@ -673,7 +673,7 @@ def test_a_location_that_is_no_directory_is_refused(location: str) -> None:
 def test_a_location_may_be_a_file_address(tmp_path: Path) -> None:
     assert resolve(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
     (tmp_path / "plain").write_text("")
-    with pytest.raises(SparkOptionError, match="is none"):
+    with pytest.raises(SparkOptionError, match="is not one"):
         resolve(str(tmp_path / "plain"))
 
 

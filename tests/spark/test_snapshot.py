@@ -181,7 +181,7 @@ def test_a_topic_that_is_not_the_one_of_the_snapshot_is_refused(
     result = snapshot(spark, bootstrap, topic, location)
     assert (result.is_new, result.keys, rows(spark, location)) == (True, 0, {})
     other = topics.create(unique("other"))
-    with pytest.raises(SparkOptionError, match=f"holds a snapshot of topic {topic}"):
+    with pytest.raises(SparkOptionError, match=f"has a snapshot of topic {topic}"):
         snapshot(spark, bootstrap, other, location)
     topics.delete(topic)
     with pytest.raises(SparkOptionError, match="does not exist"):

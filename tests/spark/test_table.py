@@ -220,7 +220,7 @@ def test_a_mistake_is_told_in_one_line(
     other = topics.create(unique("other"), 1)
     with pytest.raises(SparkOptionError, match=rf"has {topic}, but not {other}"):
         table(spark, bootstrap, other, tmp_path)
-    with pytest.raises(SparkOptionError, match="holds a table of format parquet"):
+    with pytest.raises(SparkOptionError, match="has a table of format parquet"):
         table(spark, bootstrap, topic, tmp_path, format="delta")
 
 

@@ -273,7 +273,7 @@ def test_a_frame_is_parsed_by_a_schema_in_ddl(spark: Any) -> None:
     ("ddl", "complaint"),
     [
         ("id BIGINTT", "cannot be read"),
-        ("INT", "names no columns"),
+        ("INT", "has no columns"),
         ("a MAP<STRING, INT>", "STRUCT"),
         ("", "no columns"),
     ],

@@ -1,14 +1,14 @@
-"""The kernel between record batches and Arrow's buffers: the inner loops of ``columns``, and nothing else.
+"""The kernel between record batches and Arrow buffers: the inner loops of ``columns``, and nothing else.
 
-Plain Python that Cython compiles, with the C types in ``kernel.pxd`` beside it; where there was no compiler at
-install the same lines are interpreted, some sixty times slower. So nothing of Cython is imported here,
-integers never rely on wrapping around, and a failure is told by a value where an exception would cost.
+Plain Python that Cython compiles, with the C types in ``kernel.pxd``; without a compiler at install time the same
+code is interpreted, about sixty times slower. So nothing of Cython is imported here, integers never rely on
+wrap-around, and a failure is a return value where an exception would be expensive.
 
-Reading goes in two passes. ``find`` walks the batches and ``measure`` their records: every length is checked,
-the columns of fixed width are filled, and the place of each key and value is noted. Then the exact sizes are
-known and ``copy`` moves the bytes. What a newcomer gets wrong: compiled, **no index is checked** (setup.py
-turns that off). Each index must follow from a comparison in this file, and one that is below zero is not "from
-the end", it is somebody else's memory. The tests run the interpreted file too, where Python checks them.
+Reading takes two passes. ``find`` walks the batches and ``measure`` their records: every length is checked, the
+fixed-width columns are filled, and the position of each key and value is noted. Then the exact sizes are known
+and ``copy`` moves the bytes. Careful: compiled, **no index is checked** (setup.py turns that off). Each index
+must follow from a comparison in this file, and a negative index does not count from the end but reads foreign
+memory. The tests also run the interpreted file, where Python checks indexes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ IS_COMPILED = not __file__.endswith((".py", ".pyc"))
 # Arrow's offsets into a binary column are 32 bits wide.
 ARRAY_BYTES_MAX = 2**31 - 1
 
-# Compiled, a loop over bytes becomes vector moves and beats a slice at every size: 8 ns against 47 for 100
-# bytes, equal from some kilobytes on. Interpreted, a slice is the only sensible way.
+# Compiled, a loop over bytes becomes vector moves and beats a slice: 8 ns against 47 ns for 100 bytes, equal from
+# a few kilobytes on. Interpreted, a slice is the only sensible way.
 COPIES_BY_LOOP = IS_COMPILED
 
-# Of a batch; see protocol/records.py for its layout.
+# Layout of a batch; see protocol/records.py.
 HEADER_SIZE = 61
 PREFIX_SIZE = 12
 MAGIC_AT = 16
-# A record takes at least seven bytes: this stops a lying count before anything is built.
+# A record takes at least seven bytes: this rejects a false count before anything is allocated.
 RECORD_BYTES_MIN = 7
-# And at most so many that the length of a batch around it is a number of 32 bits.
+# At most this many, so that the length of its batch fits 32 bits.
 RECORD_BYTES_MAX = 2**31 - 128
 
 # Few batches are compressed better than that.

@@ -1,7 +1,7 @@
-"""What a topic will weigh, and when retention begins to delete from it: arithmetic, no broker and no Spark.
+"""Forecast a topic's size, and when retention starts to delete: arithmetic without broker or Spark.
 
-The past is a timeline of bytes, the future goes on at the rate of late. A newcomer expects deletion to the minute:
-the broker deletes whole segments, when their newest record is too old, so the times here are the earliest.
+The past is a timeline of bytes; the future continues at the recent rate. The deletion times are the earliest
+possible: the broker deletes whole segments, when their newest record is too old.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 DAY_MS = 86_400_000
-# The rate of growth is that of the last so long, or of as long as there are records.
+# The growth rate is measured over this time, or since the oldest record.
 GROWTH_WINDOW_MS = DAY_MS
 FORECAST_DAYS = 30
-# Less than that says nothing about a rate.
+# Too short to measure a rate.
 WINDOW_MS_MIN = 1000
-# The year 9999 ends. What is kept until then (retention.ms may be 2**63 - 1) is kept for ever.
+# The end of the year 9999. Records kept until then (retention.ms may be 2**63 - 1) are kept forever.
 CALENDAR_END_MS = 253_402_300_799_999
 
 Cause: TypeAlias = Literal["time", "size"]
@@ -24,7 +24,7 @@ Cause: TypeAlias = Literal["time", "size"]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """A topic's settings; None is without limit."""
+    """A topic's retention settings; None means no limit."""
 
     retention_ms: int | None
     # Of each partition.
@@ -32,7 +32,7 @@ class Retention:
 
     @classmethod
     def of(cls, settings: Mapping[str, str | None]) -> Retention:
-        """From settings under Kafka's names, where -1 is without limit. What is only compacted has none."""
+        """From Kafka's settings, where -1 means no limit. A topic that is only compacted has no limit."""
         if "delete" not in (settings.get("cleanup.policy") or "delete"):
             return cls(None, None)
         return cls(
@@ -42,13 +42,13 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of one partition."""
+    """The forecast of one partition."""
 
     stored_bytes: int
-    # Measured over so long, up to now.
+    # The time over which growth was measured, up to now.
     window_ms: int
     growth_bytes_per_day: float
-    # The earliest time at which records are deleted, None for never; it may have passed.
+    # The earliest time at which records are deleted; may be in the past. None: never.
     deletes_from_ms: int | None
     deletes_by: Cause | None
     # Bytes of one replica now, and after each day.
@@ -65,10 +65,10 @@ def forecast(
     *,
     since_ms: int,
 ) -> Forecast:
-    """Look ahead from a timeline: start of each bucket in ms -> stored bytes of the records in it.
+    """Forecast from a timeline: start of each bucket in ms -> stored bytes of its records.
 
-    ``since_ms`` is when the topic's oldest record came: a partition that got its first a moment ago has not grown
-    so fast all the time.
+    ``since_ms`` is the time of the topic's oldest record: a partition that got its first record a moment ago has
+    not grown that fast all the time.
     """
     window_ms = min(GROWTH_WINDOW_MS, max(WINDOW_MS_MIN, now_ms - since_ms))
     window_from_ms = now_ms - window_ms
@@ -105,7 +105,7 @@ def _bytes_at(
     now_ms: int,
     ahead_ms: int,
 ) -> float:
-    """What a partition holds ``ahead_ms`` from now: what is left of today's, and what has come."""
+    """Bytes of a partition ``ahead_ms`` from now: what is left of today's, plus growth."""
     if retention.retention_ms is None or ahead_ms == 0:
         kept, new_ms = float(stored_bytes), ahead_ms
     else:
@@ -119,7 +119,7 @@ def _bytes_at(
 
 
 def _share_after(start_ms: int, bucket_ms: int, from_ms: int) -> float:
-    """How much of a bucket lies at or after a time."""
+    """The share of a bucket at or after a time."""
     return min(1.0, max(0.0, (start_ms + bucket_ms - from_ms) / bucket_ms))
 
 
@@ -132,7 +132,7 @@ def _full_at(stored_bytes: int, rate_per_ms: float, limit: int | None, now_ms: i
 
 
 def _in_calendar(time_ms: int | None) -> int | None:
-    """A time as people can be told it: None for never, and 1970 for whatever was before."""
+    """A time within the calendar: None for never, 1970 for anything earlier."""
     return None if time_ms is None or time_ms > CALENDAR_END_MS else max(0, time_ms)
 
 

@@ -1,12 +1,12 @@
-"""`profile`: what is in topics and what will become of them, as tables (Parquet) and plots (PNG).
+"""`profile`: the contents of topics and their forecast, as tables (Parquet) and plots (PNG).
 
-The driver asks the brokers for offsets, settings and groups; tasks read the records and count
-(``profile_counts.py``), and only their sums come back: no record passes the JVM. Then the driver looks ahead
+The driver queries the brokers for offsets, settings and groups; tasks read and count the records
+(``profile_counts.py``) and return only sums: no record passes through the JVM. Then the driver forecasts
 (``forecast.py``) and draws (``plots.py``).
 
-A newcomer mistakes offsets for records: `records` were read and counted, while lag and backlog are differences of
-offsets, as every lag tool shows them. Hot keys are exact up to a bounded number of different keys per partition;
-beyond that a count is a lower bound, and the column ``count_max`` says how far it may be off.
+Offsets are not records: `records` were read and counted, while lag and backlog are differences of offsets, as in
+every lag tool. Hot keys are exact up to a limited number of different keys per partition; beyond that a count is a
+lower bound, and the column ``count_max`` is the upper bound.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
     from pyspark.sql import SparkSession
 
-# What one task reads. Small enough that the bar moves and no worker is left with the last large one.
+# Records per task. Small enough that the bar moves and no worker ends with a large last task.
 RECORDS_PER_TASK = 500_000
-# A plot has room for so many points; the width of a bucket is the first of these that needs no more.
+# The most points in a plot; the bucket width is the first of these that needs no more.
 BUCKETS_MAX = 200
 BUCKET_WIDTHS_MS = tuple(
     seconds * 1000 for seconds in (1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
 )
-# A sample is so many pieces of each partition.
+# Pieces of each partition in a sample.
 SAMPLE_PIECES = 20
 SAMPLE_MIN = 1000
 ADMIN_TIMEOUT_S = 30.0
@@ -86,21 +86,21 @@ def profile(
     sample: int | None = None,
     progress: Progress | None = None,
 ) -> ProfileResult:
-    """Profile topics; tables go to ``output`` and plots to a directory of it for each topic.
+    """Profile topics. Tables go to ``output``, plots to one directory per topic in it.
 
-    With ``sample`` at most so many records of each partition are read, spread over all of it, and the whole is
-    reckoned from them. Raises SparkOptionError for a topic that does not exist.
+    With ``sample`` the totals are estimated from at most that many records of each partition, spread over it.
+    Raises SparkOptionError for a topic that does not exist.
     """
     if not topics:
         raise SparkOptionError("profile needs at least one topic")
     if sample is not None and sample < SAMPLE_MIN:
         raise SparkOptionError(
-            f"sample must be at least {SAMPLE_MIN}, not {sample}; fewer records say nothing"
+            f"sample must be at least {SAMPLE_MIN}, not {sample}; fewer records are not representative"
         )
     directory = Path(output)
     if not str(output) or (directory.exists() and not directory.is_dir()):
-        raise SparkOptionError(f"profile writes to a directory, and {str(output)!r} is none")
-    directory.mkdir(parents=True, exist_ok=True)  # before anything is read, to be told of at once
+        raise SparkOptionError(f"profile writes to a directory, and {str(output)!r} is not one")
+    directory.mkdir(parents=True, exist_ok=True)  # first, to fail early
     client = shared(bootstrap)
     known = find_topics(client, topics)
     for topic in topics:
@@ -127,7 +127,7 @@ def profile(
         replicas = _replicas(admin, topics)
         lags = _lags(admin, client, {each: end for each, (_, end) in spans.items()})
     except KafkaException as error:
-        raise WireError(f"topics and groups cannot be listed: {error.args[0].str()}") from None
+        raise WireError(f"cannot list topics and groups: {error.args[0].str()}") from None
     profiles = []
     for topic in topics:
         retention = Retention.of(settings[topic])
@@ -168,7 +168,7 @@ def _measured(
     if not ranges:
         return counts
     total = sum(each.size for each in ranges)
-    # Small pieces share a task, or starting tasks would take longer than reading.
+    # Small pieces share a task; otherwise starting tasks would take longer than reading.
     works = _dealt(ranges, max(1, min(RECORDS_PER_TASK, total // spark.sparkContext.defaultParallelism)))
 
     def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -191,7 +191,7 @@ def _measured(
 
 
 def spread(whole: OffsetRange, sample: int | None) -> list[OffsetRange]:
-    """All of a range, or pieces of it, the first and the last among them, at even distances."""
+    """The whole range, or evenly spaced pieces that include its first and last."""
     if sample is None or whole.size <= sample:
         return [whole]
     size = sample // SAMPLE_PIECES
@@ -201,7 +201,7 @@ def spread(whole: OffsetRange, sample: int | None) -> list[OffsetRange]:
 
 
 def _dealt(ranges: Sequence[OffsetRange], records: int) -> list[list[OffsetRange]]:
-    """Ranges in groups of about so many records."""
+    """Ranges in groups of about ``records`` records."""
     groups: list[list[OffsetRange]] = []
     room = 0
     for each in ranges:
@@ -214,7 +214,7 @@ def _dealt(ranges: Sequence[OffsetRange], records: int) -> list[list[OffsetRange
 
 
 def _forecast(counts: PartitionCounts, clock: Clock, retention: Retention, now_ms: int) -> Forecast:
-    """Ahead from the bytes as they are stored: records are taken to be compressed alike."""
+    """Forecast from stored bytes, assuming that all records compress equally well."""
     ratio = counts.stored_bytes / counts.record_bytes if counts.record_bytes else 0.0
     timeline = {start: round(amount * ratio) for start, (_, amount) in counts.timeline.items()}
     oldest_ms = now_ms if counts.timestamp_ms_min is None else counts.timestamp_ms_min
@@ -230,10 +230,10 @@ def _forecast(counts: PartitionCounts, clock: Clock, retention: Retention, now_m
 
 
 def _clock(client: Client, partitions: Sequence[TopicPartition], now_ms: int) -> Clock:
-    """Buckets from the oldest record to the newest, as the brokers know them."""
+    """Buckets from the oldest record to the newest, according to the brokers."""
     oldest = client.list_offsets(dict.fromkeys(partitions, 0)).values()
     newest = client.list_offsets(dict.fromkeys(partitions, MAX_TIMESTAMP)).values()
-    # What is dated into the future says nothing about the rate of late.
+    # Timestamps in the future say nothing about the recent rate.
     first_ms = min((each.timestamp for each in oldest if each.offset >= 0), default=now_ms)
     first_ms = min(first_ms, now_ms)
     last_ms = max((each.timestamp for each in newest if each.offset >= 0), default=now_ms)
@@ -254,7 +254,7 @@ def _replicas(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
 
 
 def _lags(admin: AdminClient, client: Client, ends: Mapping[TopicPartition, int]) -> list[GroupLag]:
-    """Of every group that has committed anything in these partitions."""
+    """The lag of every group with committed offsets in these partitions."""
     listed = admin.list_consumer_groups(request_timeout=ADMIN_TIMEOUT_S).result()
     lags = []
     for group in sorted(each.group_id for each in listed.valid):

@@ -1,11 +1,11 @@
-"""What ``profile`` counts about one partition: sums that tasks make and the driver adds up.
+"""The counts of ``profile`` for one partition: tasks make sums, and the driver adds them up.
 
 `measure` runs in a task: it fetches raw batches, so that it also sees what producers really sent (codec, batch
-sizes, stored bytes), decodes them into columns and counts with Arrow and numpy. Nothing is done per record in
-Python except for keys, and there per distinct key of a fetch.
+sizes, stored bytes), decodes them into columns and counts with Arrow and numpy. Python does no work per record,
+only per distinct key of a fetch.
 
-A newcomer would count all keys. There may be as many keys as records; `HotKeys` holds a bounded number and knows
-how far it may be off (Misra and Gries 1982; merging: Agarwal et al. 2012, "Mergeable summaries").
+There may be as many keys as records, so `HotKeys` holds a bounded number and knows its error (Misra and Gries 1982;
+merging: Agarwal et al. 2012, "Mergeable summaries").
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.spark.ranges import OffsetRange
 from penstock.spark.reading import ReadSettings
 from penstock.wire import OffsetOutOfRange
 
-# Distinct keys held per partition. A key with more than one in so many of the records is surely found.
+# Distinct keys held per partition. A key with more than one in this many records is certainly found.
 KEYS_MAX = 4096
 # Sizes are sorted into buckets, four to a doubling: a percentile is at most a fifth too large.
 BUCKETS_PER_DOUBLING = 4
@@ -36,9 +36,9 @@ MICROSECONDS_PER_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How time is cut into buckets. What lies before the first or after the last is counted there.
+    """Buckets of time. Records before the first or after the last bucket are counted there.
 
-    Without such bounds a producer that sets times at random would make a bucket of every record.
+    Without such bounds a producer with random timestamps would make a bucket per record.
     """
 
     bucket_ms: int
@@ -61,7 +61,7 @@ class HotKeys:
         counts = self.counts
         for key, count in counted.items():
             counts[key] = counts.get(key, 0) + count
-        # Twice as many are let in before the rare ones go, so that it is not done at every call.
+        # Up to twice as many are kept before rare keys are dropped, so that it is not done at every call.
         if len(counts) > 2 * KEYS_MAX:
             self.shrink()
 
@@ -70,7 +70,7 @@ class HotKeys:
         self.add(other.counts)
 
     def shrink(self) -> None:
-        """Hold no more than KEYS_MAX: take the count of the next one from all, and drop who has none left."""
+        """Keep at most KEYS_MAX keys: subtract the next key's count from all, and drop those at zero."""
         if len(self.counts) <= KEYS_MAX:
             return
         ordered = np.partition(np.fromiter(self.counts.values(), np.int64, len(self.counts)), -KEYS_MAX - 1)
@@ -99,12 +99,12 @@ class PartitionCounts:
     timestamp_ms_max: int | None = None
     # start of a bucket in ms -> (records, bytes of keys and values)
     timeline: dict[int, tuple[int, int]] = field(default_factory=dict)
-    # Of batches as they lie in the log, compressed, headers included; of one that is cut, its part.
+    # Batches as stored: compressed, with headers; a fraction for a batch that is partly in range.
     batches: float = 0.0
     stored_bytes: float = 0.0
     codecs: set[str] = field(default_factory=set)
     hot_keys: HotKeys = field(default_factory=HotKeys)
-    # Offsets that retention took while they were being read.
+    # Offsets that retention deleted during the read.
     lost: int = 0
 
     @property
@@ -164,7 +164,7 @@ class PartitionCounts:
         self.lost += other.lost
 
     def scale(self, factor: float) -> None:
-        """Reckon from a part to the whole."""
+        """Extrapolate from a sample to the whole."""
         for name in ("records", "key_bytes", "value_bytes", "without_key", "tombstones", "lost"):
             setattr(self, name, round(getattr(self, name) * factor))
         self.batches *= factor
@@ -179,7 +179,7 @@ class PartitionCounts:
         hot.error = round(hot.error * factor)
 
     def size_percentile(self, share: float) -> int | None:
-        """No record up to this share is larger; the largest of its bucket, and never above the maximum."""
+        """A size percentile: the upper bound of its bucket, never above the maximum."""
         if self.records == 0 or self.record_bytes_max is None:
             return None
         bucket = int(np.searchsorted(np.cumsum(self.sizes), share * self.records))
@@ -191,7 +191,7 @@ class PartitionCounts:
 
 
 def measure(settings: ReadSettings, offset_range: OffsetRange, clock: Clock) -> PartitionCounts:
-    """Read a range and count. What retention takes meanwhile is not waited for."""
+    """Read a range and count. Offsets that retention deletes meanwhile are skipped."""
     counts = PartitionCounts()
     client = settings.client()
     position = offset_range.start
@@ -221,7 +221,7 @@ def bucket_bytes_max(bucket: int) -> int:
 
 
 def _decode_all(counts: PartitionCounts, answer: Buffer, position: int, end: int, clock: Clock) -> int:
-    """Count all records of an answer; one that unfolds to very much is decoded in several calls."""
+    """Count all records of a response; a very large one is decoded in several calls."""
     while True:
         columns = decode(answer, start=position, end=end)
         counts.add_records(columns, clock)

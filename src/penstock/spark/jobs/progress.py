@@ -1,8 +1,8 @@
-"""How far a running Spark job is, told to whoever draws the bar.
+"""Report the progress of a running Spark job, for a progress bar.
 
-A job function takes ``progress``: a function of (records done, records in all), called from time to time, also from
-another thread. Spark says how many tasks have ended, not how many records they have read, so the share of ended
-tasks stands for the share of records; jobs cut their ranges small enough for that to move.
+A job function takes ``progress``: a function of (records done, records in total), called from time to time, also
+from another thread. Spark reports finished tasks, not records, so the share of finished tasks stands for the
+share of records; jobs split their ranges small enough for that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POLL_S = 0.2
 
 @contextmanager
 def followed(spark: SparkSession, description: str, total: int, progress: Progress | None) -> Iterator[None]:
-    """Tell ``progress`` how far the Spark jobs started inside are with their ``total`` records."""
+    """Report the progress of the Spark jobs started inside, out of ``total`` records."""
     if progress is None:
         yield
         return
@@ -37,7 +37,7 @@ def followed(spark: SparkSession, description: str, total: int, progress: Progre
     def follow() -> None:
         done = 0
         while not ended.wait(POLL_S):
-            # Never back: when one stage ends Spark tells of the next, with more tasks to do.
+            # Never go back: when one stage ends, Spark reports the next, with more tasks to do.
             done = max(done, int(_share_done(tracker, group) * total))
             progress(done, total)
 
@@ -49,14 +49,14 @@ def followed(spark: SparkSession, description: str, total: int, progress: Progre
     finally:
         ended.set()
         thread.join()
-        # Or jobs of the caller's would be counted, and cancelled, with ours.
+        # Otherwise the caller's later jobs would be counted and cancelled with ours.
         context.setLocalProperty("spark.jobGroup.id", "")
-    # The last word: whoever follows may have been in the middle of one when the jobs ended.
+    # Last: the thread may have been in the middle of a report when the jobs ended.
     progress(total, total)
 
 
 def _share_done(tracker: StatusTracker, group: str) -> float:
-    """Of the tasks of all stages that Spark has told of."""
+    """The share of finished tasks in all stages that Spark has reported."""
     done = tasks = 0
     for job in tracker.getJobIdsForGroup(group):
         info = tracker.getJobInfo(job)

@@ -1,9 +1,8 @@
-"""What one task of a replay does: read ranges, put headers behind those of the records, send, keep the pace.
+"""One task of a replay: read ranges, add headers, send, keep within the rate.
 
-``replay.py`` is the driver's half. A task works until its ranges are done or its round is over, and reports how far
-it came; an error that it can put into words it reports too, so that the driver knows what was sent before.
-
-What a newcomer gets wrong: a report counts only what the brokers have acknowledged.
+``replay.py`` is the driver's half. A task works until its ranges are done or its round is over, and reports its
+progress; it also reports expected errors, so that the driver knows what was sent before. A report counts only
+records that the brokers have acknowledged.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ SOURCE_OFFSET = "x-replay-offset"
 RUN = "x-replay-run"
 _ADDED = (SOURCE_TOPIC, SOURCE_PARTITION, SOURCE_OFFSET, RUN)
 
-# Under a limit records leave in portions of what may be sent in so long, not in one burst a second.
+# With a rate limit records are sent in portions of this time, not in one burst a second.
 PORTION_SECONDS = 0.1
-# What a task reports of each of its ranges.
+# A task's report for each of its ranges.
 REPORT = "partition INT, next_offset BIGINT, records BIGINT, bytes BIGINT, error STRING"
 _REPORT_ARROW = pa.schema(
     [
@@ -48,11 +47,11 @@ _REPORT_ARROW = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every task knows."""
+    """Parameters common to all tasks."""
 
     reading: ReadSettings
     produce: ProduceSettings
-    # Of the topic that was planned for. One that was made anew under its name is another.
+    # Id of the planned topic. A recreated topic has another id.
     source_id: bytes
     target: str
     run_id: str
@@ -66,7 +65,7 @@ class Plan:
 
 
 class Work(NamedTuple):
-    """What one task does in a round."""
+    """One task's work in a round."""
 
     ranges: tuple[OffsetRange, ...]
     records_per_second: float | None
@@ -82,7 +81,7 @@ class Report(NamedTuple):
 
 
 class Pace:
-    """Holds back so that no more is sent than may be. What a stall has cost is not made up for by a burst."""
+    """Limits the rate. Time lost in a stall is not made up by a burst."""
 
     def __init__(
         self,
@@ -108,7 +107,7 @@ class Pace:
         return self._clock() - self._begun
 
     def portion(self, batch: pa.RecordBatch) -> int:
-        """How many of these rows to send at once."""
+        """The number of these rows to send at once."""
         rows = float(batch.num_rows)
         if self._records_per_second is not None:
             rows = min(rows, self._records_per_second * PORTION_SECONDS)
@@ -118,14 +117,14 @@ class Pace:
         return max(1, int(rows))
 
     def sent(self, records: int, size: int) -> None:
-        """Count what was just sent, and wait until more may be."""
+        """Count sent records, and wait until more may be sent."""
         takes_s = 0.0
         if self._records_per_second is not None:
             takes_s = records / self._records_per_second
         if self._bytes_per_second is not None:
             takes_s = max(takes_s, size / self._bytes_per_second)
         now = self._clock()
-        # A portion's time is forgiven, or the pauses of the machine would add up.
+        # Catch up by at most one portion; otherwise the machine's pauses would add up.
         self._due = max(self._due, now - takes_s - PORTION_SECONDS) + takes_s
         if self._due > now:
             self._sleep(self._due - now)
@@ -153,8 +152,8 @@ def _replay_ranges(plan: Plan, work: Work) -> list[Report]:
 
 
 def _replay_range(plan: Plan, offset_range: OffsetRange, pace: Pace) -> Report:
-    """Until the range or the round ends, whichever is first, or something fails."""
-    # Read but not acknowledged yet, and what is.
+    """Run until the range or the round ends, whichever is first, or an error."""
+    # Read but not acknowledged yet, then acknowledged.
     count = size = 0
     report = Report(offset_range.partition, offset_range.start, 0, 0, None)
 
@@ -190,7 +189,7 @@ def _replay_range(plan: Plan, offset_range: OffsetRange, pace: Pace) -> Report:
 
 
 def prepared(batch: pa.RecordBatch, run_id: str, keep_partitions: bool) -> pa.RecordBatch:
-    """What is sent of rows that were read: as they are, with four headers more."""
+    """The rows to send: unchanged except for four more headers."""
     columns = {name: batch.column(name) for name in ("key", "value", "timestamp")}
     if keep_partitions:
         columns["partition"] = batch.column("partition")
@@ -201,8 +200,8 @@ def prepared(batch: pa.RecordBatch, run_id: str, keep_partitions: bool) -> pa.Re
 def _with_origin(batch: pa.RecordBatch, run_id: str) -> pa.Array:
     """Each row's own headers, then ours; a record that was replayed before has both, the newest last.
 
-    Bytes of a row's headers lie side by side in Arrow, so ours are joined to them row by row, and only lengths
-    are put in order. Taking entries by index instead would be the slowest part of a replay by far.
+    The bytes of a row's headers are contiguous in Arrow, so ours are joined to them row by row, and only lengths
+    are reordered. Taking entries by index instead would be by far the slowest part of a replay.
     """
     rows, added = batch.num_rows, len(_ADDED)
     before = batch.column("headers")
@@ -227,14 +226,14 @@ def _with_origin(batch: pa.RecordBatch, run_id: str) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where entries lie when each row has got some more."""
+    """Positions of the entries after each row got more."""
 
     starts: npt.NDArray[np.int64]  # of each row's own entries, among all of them; one more than rows
     added: npt.NDArray[np.int64]  # of the new ones: a line for each row
     total: int
 
     def joined(self, own: pa.Array, ours: Sequence[pa.Array | pa.Scalar]) -> pa.Array:
-        """Binary entries, with those in ``ours`` (one for each row, or the same for all) behind each row's own."""
+        """Binary entries, with those in ``ours`` (one per row, or the same for all) after each row's own."""
         rows = len(self.added)
         _, own_ends, data = own.buffers()
         bounds = np.zeros(1, np.int32)
@@ -256,7 +255,7 @@ class _Places:
             is_valid = np.ones(self.total, dtype=bool)
             is_valid[is_own] = own.is_valid().to_numpy(zero_copy_only=False)
             validity = pa.py_buffer(np.packbits(is_valid, bitorder="little"))
-        # What was joined has an offset only if Arrow sliced it, which it does not.
+        # A joined array has an offset only if it was sliced, which does not happen here.
         return pa.Array.from_buffers(
             pa.binary(), self.total, [validity, pa.py_buffer(ends), together.buffers()[2]], own.null_count
         )

@@ -1,22 +1,23 @@
-"""The newest value of each key of a topic, as a table that is kept up to date: ``penstock.spark.jobs.snapshot``.
+"""Maintain a table with the newest value of each key of a topic: ``penstock.spark.jobs.snapshot``.
 
     snapshot(spark, "localhost:9092", "customers", "/data/customers")
     read_snapshot(spark, "/data/customers")
 
-A run reads what has come since the last one, merges it with the last one's rows and writes a new version beside it:
+A run reads the records since the last one, merges them with the last version's rows and writes a new version
+beside it:
 
-    LOCATION/_snapshot/00000000000000000007.json     what version 7 is: its directory, and up to which offsets
+    LOCATION/_snapshot/00000000000000000007.json     manifest of version 7: its directory and end offsets
     LOCATION/v00000007-1f0c9a/state=current/         a row for each key
                              /state=deleted/         tombstones that are not old enough to be forgotten
                              /state=superseded/      values that lost against one from another partition
 
-The version counts when its JSON file has its name, which happens in one step and for one run only; until then the
-last version is the newest one, and a run that died is simply run again.
+The version counts when its JSON file has its final name, which is atomic and succeeds for one run only; until
+then the last version is the newest. If a run dies, run it again.
 
-What a newcomer gets wrong: newest is by offset, not by timestamp. A key lives in one partition, so its offsets say
-what came last, whatever clocks its producers have. Only where a topic has been given more partitions a key may be
-in several; then the newest of each is taken, and among these timestamps decide. That is why what lost, or was
-deleted, is remembered for a while (``grace_hours``): merging must come to what reading everything would.
+Newest is by offset, not by timestamp. A key is in one partition, so its offsets say which value is last, whatever
+the producers' clocks. Only if a topic got more partitions may a key be in several; then timestamps decide among
+the newest of each. That is why superseded and deleted values are remembered for a while (``grace_hours``):
+merging must give the same result as reading everything.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 # Kafka's own delete.retention.ms.
 GRACE_HOURS = 24.0
-# Of one task, so that the bar moves.
+# Records per task, so that the bar moves.
 RECORDS_PER_TASK = 500_000
 SHRUNK_AFTER_S = 10.0
 COLUMNS = ("key", "value", "partition", "offset", "timestamp")
@@ -55,16 +56,16 @@ SCHEMA = "key BINARY, value BINARY, partition INT, offset BIGINT, timestamp TIME
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
     location: str
-    # Where the rows are, for `spark.read.parquet`. It stays until the second version after this one.
+    # Path of the rows, for `spark.read.parquet`. Kept until the second version after this one.
     path: str
     topic: str
     version: int
-    # False if nothing had come since the last one, which then is this one.
+    # False if there was nothing new; then this is the last version.
     is_new: bool
     # Offsets read by this run.
     read: int
     keys: int
-    # Keys that were deleted and are remembered.
+    # Deleted keys that are still remembered.
     deleted: int
     bytes: int
     seconds: float
@@ -88,17 +89,17 @@ def snapshot(
     fail_on_data_loss: bool = True,
     progress: Progress | None = None,
 ) -> SnapshotResult:
-    """Bring the snapshot of a topic up to the topic's end as of now; make it if there is none.
+    """Update the snapshot of a topic to the topic's current end; create it if there is none.
 
     Args:
-        location: a directory that driver and executors share.
-        archive: where ``archive`` keeps the topic; what brokers no longer have is read from there.
-        value_schema: also parse values as JSON into these columns, as in ``id BIGINT, name STRING``; a value that
-            does not fit has its reason in the column ``error``.
+        location: a directory that driver and executors share. archive: the topic's archive; records that brokers
+        no longer have are read from there. value_schema: also parse values as JSON into these columns, as in ``id
+        BIGINT, name STRING``; if a value does
+            not fit, the column ``error`` has the reason.
         grace_hours: how long a deleted key is remembered, counted from its tombstone's timestamp.
-        full: read everything again instead of what is new.
-        fail_on_data_loss: stop when records are gone that were not read; otherwise go on without them.
-        progress: called with (offsets done, offsets in all).
+        full: read everything again instead of only new records.
+        fail_on_data_loss: fail when records are gone that were not read; otherwise continue without them.
+        progress: called with (offsets done, offsets in total).
 
     Records without a key are left out. Raises SparkOptionError, DataLossError, SnapshotConflict, WireError.
     """
@@ -116,7 +117,7 @@ def snapshot(
     newest = store.load()
     if newest is not None and newest.topic != topic:
         raise SparkOptionError(
-            f"{location} holds a snapshot of topic {newest.topic}, not of {topic}; name another location"
+            f"{location} has a snapshot of topic {newest.topic}, not of {topic}; choose another location"
         )
     base = None if full else newest
     if base is not None and base.topic_id != found.topic_id.hex():
@@ -169,10 +170,10 @@ def read_snapshot(spark: SparkSession, location: str | Path, *, state: str = CUR
     store = Versions(resolve(str(location)))
     version = store.load()
     if version is None:
-        raise SparkOptionError(f"there is no snapshot at {location}; make one with `snapshot`")
+        raise SparkOptionError(f"there is no snapshot at {location}; create it with `snapshot`")
     schema = StructType.fromJson(json.loads(version.schema))
     path = store.location / version.directory / f"state={state}"
-    # No row is in this state: Spark has made no directory for it.
+    # No row is in this state, so Spark has created no directory for it.
     return (
         spark.read.schema(schema).parquet(spark_path(path))
         if path.exists()
@@ -191,7 +192,7 @@ def _newest_rows(new: DataFrame, held: DataFrame | None, grace_hours: float) -> 
         .agg(F.max(F.struct("offset", "timestamp", "value")).alias("newest"))
         .select("key", "newest.value", "partition", "newest.offset", "newest.timestamp")
     )
-    # Not before 1970: somebody may want a deleted key to be remembered for ever.
+    # Not before 1970: grace_hours may be infinite.
     forgotten_before = F.lit(max(0.0, time.time() - grace_hours * 3600)).cast("timestamp")
     is_old = F.col("timestamp") < forgotten_before
     newest_first = Window.partitionBy("key").orderBy(
@@ -199,7 +200,7 @@ def _newest_rows(new: DataFrame, held: DataFrame | None, grace_hours: float) -> 
     )
     return (
         by_partition.withColumn("rank", F.row_number().over(newest_first))
-        # With an old tombstone goes all that it has deleted, or that would come back.
+        # An old tombstone is forgotten with all that it deleted; otherwise those values would come back.
         .withColumn("is_forgotten", F.first(F.col("value").isNull() & is_old).over(newest_first))
         .where(~F.col("is_forgotten") & ((F.col("rank") == 1) | ~is_old))
         .select(
@@ -221,7 +222,7 @@ def _held(spark: SparkSession, store: Versions, version: Version) -> DataFrame:
 
 
 class _Reach:
-    """What a run reads: from where the last version ends to where the topic ends now."""
+    """What a run reads: from the end of the last version to the topic's current end."""
 
     def __init__(
         self,
@@ -237,7 +238,7 @@ class _Reach:
         self._archived = archived
         self.ends = _ends(client, places, base)
         earliest = client.list_offsets(dict.fromkeys(places, EARLIEST))
-        # What is read from the archive, and from where on the brokers are read.
+        # Read from the archive: start, and end, from which the brokers are read.
         self._cold: dict[TopicPartition, tuple[int, int]] = {}
         self._hot: Offsets = {}
         for each in places:
@@ -294,7 +295,7 @@ class _Reach:
     def _lose(self, what: str) -> None:
         if self._fail_on_data_loss:
             raise DataLossError(
-                f"{what}. Give the archive that has them, or set fail_on_data_loss to false to go on without them."
+                f"{what}. Pass the archive that has them, or set fail_on_data_loss to false to do without."
             )
 
 
@@ -312,7 +313,7 @@ class _Archived:
         return self.state.partitions_of(self.topic, self.topic_id)
 
     def gaps(self, partition: int, start: int, end: int) -> list[Gap]:
-        """What the archive lacks of a range."""
+        """The gaps of the archive in a range."""
         return [
             each
             for each in self.state.gaps
@@ -347,12 +348,12 @@ def _archived(location: str | Path, topic: str, topic_id: str) -> _Archived:
     held = format_at(path)
     state = None if held is None else open_table(path, held).load()
     if state is None:
-        raise SparkOptionError(f"there is no archive at {location}; make one with `archive`, or leave it out")
+        raise SparkOptionError(f"there is no archive at {location}; create it with `archive`, or omit it")
     return _Archived(path, topic, state, topic_id)
 
 
 def _ends(client: Client, places: list[TopicPartition], base: Version | None) -> Offsets:
-    """Where the partitions end. A new leader may not know for a moment how far its log is committed."""
+    """The partitions' ends. A new leader may not know its high watermark for a moment."""
     deadline = time.monotonic() + SHRUNK_AFTER_S
     while True:
         found = client.list_offsets(dict.fromkeys(places, LATEST), read_committed=True)
@@ -364,8 +365,8 @@ def _ends(client: Client, places: list[TopicPartition], base: Version | None) ->
             return ends
         if time.monotonic() > deadline:
             raise SparkOptionError(
-                f"{shrunk[0]} ends at offset {ends[shrunk[0]]}, before what the last snapshot has read: "
-                "its log was lost or cut; start again with full"
+                f"{shrunk[0]} ends at offset {ends[shrunk[0]]}, before the end of the last snapshot: "
+                "its log was lost or truncated; start again with full"
             )
         time.sleep(0.25)
 

@@ -1,4 +1,4 @@
-"""Topics by their names, asked of a cluster in which not every broker knows everything at once."""
+"""Look up topics by name in a cluster where a broker may be behind."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from penstock.wire import Client, TopicInfo
 
 
 def find_topics(client: Client, names: Sequence[str]) -> dict[str, TopicInfo]:
-    """What the cluster says of these topics, without those that do not exist.
+    """Metadata of these topics, without those that do not exist.
 
-    One that has just been made may not be known to the broker that is asked, so that is asked for a while.
+    A broker may not know a new topic yet, so a missing one is looked up again for a while.
     """
     deadline = time.monotonic() + UNHEARD_OF_S
     while True:

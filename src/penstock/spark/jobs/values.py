@@ -3,18 +3,18 @@
 Used inside tasks by ``archive``, ``table`` and ``snapshot``, so it takes an Arrow schema: Spark's DDL strings
 can be read on the driver only, where `arrow_schema` does it.
 
-A value is good as a whole or bad as a whole. A bad one has null in every column and a sentence in ``error``;
-it never raises. A null value (a tombstone) is neither: its columns are null, and so is its ``error``.
+A value is valid as a whole or invalid as a whole. An invalid one has null in every column and a sentence in
+``error``; it never raises. A null value (a tombstone) has null columns and a null ``error``.
 
-A newcomer would parse value by value. Arrow's reader is several times faster over many values joined by newlines,
-but it stops at the first bad one and does not care where lines end: it would read `{"a":1}{"a":2}` as two rows.
-So only values that begin with a brace and end with one are joined. Then no JSON can reach over a seam (after `}`
-and a newline nothing valid goes on with `{`, and no string may hold a bare newline), every value gives at least
-one row, and as many rows as values means one row each.
+Values are not parsed one by one: Arrow's reader is several times faster on many values joined by newlines. But it
+stops at the first bad one and ignores line ends: it would read `{"a":1}{"a":2}` as two rows. So only values that
+begin and end with a brace are joined. Then no JSON can span a seam (after `}` and a newline nothing valid
+continues with `{`, and a string cannot contain a bare newline), every value gives at least one row, and as many
+rows as values means one row each.
 
-A block that fails is halved until it is small. Then `Suspicion` picks out, value by value, what Arrow would
-surely refuse, and Arrow reads the rest, one by one if need be (which is slow: 0.2 ms a call). Arrow alone says what
-is good, so a value's fate does not depend on its neighbours.
+A block that fails is halved until it is small. Then `Suspicion` rejects, value by value, what Arrow would
+certainly refuse, and Arrow reads the rest, one by one if necessary (slow: 0.2 ms a call). Only Arrow decides what
+is valid, so the result for a value does not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def arrow_schema(schema: str | StructType | pa.Schema) -> pa.Schema:
     """
     found = schema if isinstance(schema, pa.Schema) else _from_spark(schema)
     if len(found) == 0:
-        raise SparkOptionError("the schema of the values has no columns; name some, such as 'id BIGINT'")
+        raise SparkOptionError("the schema of the values has no columns; add some, such as 'id BIGINT'")
     names: set[str] = set()
     for field in found:
         if field.name.lower() == ERROR:
             raise SparkOptionError(
-                f"the schema of the values has a column {field.name}, which is ours; rename it"
+                f"the schema of the values has a column {field.name}, which is reserved; rename it"
             )
         # Spark takes names that differ in case only for one.
         if field.name.lower() in names:
@@ -310,12 +310,12 @@ def _from_spark(schema: str | StructType) -> pa.Schema:
         parsed = schema
     if not isinstance(parsed, StructType):  # DDL of one bare type, such as `INT`
         raise SparkOptionError(
-            "the schema of the values names no columns; write it like 'id BIGINT, name STRING'"
+            "the schema of the values has no columns; write it like 'id BIGINT, name STRING'"
         )
     try:
         return to_arrow_schema(parsed, timezone="UTC")
     except PySparkException as error:
-        raise SparkOptionError(f"the schema of the values has a type that Arrow has not: {error}") from None
+        raise SparkOptionError(f"the schema of the values has a type that Arrow lacks: {error}") from None
 
 
 def _readable_as(kind: pa.DataType, name: str) -> pa.DataType:

@@ -1,7 +1,7 @@
-"""The tables that an archive can be: Parquet with a manifest of our own, Delta, Iceberg.
+"""The table formats of an archive: Parquet with our own manifest, Delta, Iceberg.
 
-All three have the same few methods (`load`, `create`, `commit`, `ever_committed`) and speak of the same `State`.
-None knows Spark: the files are written before, by tasks, and a commit only says that they count.
+All three have the same few methods (`load`, `create`, `commit`, `ever_committed`) and the same `State`. None uses
+Spark: tasks write the files before, and a commit only makes them count.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     ArchiveTable: TypeAlias = ManifestTable | ArchiveDeltaTable | ArchiveIcebergTable
 
-# What shows which format a location has.
+# The file or directory that identifies a location's format.
 _SIGNS = {"parquet": DIRECTORY, "delta": "_delta_log", "iceberg": "catalog.db"}
 FORMATS = tuple(_SIGNS)
-# What the libraries take for more than a character of a path: they would write elsewhere, into somebody's table.
+# Characters that the libraries would interpret in a path: they would write elsewhere, perhaps into another table.
 _MISREAD = {"delta": re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f]"), "iceberg": re.compile(r"[?#\x00-\x1f]")}
 
 
@@ -42,34 +42,34 @@ def resolve(location: str) -> Path:
         )
     path = Path(unquote(parsed.path) if parsed.scheme else str(location)).expanduser()
     if not str(location) or (path.exists() and not path.is_dir()):
-        raise SparkOptionError(f"location must be a directory, and {location!r} is none")
+        raise SparkOptionError(f"location must be a directory, and {location!r} is not one")
     return path.absolute()
 
 
 def format_at(location: Path) -> str | None:
-    """The format of the table that is there; None if there is none."""
+    """The format of the existing table; None if there is none."""
     return next((name for name, sign in _SIGNS.items() if (location / sign).exists()), None)
 
 
 def open_table(
     location: Path, format: str, schema: pa.Schema | None = None, *, catalog: str | None = None
 ) -> ArchiveTable:
-    """A table to read, or with the ``schema`` of its files to make and to write.
+    """A table for reading or, with the ``schema`` of its files, for creating and writing.
 
-    Raises SparkOptionError for a format that nobody knows, that the table there has not, or that has no library.
+    Raises SparkOptionError for an unknown format, another format than the existing table's, or a missing library.
     """
     if format not in FORMATS:
         raise SparkOptionError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
     if catalog is not None and format != "iceberg":
-        raise SparkOptionError("catalog is for format iceberg; the other tables need none")
+        raise SparkOptionError("catalog is only for format iceberg; omit it")
     if format in _MISREAD and (misread := _MISREAD[format].search(str(location))):
         raise SparkOptionError(
-            f"a table of format {format} cannot be at {location}, for the {misread[0]!r} in it; name another place"
+            f"a table of format {format} cannot be at {location} ({misread[0]!r}); choose another directory"
         )
     held = format_at(location)
     if held not in {None, format}:
         raise SparkOptionError(
-            f"{location} holds a table of format {held}; give format {held}, or another location"
+            f"{location} has a table of format {held}; use format {held}, or another location"
         )
     library, extra = {"delta": ("deltalake", "delta"), "iceberg": ("pyiceberg", "iceberg")}.get(
         format, ("", "")
@@ -88,10 +88,10 @@ def open_table(
 
 
 def left_over(table: ArchiveTable, state: State, disk: Disk | None = None) -> list[Path]:
-    """Files of archivers that died, or lost a race: in the directory, but never in the table.
+    """Files of archivers that died or lost a race: in the directory, but never in the table.
 
-    To be listed before a commit and deleted after it. An archiver that is still at work may be about to commit
-    one of them; but it has read its state before our commit, so then it can not.
+    List them before a commit and delete them after it. A running archiver may be about to commit one of them, but
+    it has read its state before our commit, so its commit will fail.
     """
     found = set(files_at(table.location, disk or Disk())) - {each.path for each in state.files}
     found -= table.ever_committed(found, state) if found else set()
@@ -99,7 +99,7 @@ def left_over(table: ArchiveTable, state: State, disk: Disk | None = None) -> li
 
 
 def files_at(location: Path, disk: Disk) -> Iterator[str]:
-    """All files that archives have ever made there, finished or not, as paths within the location."""
+    """All files that archives have created there, finished or not, as paths relative to the location."""
     for topic in (name for name in disk.names(location) if name.startswith("topic=")):
         dates = (f"{topic}/{name}" for name in disk.names(location / topic) if name.startswith("date="))
         for directory in (topic, *dates):
@@ -107,5 +107,5 @@ def files_at(location: Path, disk: Disk) -> Iterator[str]:
 
 
 def spark_path(path: Path) -> str:
-    """A path that Spark, which takes any for a pattern, takes for itself."""
+    """A path escaped for Spark, which takes every path for a pattern."""
     return "file:" + re.sub(r"([][{}*?\\])", r"\\\1", str(path))

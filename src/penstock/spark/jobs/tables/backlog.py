@@ -1,8 +1,8 @@
-"""What an archive has still to read, and how it is dealt out to tasks: arithmetic, no broker and no disk in it.
+"""An archive's backlog and its split into tasks: arithmetic without broker or disk.
 
-`backlog` compares what the table has with what the brokers have, and says what is gone; `deal` cuts what is there
-into ranges that make files of the size wanted. What a newcomer gets wrong: a topic that was deleted and recreated
-has the same name and other records. Partitions are told apart by the topic's id, and begin anew.
+`backlog` compares the table with the brokers and finds what is gone; `deal` splits the rest into ranges that give
+files of the wanted size. A recreated topic has the same name and other records, so partitions are identified by the
+topic's id, and start again from the beginning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.spark.ranges import OffsetRange, share, split
 
 
 class Extent(NamedTuple):
-    """What the brokers have of a partition, or of it what is to be archived now."""
+    """The offsets of a partition on the brokers, or the part to archive now."""
 
     start: int
     end: int  # exclusive
@@ -28,7 +28,7 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    # Where each partition's span begins and reading goes on; also of partitions with nothing to read.
+    # Each partition's span, at whose end reading continues; also for partitions with nothing to read.
     spans: dict[ArchivedPartition, Span]
     pending: dict[ArchivedPartition, Extent]
     gaps: tuple[Gap, ...]
@@ -39,7 +39,7 @@ class Backlog:
 
 
 def backlog(state: State, extents: Mapping[ArchivedPartition, Extent]) -> Backlog:
-    """``extents`` holds every partition of the topics to be archived."""
+    """``extents`` has every partition of the topics to archive."""
     spans: dict[ArchivedPartition, Span] = {}
     pending: dict[ArchivedPartition, Extent] = {}
     gaps = _former_lives(state, extents)
@@ -57,9 +57,9 @@ def backlog(state: State, extents: Mapping[ArchivedPartition, Extent]) -> Backlo
 
 
 def rewound(state: State, extents: Mapping[ArchivedPartition, Extent]) -> list[Gap]:
-    """Partitions whose log ends before what is archived of them, and that were not known to.
+    """New gaps: partitions whose log ends before their archive.
 
-    Only for extents that were asked for after the state was read: another archiver may be ahead of older ones.
+    Only for extents queried after the state was read: another archiver may be ahead of older ones.
     """
     found = []
     for at, extent in extents.items():
@@ -81,7 +81,7 @@ def deal(
     parallelism: int,
     batch_bytes: int,
 ) -> list[list[Assignment]]:
-    """What the tasks of one batch read, task by task. ``offset_bytes`` is about what an offset takes in a file."""
+    """The assignments of one batch, task by task. ``offset_bytes`` is the approximate file size per offset."""
     sizes = {at: max(1, round((each.end - each.start) * offset_bytes[at])) for at, each in pending.items()}
     by_place = {TopicPartition(at.topic, at.partition): at for at in pending}
     shares = share({place: sizes[at] for place, at in by_place.items()}, batch_bytes)
@@ -93,7 +93,7 @@ def deal(
         offsets = extent.end - extent.start
         if size < sizes[at]:
             offsets = min(offsets, max(1, int(size / offset_bytes[at])))
-        # As many files as make them the size wanted; or as there are cores, while none gets under half of it.
+        # As many files as give the wanted size; or one per core, as long as none is below half of it.
         wanted = round(size / file_bytes)
         most = max(1, wanted, size // max(1, file_bytes // 2))
         pieces = max(1, min(most, max(wanted, ceil(parallelism * size / total))))
@@ -106,7 +106,7 @@ def deal(
 
 
 def _packed(weighed: Sequence[tuple[int, Assignment]], count: int) -> list[list[Assignment]]:
-    """Into ``count`` bins, the heaviest first, always into the lightest: a task costs something by itself."""
+    """Pack into ``count`` bins, the heaviest first, always into the lightest: starting a task has a cost."""
     bins: list[tuple[int, int, list[Assignment]]] = [(0, number, []) for number in range(count)]
     for weight, assignment in sorted(weighed, key=lambda each: -each[0]):
         load, number, held = heapq.heappop(bins)
@@ -116,7 +116,7 @@ def _packed(weighed: Sequence[tuple[int, Assignment]], count: int) -> list[list[
 
 
 def _former_lives(state: State, extents: Mapping[ArchivedPartition, Extent]) -> list[Gap]:
-    """What may be gone with topics that were deleted, of those that are there again."""
+    """Gaps of deleted topics that have been recreated."""
     current = {at.topic: at.topic_id for at in extents}
     told = {(each.topic, each.topic_id) for each in state.gaps if each.reason == "recreated"}
     return [

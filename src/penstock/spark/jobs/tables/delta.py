@@ -1,9 +1,9 @@
 """The archive as a Delta table, through `deltalake`: no JAR, no JVM.
 
-The files lie where the Parquet table would have them; Delta's log takes the manifest's place. Every commit carries
-`Transaction(archive id, batch)`, which Delta keeps for ever, and the archive's state in its commit information,
-both in one log entry with the files. What a newcomer gets wrong: an append to a Delta table does not conflict with
-another append. Ours is done on exactly the version whose state was read, without retries, or not at all.
+The files are where the Parquet table would have them; Delta's log replaces the manifest. Every commit has
+`Transaction(archive id, batch)`, which Delta keeps forever, and the archive's state in its commit information,
+both in one log entry with the files. Delta does not treat two appends as a conflict, so ours commits on exactly
+the version whose state was read, without retries, or not at all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock.spark.jobs.tables.state import (
 )
 
 STATE_KEY: Final = "penstock.archive"
-# Others may write too (OPTIMIZE, VACUUM): a commit that only met theirs is tried again.
+# Other programs may write too (OPTIMIZE, VACUUM): a commit that conflicts only with theirs is retried.
 COMMIT_ATTEMPTS: Final = 10
 # The log keeps the archive's state; deltalake would delete entries after 30 days.
 CONFIGURATION: Final = {"delta.enableExpiredLogCleanup": "false"}
@@ -44,7 +44,7 @@ class ArchiveDeltaTable:
     format: Final = "delta"
 
     def __init__(self, location: Path, schema: pa.Schema | None = None, disk: Disk | None = None) -> None:
-        """``schema`` is that of the files; it is needed to make the table and to write to it."""
+        """``schema`` is that of the files; required for creating and writing."""
         self.location = location
         self._schema = schema
         self._disk = disk or Disk()
@@ -70,7 +70,7 @@ class ArchiveDeltaTable:
             )
         except DeltaError:
             if self._open() is None:
-                raise  # not for a table that somebody has just made
+                raise  # not because another archiver has just created it
             raise CommitConflict(f"{self.location} has a table already") from None
         self._sync(0)
         return state
@@ -87,7 +87,7 @@ class ArchiveDeltaTable:
                 or found is None
                 or (found.archive_id, found.batch) != (base.archive_id, base.batch)
             ):
-                raise CommitConflict(f"{self.location} has gone on without commit {state.batch}")
+                raise CommitConflict(f"{self.location} has newer commits than {state.batch}")
             held = {each.path for each in found.files}
             if not all(each.path in held for each in change.removed):
                 raise CommitConflict(f"{self.location}: another program has replaced the same files")
@@ -104,11 +104,11 @@ class ArchiveDeltaTable:
             self._sync(table.version() + 1)
             return replace(state, files=_kept(found, change), retired=(), foreign=found.foreign)
         raise CommitConflict(
-            f"{self.location}: others commit all the time, and commit {state.batch} found no place"
+            f"{self.location}: other programs commit too often; commit {state.batch} did not succeed"
         )
 
     def ever_committed(self, paths: set[str], state: State) -> set[str]:
-        """Delta's readers may travel in time, so the whole log is asked, which is never cleaned."""
+        """Delta's readers may time-travel, so the whole log is searched, which is never cleaned."""
         unknown = set(paths)
         for name in self._disk.names(self._log):
             if unknown and name.endswith(".json"):
@@ -132,7 +132,7 @@ class ArchiveDeltaTable:
         )
         if "deletionVectors" in (table.protocol().reader_features or ()):
             raise TableError(
-                f"{self.location} has deletion vectors; Spark's Parquet reader would not heed them"
+                f"{self.location} has deletion vectors, which Spark's Parquet reader would ignore"
             )
         files, foreign = [], []
         actions = pa.table(table.get_add_actions(flatten=True))
@@ -146,9 +146,9 @@ class ArchiveDeltaTable:
         return replace(state, files=tuple(files), foreign=tuple(foreign))
 
     def _last_stated(self, version: int) -> State:
-        """The archive's state as of a version of the table: in its log entry, or if others wrote since, before it.
+        """The archive's state at a version of the table: in its log entry, or an earlier one if others wrote since.
 
-        Read from the log itself: deltalake's history numbers entries wrongly while somebody adds to them.
+        Read from the log itself: deltalake's history numbers entries wrongly while entries are added.
         """
         for number in range(version, -1, -1):
             try:
@@ -164,7 +164,7 @@ class ArchiveDeltaTable:
                 ):
                     return State.from_json(info[STATE_KEY])
         raise TableError(
-            f"{self.location} is a Delta table that no archive made; name another location for the archive"
+            f"{self.location} is a Delta table that no archive created; choose another location for the archive"
         )
 
     # Writing
@@ -181,7 +181,7 @@ class ArchiveDeltaTable:
         )
 
     def _sync(self, version: int) -> None:
-        """deltalake does not sync what it writes: after this the commit survives a power loss too."""
+        """deltalake does not fsync: after this the commit survives a power loss."""
         self._disk.sync(self._log / f"{version:020d}.json")
         self._disk.sync_directory(self._log)
         self._disk.sync_directory(self.location)
@@ -195,7 +195,7 @@ def _additions(change: Change, wall_ms: int) -> Iterator[AddAction]:
             "maxValues": {"topic": each.topic, "partition": each.partition, "offset": each.end - 1},
             "nullCount": {"topic": 0, "partition": 0, "offset": 0},
         }
-        # What is replaced by a larger file is no change of data to whoever follows the table.
+        # Merging files is not a data change for readers that follow the table.
         yield AddAction(each.path, each.bytes, _values(each), wall_ms, not change.removed, json.dumps(stats))
 
 

@@ -1,7 +1,7 @@
 """The steps by which files become durable, one method each, so that a test can crash between any two of them.
 
-A table's location is a directory that driver and executors all see: a local disk, or NFS. What a newcomer gets
-wrong: a file that was synced can still be lost with its name, until the directory of the name is synced too.
+A table's location is a directory shared by driver and executors: a local disk, or NFS. A synced file can still lose
+its name until its directory is synced too.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 
 
 class Disk:
-    """The real one. Each method is one step: none is half done after a crash; what is not synced may be lost."""
+    """The real disk. Each method is one step, never half done after a crash; unsynced data may be lost."""
 
     def create(self, path: Path, data: bytes) -> None:
-        """A new file. Raises FileExistsError if there is one of this name."""
+        """Create a file. Raises FileExistsError."""
         with path.open("xb") as file:
             file.write(data)
 
@@ -30,7 +30,7 @@ class Disk:
         self.sync(path)
 
     def link(self, existing: Path, name: Path) -> None:
-        """Give a file a second name, or raise FileExistsError: of any number who try, one succeeds."""
+        """Give a file a second name, or raise FileExistsError: of several attempts one succeeds."""
         os.link(existing, name)
 
     def unlink(self, path: Path) -> None:
@@ -54,7 +54,7 @@ class Disk:
 def publish(disk: Disk, temporary: Path, final: Path) -> None:
     """Give a complete file its final name, durably. Raises FileExistsError if the name is taken, changing nothing.
 
-    Not a rename: that would replace what is there, and the loser of a race would overwrite the winner.
+    Not a rename: that would replace an existing file, and the loser of a race would overwrite the winner.
     """
     disk.sync(temporary)
     disk.link(temporary, final)
@@ -63,8 +63,8 @@ def publish(disk: Disk, temporary: Path, final: Path) -> None:
 
 
 def make_directories(disk: Disk, location: Path, relative: str) -> Path:
-    """A directory below a location, every name on the way durable. Synced also if it was there: by whom, and
-    whether they came so far, nobody knows.
+    """Create a directory below a location, durably. Existing directories are synced too: their creator may have
+    died before it did so.
     """
     directory = location
     for name in Path(relative).parts:

@@ -1,6 +1,6 @@
-"""What a table's library or its disk says when it fails, as one line that names the table.
+"""Turn errors of a table's library or disk into one line that names the table.
 
-deltalake and pyiceberg have errors of many kinds and many lines. Whoever archives wants to know which table it was.
+deltalake and pyiceberg have many error types with many lines.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-# deltalake's arrows from a cause to the next, red on a terminal.
+# deltalake's arrows between causes, red on a terminal.
 _COLOUR = re.compile(r"\x1b\[\d*m|↳ ?")
-# Where a backtrace begins, or a statement of SQL.
+# The beginning of a backtrace or an SQL statement.
 _REST = re.compile(r"\d+: |\[SQL:")
 
 
 class TableError(RuntimeError):
-    """A table that cannot be read or written: it is damaged, or no archive made it."""
+    """A table cannot be read or written: it is damaged, or no archive created it."""
 
 
 class _Located(Protocol):
@@ -35,7 +35,7 @@ _Method = Callable[Concatenate[_Table, _Arguments], _Result]
 def tells(
     *kinds: type[Exception],
 ) -> Callable[[_Method[_Table, _Arguments, _Result]], _Method[_Table, _Arguments, _Result]]:
-    """For methods of a table: errors of a library, of these kinds, become a TableError."""
+    """Decorates a table's methods: library errors of these types become a TableError."""
 
     def decorated(method: _Method[_Table, _Arguments, _Result]) -> _Method[_Table, _Arguments, _Result]:
         @wraps(method)

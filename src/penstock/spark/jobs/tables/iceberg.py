@@ -1,9 +1,9 @@
 """The archive as an Iceberg table, through `pyiceberg`: no JAR, no JVM, and by default no server.
 
-Without a catalog of the user's the table has one of its own, an SQLite file beside it. Files, state and (archive
-id, batch) are one commit: the state is a property of the table, the batch also one of the snapshot. What a newcomer
-gets wrong: pyiceberg tries a commit that met another one again, on top of it, which would store records twice. So
-retries are off, and every commit makes a snapshot, empty or not, because a snapshot's parent is what is compared.
+Without a user's catalog the table has its own, an SQLite file beside it. Files, state and (archive id, batch) are
+one commit: the state is a property of the table, the batch also one of the snapshot. pyiceberg would retry a
+conflicting commit on top of the other one, which would store records twice. So retries are off, and every commit
+makes a snapshot, even an empty one, because conflicts are detected by the snapshot's parent.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ OWN_CATALOG: Final = "catalog.db"
 IDENTIFIER: Final = "penstock.archive"
 COMMIT_ATTEMPTS: Final = 10
 BIRTH_PAUSE_S: Final = 0.5
-# pyiceberg's have no ancestor in common; SQLAlchemy's are those of the table's own catalog.
+# pyiceberg's errors have no common base class; SQLAlchemy's come from the table's own catalog.
 LIBRARY_ERRORS: Final[tuple[type[Exception], ...]] = (
     SQLAlchemyError,
     *(each for each in vars(exceptions).values() if isinstance(each, type) and issubclass(each, Exception)),
 )
 PROPERTIES: Final = {
     RETRIES_KEY: "0",
-    # Each commit writes the table's whole description; a hundred of the past are enough.
+    # Each commit writes the table's whole metadata; a hundred old ones are enough.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
@@ -83,7 +83,7 @@ class ArchiveIcebergTable:
         catalog: str | None = None,
         disk: Disk | None = None,
     ) -> None:
-        """``catalog`` is `NAME:NAMESPACE.TABLE`, NAME one that pyiceberg's configuration knows."""
+        """``catalog`` is `NAME:NAMESPACE.TABLE`, with a NAME from pyiceberg's configuration."""
         self.location = location
         self._schema = schema
         self._disk = disk or Disk()
@@ -100,7 +100,7 @@ class ArchiveIcebergTable:
         self.location.mkdir(parents=True, exist_ok=True)
         state = new_state(shape)
         catalog = self._catalog()
-        with contextlib.suppress(IntegrityError):  # another archiver has just made it
+        with contextlib.suppress(IntegrityError):  # another archiver has just created it
             catalog.create_namespace_if_not_exists(self._identifier.rpartition(".")[0])
         try:
             creation = catalog.create_table_transaction(
@@ -129,7 +129,7 @@ class ArchiveIcebergTable:
                 or found is None
                 or (found.archive_id, found.batch) != (base.archive_id, base.batch)
             ):
-                raise CommitConflict(f"{self.location} has gone on without commit {state.batch}")
+                raise CommitConflict(f"{self.location} has newer commits than {state.batch}")
             try:
                 self._commit(table, state, change)
             except CommitFailedException:
@@ -138,12 +138,12 @@ class ArchiveIcebergTable:
             kept = (each for each in found.files if each.path not in removed)
             return replace(state, files=(*kept, *change.added), retired=(), foreign=found.foreign)
         raise CommitConflict(
-            f"{self.location}: others commit all the time, and commit {state.batch} found no place"
+            f"{self.location}: other programs commit too often; commit {state.batch} did not succeed"
         )
 
     @tells(*LIBRARY_ERRORS)
     def ever_committed(self, paths: set[str], state: State) -> set[str]:
-        """Files of snapshots that are still known; nobody can read those of expired ones."""
+        """Files of snapshots that still exist; those of expired snapshots cannot be read."""
         table = self._open()
         if table is None:
             return set()
@@ -163,13 +163,15 @@ class ArchiveIcebergTable:
     def _state(self, table: Table) -> State:
         text = table.properties.get(STATE_KEY)
         if text is None:
-            raise TableError(f"{self._identifier} is an Iceberg table that no archive made; name another")
+            raise TableError(
+                f"{self._identifier} is an Iceberg table that no archive created; choose another"
+            )
         state = State.from_json(text)
         files, foreign = [], []
         for task in table.scan().plan_files():
             if task.delete_files:
                 raise TableError(
-                    f"{self._identifier} has delete files; Spark's Parquet reader would not heed them"
+                    f"{self._identifier} has delete files, which Spark's Parquet reader would ignore"
                 )
             path = self._relative(task.file.file_path)
             found = from_path(path, records=task.file.record_count, size=task.file.file_size_in_bytes)
@@ -182,7 +184,7 @@ class ArchiveIcebergTable:
     # Writing
 
     def _commit(self, table: Table, state: State, change: Change) -> None:
-        # Somebody may have set it again since the table was made.
+        # It may have been changed since the table was created.
         if table.properties.get(RETRIES_KEY) != "0":
             with table.transaction() as transaction:
                 transaction.set_properties({RETRIES_KEY: "0"})
@@ -191,7 +193,7 @@ class ArchiveIcebergTable:
         with table.transaction() as transaction:
             transaction.set_properties({STATE_KEY: state.to_json(files=False)})
             if table.metadata.name_mapping() is None:
-                # The files know their columns by name only.
+                # The files identify columns by name only.
                 mapping = table.schema().name_mapping.model_dump_json()
                 transaction.set_properties({"schema.name-mapping.default": mapping})
             snapshot = transaction.update_snapshot(snapshot_properties=named)
@@ -207,8 +209,9 @@ class ArchiveIcebergTable:
         try:
             return parquet_file_to_data_file(table.io, metadata, address)
         except OverflowError:
-            # It takes bounds for Python's datetimes, and some times are outside of that calendar. Such columns have
-            # no bounds, and the file lies on the calendar's first or last day, where most filters find it.
+            # pyiceberg converts bounds to Python datetimes, and some times are outside that calendar. Such
+            # columns get no bounds, and the file is on the calendar's first or last day, where most filters find
+            # it.
             parquet = pq.read_metadata(self.location / file.path)
             columns = metadata.schema()
             untold = {
@@ -251,29 +254,29 @@ class ArchiveIcebergTable:
             try:
                 return load_catalog(self._given_catalog, **settings)
             except ValueError as error:
-                raise SparkOptionError(f"pyiceberg knows no catalog {self._given_catalog}: {error}") from None
+                raise SparkOptionError(f"pyiceberg has no catalog {self._given_catalog}: {error}") from None
         database = URL.create("sqlite", database=str(self.location / OWN_CATALOG)).render_as_string()
         own = {"type": "sql", "uri": database, "warehouse": _address(self.location), **settings}
         try:
             return load_catalog("penstock", **own)
         except OperationalError:
-            # Of two archivers that make the catalog at once one is told that its tables are there already.
+            # Of two archivers that create the catalog at once, one gets an error that its tables exist already.
             time.sleep(BIRTH_PAUSE_S)
             return load_catalog("penstock", **own)
 
     def _sync(self) -> None:
-        """SQLite has synced its own file; the names of it and of the directory are ours to keep."""
+        """SQLite has synced its file; sync the names of the file and its directory."""
         self._disk.sync_directory(self.location)
         self._disk.sync_directory(self.location.parent)
 
     def _relative(self, address: str) -> str:
-        """A file's path within the location, or its whole path if it lies elsewhere."""
+        """A file's path relative to the location, or its whole path if it is elsewhere."""
         path = Path(address.removeprefix("file://"))
         return str(path.relative_to(self.location)) if path.is_relative_to(self.location) else str(path)
 
 
 class SyncedFileIO(PyArrowFileIO):
-    """Metadata that is durable before a catalog is told of it; pyiceberg's own is not."""
+    """Makes metadata durable before the catalog refers to it; pyiceberg's own FileIO does not."""
 
     def new_output(self, location: str) -> Any:
         return _SyncedOutputFile(super().new_output(location))
@@ -329,7 +332,7 @@ class _SyncedStream:
 
 
 def _metrics(columns: pa.Schema) -> dict[str, str]:
-    """Of the columns that the files have statistics of; pyiceberg complains about every other one."""
+    """Metrics modes: only for columns with statistics in the files; pyiceberg warns about every other one."""
     kept = {"write.metadata.metrics.default": "none"}
     for name in statistics_of(columns):
         is_partitioned_by = name in {"topic", "timestamp"}
@@ -338,7 +341,7 @@ def _metrics(columns: pa.Schema) -> dict[str, str]:
 
 
 def _address(path: Path) -> str:
-    """Not a URI: Iceberg's readers take what follows the scheme as it is."""
+    """Not an encoded URI: Iceberg's readers take the part after the scheme literally."""
     return f"file://{path}"
 
 

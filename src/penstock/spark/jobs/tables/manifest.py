@@ -1,12 +1,12 @@
-"""A partitioned Parquet table with a manifest: the archive's own format, nothing but files in a directory.
+"""A partitioned Parquet table with a manifest: the archive's own format, only files in a directory.
 
     LOCATION/_penstock/00000000000000000007.json        the manifest, the highest number counts
     LOCATION/topic=orders/date=2026-11-16/....parquet   what it lists
 
-A commit writes the next number, whole, and gives it its name by `link`, which fails if the name is taken: of two
-archivers that commit at once one wins, and the other learns of it. All it lists was synced before. A manifest holds
-the whole state, so one read is a consistent view, and a file that none lists does not exist. What a newcomer gets
-wrong: reading the directory instead of the manifest. It also holds what was never committed, or was replaced.
+A commit writes the complete next manifest and names it by `link`, which fails if the name is taken: of two
+archivers that commit at once one wins, and the other gets an error. All listed files were synced before. A
+manifest has the whole state, so one read is a consistent view, and an unlisted file does not count. Never read
+the directory instead of the manifest: it also has files that were never committed or were replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.spark.jobs.tables.errors import TableError
 from penstock.spark.jobs.tables.state import Change, CommitConflict, Shape, State, new_state, temporary_name
 
 DIRECTORY: Final = "_penstock"
-# Old manifests are history for people. This many also keep `_lost` right, see there.
+# Old manifests are a history. This many also keep `_lost` correct, see there.
 MANIFESTS_KEPT: Final = 100
 # How long a replaced file stays: longer than any query that began before it was replaced.
 RETIRED_FOR_MS: Final = 24 * 3600 * 1000
@@ -53,7 +53,7 @@ class ManifestTable:
         raise OSError(f"the manifests in {self._directory} vanish while they are read")
 
     def create(self, shape: Shape) -> State:
-        """Make the table. Raises CommitConflict if somebody was faster."""
+        """Create the table. Raises CommitConflict if another archiver was faster."""
         self.location.mkdir(parents=True, exist_ok=True)
         self._disk.make_directory(self._directory)
         self._disk.sync_directory(self.location)
@@ -64,7 +64,7 @@ class ManifestTable:
 
     def commit(self, base: State, change: Change) -> State:
         """Raises CommitConflict, and changes nothing, if ``base`` is no longer the newest state."""
-        # Whoever wrote the base may have died before its name was durable; what follows is built on it.
+        # The writer of the base may have died before its name was durable; this commit builds on it.
         self._disk.sync_directory(self._directory)
         wall_ms = time.time_ns() // 1_000_000
         state = base.after(change, wall_ms=wall_ms)
@@ -74,7 +74,7 @@ class ManifestTable:
         return state
 
     def ever_committed(self, paths: set[str], state: State) -> set[str]:
-        """Which of the files this table has ever listed; they are not ours to delete as left over."""
+        """The files that this table has ever listed, which must not be deleted as leftovers."""
         return paths & ({each.path for each in state.files} | {path for path, _ in state.retired})
 
     # A manifest
@@ -86,19 +86,19 @@ class ManifestTable:
         try:
             publish(self._disk, temporary, self._directory / name)
         except (FileExistsError, FileNotFoundError):
-            # Not found: whoever committed this number first has tidied up behind us.
+            # Not found: the archiver that committed this number first has already cleaned up.
             self._disk.unlink(temporary)
             raise CommitConflict(f"{self.location} has a commit {state.batch} already") from None
         if self._lost(state.batch):
-            # Harmless where it is, for it is not the newest.
+            # Harmless, because it is not the newest.
             self._disk.unlink(self._directory / name)
-            raise CommitConflict(f"{self.location} has gone on without commit {state.batch}")
+            raise CommitConflict(f"{self.location} has newer commits than {state.batch}")
 
     def _lost(self, number: int) -> bool:
-        """Whether ``number`` could be had only because it had been pruned: we slept through a hundred commits.
+        """Whether ``number`` was free only because it had been pruned: a hundred commits happened meanwhile.
 
-        Also the first of all, if we slept between seeing no table and making one. A commit that succeeded is taken
-        for a lost one if a hundred more followed at once; then the state is read again, and it is in it.
+        Also for the very first commit, if we paused between finding no table and creating one. A successful commit
+        counts as lost if a hundred more followed at once; then the state is read again and includes it.
         """
         return self._numbers()[-1] >= number + MANIFESTS_KEPT
 
@@ -124,7 +124,7 @@ class ManifestTable:
                 self._disk.unlink(self._directory / name)
 
     def _without_dead(self, state: State, wall_ms: int) -> State:
-        """Delete the files that were replaced long ago, and forget them."""
+        """Delete files that were replaced long ago, and drop them from the state."""
         dead = [path for path, since_ms in state.retired if wall_ms - since_ms > RETIRED_FOR_MS]
         if not dead:
             return state

@@ -1,9 +1,9 @@
-"""Which small files of an archive are worth becoming one: the arithmetic, with no disk in it.
+"""Which small files of an archive to merge: arithmetic without disk.
 
-An archive that runs every minute makes a small file of each partition every minute. Whenever enough of them lie
-behind each other they are merged. A file joins only files that are together as large as it is, so a record is
-written again about as often as its file doubles, and never once the file has half of the size wanted. What has no
-date stays as it is: it is of days outside of the calendar, of which each has files of its own.
+An archive that runs every minute makes a small file per partition every minute. When enough of them are adjacent,
+they are merged. A file is merged only with files that are together as large as itself, so a record is rewritten
+about as often as its file doubles, and never again once the file has half of the wanted size. Files without a
+date are not merged: they are of days outside the calendar, each with its own files.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final
 
 from penstock.spark.jobs.tables.state import NO_DATE, ArchivedPartition, DataFile
 
-# Fewer are not worth a commit.
+# Fewer files are not worth a commit.
 FILES_MIN: Final = 8
 
 
 def small_runs(files: Iterable[DataFile], file_bytes: int) -> list[list[DataFile]]:
-    """Files to be merged, run by run, each in the order of its offsets."""
+    """Runs of files to merge, each in the order of offsets."""
     groups: defaultdict[tuple[ArchivedPartition, str | None], list[DataFile]] = defaultdict(list)
     for each in files:
         if each.date != NO_DATE:

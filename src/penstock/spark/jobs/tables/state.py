@@ -1,8 +1,8 @@
-"""What an archive's table knows of itself: which files, up to which offsets, and what it had to leave out.
+"""The state of an archive's table: its files, end offsets and gaps.
 
-A `State` is read from a table in one go and belongs to one version of it; `State.after` says what a commit makes
-of it, the same for every format. What a newcomer gets wrong: the seam between archive and brokers is `State.spans`,
-never the names of files. A file's name says what it holds; a span says what was read, also where nothing was.
+A `State` is read at once and belongs to one version of the table; `State.after` is the state after a commit, the
+same for every format. The seam between archive and brokers is `State.spans`, never the file names: a file's name
+says what it contains, a span says what was read, even if there were no records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from penstock.spark.jobs.tables.errors import TableError
 
 STATE_FORMAT: Final = 1
-# Where Hive, and with it Spark, keeps rows that have no value to be partitioned by.
+# The partition of Hive, and so of Spark, for rows with a null partition value.
 NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
 
 _NAME = re.compile(
@@ -27,7 +27,7 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+\.parquet)\.[0-9a-f]{12}\.tmp")
 
 
 class CommitConflict(Exception):
-    """Another archiver has committed since the state was read: read it again, nothing has been changed."""
+    """Another archiver has committed since the state was read. Nothing was changed; read the state again."""
 
 
 class ArchivedPartition(NamedTuple):
@@ -42,7 +42,7 @@ class ArchivedPartition(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The offsets that the archive has gone through, whether or not each of them still had a record."""
+    """The offsets that the archive has processed, whether or not each had a record."""
 
     start: int
     end: int  # exclusive: what the brokers are read from
@@ -54,7 +54,7 @@ class DataFile:
     topic: str
     topic_id: str
     partition: int
-    # Of its first record, and behind its last. With dates, files of one partition may interleave.
+    # Offsets of the first record, and after the last. With dates, files of one partition may interleave.
     start: int
     end: int
     records: int
@@ -77,7 +77,7 @@ class Gap:
     topic_id: str
     partition: int
     start: int
-    # None: nobody knows how far the log had reached when its topic was deleted.
+    # None: the end of the log is unknown, because its topic was deleted.
     end: int | None
     # "retention", "recreated" or "rewound": the log ended before what was archived, and may fill up differently.
     reason: str
@@ -93,21 +93,21 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What all files of a table have in common, fixed when it is made."""
+    """Common to all files of a table, fixed when it is created."""
 
     by_date: bool
     headers: bool
-    # Spark's own JSON of the columns that values are parsed to; None keeps them as bytes alone.
+    # Spark's JSON of the parsed columns; None if values are not parsed.
     value_schema: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one commit adds to a table. The order of ``spans`` is that of ``State.spans``."""
+    """One commit to a table. ``spans`` has the order of ``State.spans``."""
 
     spans: dict[ArchivedPartition, Span] = field(default_factory=dict)
     added: tuple[DataFile, ...] = ()
-    # Their records are in ``added`` too: small files become one.
+    # Merged files: their records are in ``added``.
     removed: tuple[DataFile, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
@@ -115,21 +115,23 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class State:
     archive_id: str
-    # Counts this archive's commits; with the archive's id it names one of them for ever.
+    # Number of this archive's commits; with the archive's id it identifies a commit.
     batch: int
     shape: Shape
     spans: dict[ArchivedPartition, Span]
     gaps: tuple[Gap, ...] = ()
     files: tuple[DataFile, ...] = ()
-    # Replaced by larger files, with the time of it; deleted when nobody can be reading them any more.
+    # Files replaced by larger ones, with the time; deleted when no reader can need them any more.
     retired: tuple[tuple[str, int], ...] = ()
-    # Files that another program made of ours (OPTIMIZE): records of any topic, told apart by their columns alone.
+    # Files that another program merged from ours (OPTIMIZE): records of any topic, identified only by their
+    # columns.
     foreign: tuple[str, ...] = ()
 
     def after(self, change: Change, *, wall_ms: int) -> State:
-        """The state that a commit of ``change`` makes.
+        """The state after a commit of ``change``.
 
-        A change that does not begin where this state ends is a broken invariant: it would repeat or lose records.
+        A change that does not begin at the end of this state is a broken invariant: it would repeat or lose
+        records.
         """
         for at, span in change.spans.items():
             known = self.spans.get(at)
@@ -155,7 +157,7 @@ class State:
         )
 
     def lives(self, topic: str) -> list[str]:
-        """The ids under which a topic's name has been archived, the oldest first."""
+        """The archived ids of a topic's name, the oldest first."""
         return list(dict.fromkeys(at.topic_id for at in self.spans if at.topic == topic))
 
     def partitions_of(self, topic: str, topic_id: str) -> dict[int, Span]:
@@ -171,7 +173,7 @@ class State:
     # As text
 
     def to_json(self, *, files: bool) -> str:
-        """``files`` is false where the table's own format lists them."""
+        """``files`` is False if the table's own format lists the files."""
         document: dict[str, Any] = {
             "format": STATE_FORMAT,
             "archive_id": self.archive_id,
@@ -187,7 +189,7 @@ class State:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> State:
-        """Raises TableError for anything that `to_json` did not write."""
+        """Raises TableError for text that `to_json` did not write."""
         try:
             document = json.loads(text)
             written = document["format"]
@@ -204,7 +206,7 @@ class State:
         except (KeyError, TypeError, ValueError) as error:
             raise TableError(f"the archive's state cannot be read: {error!r}") from None
         raise TableError(
-            f"the archive is of format {written}, and this program for {STATE_FORMAT}; use a newer one"
+            f"the archive has format {written}, not {STATE_FORMAT}; use a newer version of penstock"
         )
 
 
@@ -212,8 +214,8 @@ def new_state(shape: Shape) -> State:
     return State(uuid.uuid4().hex, 0, shape, {})
 
 
-# Names of files. One is made of all that decides its contents, and of the batch that wants to commit it: a task
-# that is tried again writes the same file, and no two archivers ever write one file.
+# File names. A name is made from everything that determines the contents, and from the batch that commits it: a
+# retried task writes the same file, and two archivers never write the same file.
 
 
 def new_batch_token() -> str:
@@ -221,7 +223,7 @@ def new_batch_token() -> str:
 
 
 def file_path(at: ArchivedPartition, start: int, end: int, *, date: str | None, batch_token: str) -> str:
-    """Topics are directories, for their names may take all that a file's name can hold."""
+    """Topics are directories, because their names may use the maximum length of a file name."""
     name = f"{at.topic_id}-{at.partition:05d}-{start:020d}-{end:020d}-{batch_token}.parquet"
     return f"{directory_of(at.topic, date)}/{name}"
 
@@ -231,12 +233,12 @@ def directory_of(topic: str, date: str | None) -> str:
 
 
 def temporary_name(name: str) -> str:
-    """Hidden from everybody who lists a directory for data."""
+    """A hidden name, which readers of the directory skip."""
     return f".{name}.{uuid.uuid4().hex[:12]}.tmp"
 
 
 def from_path(path: str, *, records: int, size: int) -> DataFile | None:
-    """What a file's name says of it; None if no archive named it. Its timestamps stay unknown."""
+    """Parse a file's name; None if no archive named it. Its timestamps are unknown."""
     directory, _, name = path.rpartition("/")
     parts = dict(part.split("=", 1) for part in directory.split("/") if "=" in part)
     found = _NAME.fullmatch(name)
@@ -258,7 +260,7 @@ def from_path(path: str, *, records: int, size: int) -> DataFile | None:
 
 
 def is_ours(name: str) -> bool:
-    """Whether an archive made a file of this name, finished or not. All else is left alone."""
+    """Whether an archive created a file of this name, finished or not. Other files are left alone."""
     temporary = _TEMPORARY.fullmatch(name)
     return _NAME.fullmatch(temporary["name"] if temporary else name) is not None
 

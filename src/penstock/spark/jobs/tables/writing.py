@@ -1,9 +1,8 @@
-"""The task's half of the archive: a range of offsets in, durable Parquet files out, nothing through the JVM.
+"""The task's half of the archive: read a range of offsets, write durable Parquet files, without the JVM.
 
-Records come as Arrow batches (`penstock.spark.reading`), are parted by day if the table is, gathered into row
-groups and written by pyarrow. A task returns what its files are, as JSON; until the driver commits them they are
-only files. What a newcomer gets wrong: `ParquetWriter.write_batch` makes a row group of every batch, so batches
-are gathered here first.
+Records come as Arrow batches (`penstock.spark.reading`), are split by day if the table is, gathered into row
+groups and written by pyarrow. A task returns a description of its files as JSON; they do not count until the
+driver commits them. Batches are gathered first, because `ParquetWriter.write_batch` makes a row group per batch.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from penstock.spark.reading import ReadSettings, read
 from penstock.spark.reading import schema as record_schema
 from penstock.wire import EARLIEST, LATEST, TopicPartition, UnknownTopic, WireError
 
-# Of Arrow data, before compression. Large enough for a scan, small enough for a task to hold a few.
+# Arrow bytes, before compression. Large enough for a scan, small enough for a task to hold a few.
 ROW_GROUP_BYTES: Final = 64 * 2**20
 ROW_GROUP_ROWS: Final = 2**20
 # Rows of one batch; the JVM sees none of them, so larger than the source's.
 ROWS_MAX: Final = 131_072
-# Days of which a task writes files at once. More are rare (producers with a broken clock), and cost small files.
+# Days with open files in a task. More are rare (producers with a broken clock), and cause small files.
 DAYS_OPEN_MAX: Final = 32
 DAY_US: Final = 86_400 * 1_000_000
 _EPOCH = date(1970, 1, 1).toordinal()
@@ -56,7 +55,7 @@ Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class Assignment(NamedTuple):
-    """What one task archives."""
+    """One task's work."""
 
     at: ArchivedPartition
     start: int
@@ -77,7 +76,7 @@ class WriteSettings:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What came of an assignment. With an ``error`` nothing of it counts."""
+    """The result of an assignment. With an ``error`` none of its files count."""
 
     files: tuple[DataFile, ...] = ()
     gaps: tuple[Gap, ...] = ()
@@ -109,7 +108,7 @@ def file_schema(headers: bool, value_schema: pa.Schema | None) -> pa.Schema:
 
 
 def archive_range(settings: WriteSettings, assignment: Assignment, disk: Disk | None = None) -> Written:
-    """Archive one assignment. What only the user can decide comes back as an error; all else raises."""
+    """Archive one assignment. Errors that only the user can resolve are returned; all others raise."""
     gaps: list[Gap] = []
     with _Files(settings, assignment, disk or Disk()) as files:
         position = assignment.start
@@ -132,7 +131,7 @@ def archive_range(settings: WriteSettings, assignment: Assignment, disk: Disk | 
 
 
 def merge(settings: WriteSettings, files: Sequence[DataFile], disk: Disk | None = None) -> Written:
-    """One file of several small ones of the same partition and day, in the order of their offsets."""
+    """Merge small files of the same partition and day into one, in the order of offsets."""
     at, location = files[0].at, Path(settings.location)
     with _Files(settings, Assignment(at, files[0].start, files[-1].end), disk or Disk()) as merged:
         for each in files:
@@ -146,7 +145,7 @@ def merge(settings: WriteSettings, files: Sequence[DataFile], disk: Disk | None 
 
 
 def _gap(settings: WriteSettings, assignment: Assignment, position: int) -> Gap | None:
-    """What retention has taken from a range that is being read; None if that is not what happened."""
+    """The gap that retention made in a range during the read; None if there is none."""
     at = TopicPartition(assignment.at.topic, assignment.at.partition)
     client = settings.read.client()
     try:
@@ -240,7 +239,7 @@ class _Files:
 
 
 class _OpenFile:
-    """A Parquet file that is being written, under a name that nobody looks for."""
+    """A Parquet file that is being written, under a hidden name."""
 
     def __init__(self, settings: WriteSettings, at: ArchivedPartition, day: int | None, disk: Disk) -> None:
         self._settings = settings
@@ -305,8 +304,8 @@ class _OpenFile:
         try:
             publish(self._disk, self.temporary, final)
         except FileExistsError:
-            # Another attempt at this very assignment; its name says that it holds the same records. Whether that
-            # one lived long enough to make the name durable nobody knows.
+            # Another attempt at the same assignment wrote it; the same name means the same records. That attempt
+            # may have died before it made the name durable.
             self._disk.sync_directory(final.parent)
             self._disk.unlink(self.temporary)
         return DataFile(
@@ -333,11 +332,11 @@ def date_of(day: int) -> str:
     return date.fromordinal(day + _EPOCH).isoformat() if DAY_MIN <= day <= DAY_MAX else NO_DATE
 
 
-# They grow steadily, so their differences are stored.
+# These grow steadily, so their differences are stored.
 _DIFFERENCES: Final = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
 # The same in every row of a file, mostly: compression alone makes nothing of them, and is faster.
 _CONSTANT: Final = frozenset(("partition", "timestampType"))
-# Of these neither dictionaries pay, for they rarely repeat enough, nor statistics, for nobody filters by them.
+# Neither dictionaries pay here (values rarely repeat) nor statistics (no one filters by them).
 _PLAIN: Final = frozenset(("key", "value", "headers"))
 
 
@@ -356,7 +355,7 @@ def writer_options(columns: pa.Schema) -> dict[str, object]:
         "use_dictionary": repeated,
         "column_encoding": _DIFFERENCES,
         "write_statistics": statistics_of(columns),
-        # Arrow's own notes would have readers make dictionaries of what we hand over as one.
+        # Arrow's stored schema would make readers build dictionaries for columns that we pass as dictionaries.
         "store_schema": False,
     }
 
