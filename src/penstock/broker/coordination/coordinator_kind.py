@@ -1,4 +1,4 @@
-"""What a kind of coordinator brings along to run in the shell of ``coordinator_partition.py``.
+"""A kind of coordinator: what it provides to run in the shell of ``coordinator_partition.py``.
 
 A kind is registered under its internal topic (``coordinators.py``). Each partition of that topic has a core of its
 own, which is a sans-IO state machine: see ``CoordinatorCore``. ``group_coordinators.py`` is an example.
@@ -19,7 +19,7 @@ Change = TypeVar("Change")
 
 
 class CoordinatorCore(Protocol[Change]):
-    """Decides for the keys (groups, for example) of one partition. Requests are the business of each kind.
+    """Decides for the keys (groups, for example) of one partition. Each kind has its own request methods.
 
     The shell first replays the partition with ``apply`` and calls ``loaded``. After that every decision is either
     ``committed`` or ``failed``, in the order in which the decisions were made.
@@ -54,22 +54,22 @@ class CoordinatorCore(Protocol[Change]):
         ...
 
     def tick(self, now_ms: int, wall_ms: int, /, *, may_expire: bool) -> Decision[Change]:
-        """``may_expire`` says whether the wall time is good enough to remove something by it."""
+        """``may_expire``: whether the wall time is reliable enough to remove something by age."""
         ...
 
     @property
     def change_count(self) -> int:
-        """How many records the present state takes."""
+        """The number of records that the current state takes."""
         ...
 
     def all_keys(self) -> list[str]: ...
 
     def snapshot_of(self, key: str, /) -> list[Change]:
-        """Changes that say about a key what the log says up to its end, including what is not committed."""
+        """The changes that restore a key's state at the end of the log, including what is not committed."""
         ...
 
     def resign(self) -> Decision[Change]:
-        """Another broker leads the partition. The replies send everyone who waits to it."""
+        """Another broker leads the partition. The replies send all waiting clients to it."""
         ...
 
 
@@ -81,8 +81,8 @@ class CoordinatorKind(Generic[Core]):
     topic: str
     # How the topic is created when a client first asks for one of its coordinators.
     new_topic: Callable[[], CreatableTopic]
-    # A core for one partition. While the partition is replayed, the image that it can ask for is the one of the
-    # beginning; afterwards it is the newest.
+    # Makes the core of one partition. The callable it gets returns the image from the start of the replay while the
+    # partition is replayed, and the newest image afterwards.
     make_core: Callable[[Callable[[], Image]], Core]
     # A change as key and value of a record. A value of None is a tombstone.
     encode: Callable[[Any], tuple[bytes, bytes | None]]

@@ -1,14 +1,14 @@
 """One coordinator and the partition of an internal topic that it is stored in.
 
-The shell that every kind of coordinator shares. A core decides; the shell appends the decision's changes to the
-partition and sends the answers once they are committed, in the order of the decisions. A decision without changes
-waits behind one with changes, because it may tell of what that one decided.
+This is the shell that every kind of coordinator shares. A core decides; the shell appends the decision's changes to
+the partition and sends the responses once they are committed, in the order of the decisions. A decision without
+changes waits behind one with changes, because its response may show what that one decided.
 
 What differs between the kinds is in a ``CoordinatorKind``: the core, and how its changes become records. The shell
-itself knows neither requests nor the state behind them.
+knows neither requests nor the core's state.
 
-Until compaction exists, a partition that has grown large compared to what it holds is rewritten: the present
-state is appended at the end, and then everything before it is deleted.
+Until compaction exists, a partition that has grown large compared to its state is rewritten: the current state is
+appended at the end, and then everything before it is deleted.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from penstock.protocol.messages.topics import CreatableTopic
 from penstock.protocol.records import RecordFields, batches, decode_records, encode_batch
 
 READ_BYTES = 1024 * 1024
-# Of one decision. A larger one is refused, as if the disk had no room for it. The largest in ordinary use, the
+# Size of one decision. A larger one is refused, as if the disk had no room for it. The largest in ordinary use, the
 # generation of ten thousand members, takes a tenth of this.
 BATCH_BYTES_MAX = 32 * 1024 * 1024
-# Of one batch of a rewrite; small enough that writing it does not hold up the loop.
+# Size of one batch of a rewrite; small enough that writing it does not hold up the loop.
 REWRITTEN_BYTES = 1024 * 1024
 # A log is rewritten when it has this many bytes, and this many times as many records as are alive.
 REWRITE_BYTES_MIN = 64 * 1024 * 1024
 REWRITE_RATIO = 4
 CHANGES_PER_SLICE = 1_000
-# When what belongs to deleted topics could not be removed: too few replicas in sync, or a full disk.
+# After the state of deleted topics could not be removed: too few in-sync replicas, or a full disk.
 RECONCILE_RETRY_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorHost:
-    """What coordinators need of the broker they are on."""
+    """The broker, as coordinators see it."""
 
     environment: Environment
     clocks: ClockWatch
     logger: Logger
     partitions: Partitions
     image: Callable[[], Image]
-    # Every log was recovered, and the image is the cluster's present one.
+    # Every log was recovered, and the image is current.
     are_logs_ready: Callable[[], bool]
     is_serving: Callable[[], bool]
     # The second argument gets the error code, once this broker knows of the topic.
@@ -71,22 +71,22 @@ class CoordinatorPartition(Generic[Core]):
         self._environment = host.environment
         self._hosted = hosted
         self._epoch = hosted.leader_epoch
-        # While the log is replayed. Every change in it was made by an earlier leader, under metadata older than
-        # the metadata that made this broker the leader; so a topic that is not in it is gone for good.
+        # Used while the log is replayed. Every change in the log was made by an earlier leader, under metadata
+        # older than the one that made this broker the leader; so a topic that is not in it is gone for good.
         self._image_at_load: Image | None = host.image()
         self.core = kind.make_core(self._image)
-        # Keys that may hold something of topics that are gone.
+        # Keys that may hold state of deleted topics.
         self._unreconciled: list[str] = []
-        # Decisions that are not committed, in order: the offset to wait for (0: only for those before it).
-        # Then what to do when they are, and when they can no longer be.
+        # Decisions that are not committed, in order: the offset to wait for (0: only for the decisions before it),
+        # the callback for when it is committed, and the one for when leadership is lost before.
         self._uncommitted: deque[tuple[int, Callable[[], None], Callable[[], None]]] = deque()
         self._timer: Timer | None = None
         self._timer_ms = 0
         self._is_rewriting = False
         self._has_resigned = False
-        # Where the replay has come to; None once it is done.
+        # The next offset to replay; None once the replay is done.
         self._replayed: int | None = hosted.log.log_start_offset
-        # How far it has to come: nothing is appended while the coordinator is loading.
+        # Exclusive. The end of the replay: nothing is appended while the coordinator is loading.
         self._replay_end = hosted.log.log_end_offset
 
     @property
@@ -98,7 +98,7 @@ class CoordinatorPartition(Generic[Core]):
         return self._epoch
 
     def load_some(self) -> bool:
-        """Replay a part of the log; whether that was the last. Raises OSError."""
+        """Replay a part of the log; True when the replay is complete. Raises OSError."""
         if self._replayed is not None:
             self._replay_some()
             if self._replayed < self._replay_end:
@@ -110,7 +110,7 @@ class CoordinatorPartition(Generic[Core]):
         return True
 
     def topics_deleted(self) -> None:
-        """Remove what belongs to topics that are gone, a slice per turn, and retry until it is done."""
+        """Remove the state of deleted topics, a slice per turn, and retry until it is done."""
         is_under_way = bool(self._unreconciled)
         self._unreconciled = self.core.all_keys()
         if not is_under_way:
@@ -135,7 +135,7 @@ class CoordinatorPartition(Generic[Core]):
         return self._image_at_load or self._host.image()
 
     def resign(self) -> None:
-        """Another broker leads the partition, or may: send everyone who waits there."""
+        """Another broker leads the partition, or may: send all waiting clients there."""
         self._has_resigned = True
         if self._timer is not None:
             self._timer.cancel()
@@ -163,10 +163,9 @@ class CoordinatorPartition(Generic[Core]):
         answer: Callable[[Any], None] | None = None,
         unavailable: Any = None,
     ) -> bool:
-        """Make a decision durable, then let its answers go: ``answer`` gets the response if there is one.
+        """Append a decision, and send its replies once it is committed; ``answer`` gets the response, if any.
 
-        When the disk refuses, the decision is undone, ``answer`` gets ``unavailable`` instead, and this returns
-        False.
+        If the append fails, the decision is undone, ``answer`` gets ``unavailable``, and this returns False.
         """
         appended: Appended | None = None
         if decision.changes:
@@ -185,7 +184,7 @@ class CoordinatorPartition(Generic[Core]):
                 answer(decision.response)
 
         def lost() -> None:
-            # Perhaps it will be committed by the next leader, perhaps not: the client has to ask there.
+            # The next leader may or may not commit it: the client has to ask there.
             _refuse_replies(decision, ErrorCode.NOT_COORDINATOR)
             if answer is not None and decision.response is not None:
                 answer(unavailable)
@@ -200,7 +199,7 @@ class CoordinatorPartition(Generic[Core]):
         return True
 
     def rewrite_if_large(self) -> None:
-        """Replace a long history by the state it led to, a slice per turn."""
+        """Replace a long log by the state it led to, a slice per turn."""
         log = self._hosted.log
         records = log.log_end_offset - log.log_start_offset
         if (
@@ -214,9 +213,9 @@ class CoordinatorPartition(Generic[Core]):
         self._rewrite(log.log_end_offset, self.core.all_keys())
 
     def _rewrite(self, begin: int, keys: list[str]) -> None:
-        """Append the state of some of these keys, and of the rest in later turns; then begin the log there.
+        """Append the state of some of these keys now and of the rest in later turns; then delete what is before.
 
-        Each key is written as the log has it at that moment, so nothing newer can lie before it.
+        Each key is written with its state at that moment, so no newer state of it is before ``begin``.
         """
         if self._has_resigned:
             return
@@ -238,14 +237,14 @@ class CoordinatorPartition(Generic[Core]):
             if not error:
                 self._hosted.delete_before(begin)
 
-        # The new copy must be on the disks before the old one may go.
+        # The new copy must be flushed here and committed before the old one is deleted.
         self._hosted.flush()
         end_offset = self._hosted.log.log_end_offset
         copied = Appended(ErrorCode.NONE, end_offset=end_offset, flush_offset=end_offset)
         self._hosted.when_acknowledged(copied, committed, by_all=True)
 
     def _append(self, changes: Iterable[Any]) -> Appended:
-        """Raises OSError, also when there are too few replicas in sync for it to be safe."""
+        """Raises OSError, also when there are fewer in-sync replicas than min.insync.replicas."""
         if not self._hosted.has_enough_replicas:
             raise OSError(errno.EAGAIN, "too few replicas in sync")
         batch = encode_batch(self._encoded(changes))
@@ -271,7 +270,7 @@ class CoordinatorPartition(Generic[Core]):
     def _give_up(
         self, decision: Decision[Any], answer: Callable[[Any], None] | None, unavailable: Any
     ) -> None:
-        """The disk refused: undo, and tell everyone who was about to hear of it."""
+        """The append failed: undo the decision, and answer its clients with an error."""
         self.core.failed(decision, self._environment.clock.now_ms(), self._host.clocks.stamp_ms())
         _refuse_replies(decision, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._arm()
@@ -302,12 +301,12 @@ class CoordinatorPartition(Generic[Core]):
         assert offset is not None
         if offset >= self._replay_end:
             return
-        # As readers do: damage that is found here is reported, and another replica leads.
+        # Read as clients do: damage found here is reported, and another replica becomes the leader.
         found = self._hosted.read(offset, READ_BYTES, ceiling=self._replay_end, at_least_one=True)
         assert found is not None, "the log ends before its end offset"
         data = found.file.read_at(found.position, found.size)
         for position, header in batches(data):
-            # Not compressed: we wrote it, so whatever its size is, that is the most there can be.
+            # Not compressed: we wrote it, so the records are never larger than the batch.
             for record in decode_records(data, position, bytes_max=header.size):
                 change = self._kind.decode(record.key or b"", record.value)
                 if change is not None:

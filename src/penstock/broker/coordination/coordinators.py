@@ -1,8 +1,8 @@
 """The coordinators of this broker: one per partition of an internal topic that it leads.
 
-A coordinator exists only while this broker leads its partition, knows what is committed there, and has replayed all
-of it; before that, a client is told that it is loading. When the leadership goes, everyone who waits is sent to the
-next coordinator, which replays the same log.
+A coordinator serves only while this broker leads its partition, knows what is committed there, and has replayed all
+of it; before that, clients get COORDINATOR_LOAD_IN_PROGRESS. When leadership is lost, all waiting clients are sent
+to the next coordinator, which replays the same log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REWRITE_CHECK_INTERVAL_MS = 60_000
 
 
 class CoordinatorRegistry:
-    """The kinds of coordinators there are, by their internal topics."""
+    """The kinds of coordinators, by their internal topics."""
 
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host
@@ -36,13 +36,13 @@ class CoordinatorRegistry:
         return topic in self._by_topic
 
     def role_changed(self, hosted: HostedPartition) -> None:
-        """Begin to coordinate, or stop, if the partition belongs to one of the topics."""
+        """Start or stop the coordinator, if the partition belongs to one of the topics."""
         coordinators = self._by_topic.get(hosted.topic)
         if coordinators is not None:
             self._host.environment.spawn.soon(lambda: coordinators.begin_or_stop(hosted))
 
     def topics_deleted(self) -> None:
-        """The image has fewer topics. A coordinator that is still loading looks when it has loaded."""
+        """Topics were deleted. A coordinator that is still loading checks when it has loaded."""
         for coordinators in self._by_topic.values():
             for partition in coordinators:
                 partition.topics_deleted()
@@ -73,7 +73,7 @@ class Coordinators(Generic[Core]):
         hosted = self._host.partitions.get(self._kind.topic, index)
         if hosted is None or not hosted.is_serving:
             return ErrorCode.NOT_COORDINATOR
-        # Perhaps the turn in which it begins has not come yet.
+        # The turn in which it starts may not have come yet.
         self.begin_or_stop(hosted)
         partition = self._partitions.get(index)
         if partition is not None and partition.is_loaded:
@@ -98,9 +98,9 @@ class Coordinators(Generic[Core]):
         return iter([partition for partition in self._partitions.values() if partition.is_loaded])
 
     def begin_or_stop(self, hosted: HostedPartition) -> None:
-        """Follow the partition's leadership."""
+        """Start or stop the coordinator, as the partition's leadership says."""
         known = self._partitions.get(hosted.index)
-        # The image that a start finds may lack topics that have been committed to since.
+        # The image at the start of the process may lack topics that groups have committed offsets for since.
         leads = self._host.are_logs_ready() and hosted.is_serving and not hosted.is_deleted
         if known is not None and not (leads and known.leader_epoch == hosted.leader_epoch):
             del self._partitions[hosted.index]
@@ -117,20 +117,20 @@ class Coordinators(Generic[Core]):
                 self._failed_to_load(hosted, error)
 
     def _load(self, hosted: HostedPartition, partition: CoordinatorPartition[Core]) -> None:
-        """A slice per turn; the first one now, which usually is the only one."""
+        """Load a slice per turn; the first one now, which usually is the only one."""
         if self._partitions.get(hosted.index) is not partition:
             return
         try:
             if not partition.load_some():
                 self._host.environment.spawn.soon(lambda: self._load(hosted, partition))
         except OSError as error:
-            # Damage is reported, and then this broker may not lead the partition any more.
+            # Damage is reported, and this broker may no longer lead the partition.
             if self._partitions.get(hosted.index) is partition:
                 del self._partitions[hosted.index]
             self._failed_to_load(hosted, error)
 
     def _failed_to_load(self, hosted: HostedPartition, error: OSError) -> None:
-        # The keys of this partition have no coordinator, the others do.
+        # Only the keys of this partition have no coordinator.
         self._host.logger.error("cannot load coordinator", partition=repr(hosted), error=str(error))
 
     def _index_of(self, key: str) -> int | None:

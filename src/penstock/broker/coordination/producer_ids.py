@@ -1,4 +1,4 @@
-"""Producer ids for idempotent producers: unique in the cluster, a block of them at a time from the controller."""
+"""Producer ids for idempotent producers: unique in the cluster, taken in blocks from the controller."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ProducerIds:
         self._waiting: list[tuple[Callable[[int], None], Callable[[], None]]] = []
 
     def next(self, done: Callable[[int], None], refused: Callable[[], None]) -> None:
-        """``done(producer id)``, or ``refused()`` when the controller gives no new block."""
+        """Call ``done(producer id)``, or ``refused()`` when the controller gives no new block."""
         if self._next < self._end:
             self._next += 1
             done(self._next - 1)

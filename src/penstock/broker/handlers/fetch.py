@@ -1,16 +1,15 @@
 """Fetch (4-18), with long poll and fetch sessions (KIP-227).
 
-A fetch collects what its partitions have, within its byte limits; if that is less than ``min_bytes`` it
-watches them and tries again when one changes, until ``max_wait_ms`` is over. The ceiling is the high
-watermark for consumers, also for read_committed while there are no transactions, and the end of the log for
-followers. A follower's fetch comes on the internal listener, and says that the follower has everything before
-the offset it asks for. What is collected are ranges of files: no record is read here.
+A fetch collects data from its partitions within its byte limits. If that is less than ``min_bytes`` it watches them
+and tries again when one changes, until ``max_wait_ms`` is over. The ceiling is the high watermark for consumers
+(also with read_committed, while there are no transactions) and the end of the log for followers. A follower's fetch
+comes in on the internal listener, and means that the follower has everything before the fetch offset. The data are
+file ranges: no record is read here.
 
-A consumer that says in which rack it stands is sent to a replica in sync there (KIP-392), and only such a
-consumer is served by a follower.
+A consumer that names its rack is sent to an in-sync replica there (KIP-392). Followers serve only such consumers.
 
-Departures from Kafka: a partition's last batch may be cut off, which every client expects (KIP-74); replica
-fetches are refused on the clients' listener, whoever claims to be a broker.
+Departures from Kafka: a partition's last batch may be cut off, which every client expects (KIP-74); replica fetches
+are refused on the client listener.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
 
 
 class PendingFetch:
-    """A fetch on its way to enough bytes; a watcher of its partitions while it waits."""
+    """A fetch that may wait for enough bytes, as a watcher of its partitions."""
 
     __slots__ = (
         "_broker",
@@ -119,16 +118,16 @@ class PendingFetch:
         self._call = call
         self._session = session
         state = request.replica_state
-        # Who asks, if it is a broker, and in which of its lives.
+        # The follower's broker id and broker epoch; -1 for a consumer.
         self._replica = request.replica_id if state is None else state.replica_id
         self._replica_epoch = -1 if state is None else state.replica_epoch
-        # Where a consumer stands, if it says so.
+        # The consumer's rack, if it names one.
         self._rack = request.rack_id
-        # Nodes that a consumer was told to go to.
+        # Leaders that the response names.
         self._leaders: dict[int, None] = {}
         self._spawn = broker.environment.spawn
         self._partitions = asked
-        # With nothing to wait for, or no time to wait, whatever is there is the answer.
+        # With no time to wait, the response is what is available now.
         self._bytes_min = request.min_bytes if request.max_wait_ms > 0 else 0
         self._bytes_max = max(0, min(request.max_bytes, broker.config.fetch_max_bytes))
         self._read_committed = request.isolation_level == READ_COMMITTED
@@ -136,7 +135,7 @@ class PendingFetch:
         self._is_scheduled = False
 
     def try_now(self) -> FetchResponse | None:
-        """The response if there is enough for one now."""
+        """The response, if there is enough data for one now."""
         session = self._session
         candidates = self._partitions if session is None else session.candidates()
         found: list[tuple[FetchPartition, PartitionData]] = []
@@ -169,13 +168,13 @@ class PendingFetch:
                     partition.hosted.waiters.watch(self, is_replica=self._replica >= 0)
 
     def changed(self, hosted: HostedPartition) -> None:
-        """Try again at the end of this turn, when everything that arrived with it is there."""
+        """Try again at the end of this turn, when all changes of the turn are done."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._spawn.soon(self._try_again)
 
     def mark_dirty(self, hosted: HostedPartition) -> None:
-        """Nothing to do: the answer, when there is one, is made from the partition as it is then."""
+        """Nothing to do: the response will read the partition's current state."""
 
     def _try_again(self) -> None:
         self._is_scheduled = False
@@ -195,7 +194,7 @@ class PendingFetch:
         self._call.answer(response)
 
     def _stop(self) -> None:
-        # Or the call would hold us and we the call, until the garbage collector stops the loop for them.
+        # Otherwise this and the call refer to each other, and freeing them takes a pause of the garbage collector.
         self._call.on_abandoned = None
         if self._timer is not None:
             self._timer.cancel()
@@ -211,7 +210,7 @@ class PendingFetch:
     def _collect(
         self, partition: FetchPartition, bytes_left: int, at_least_one: bool, may_serve: bool
     ) -> tuple[PartitionData, int]:
-        """What one partition has to offer, and how many bytes that is."""
+        """The data of one partition, and its size in bytes."""
         data = PartitionData(
             partition_index=partition.index,
             high_watermark=-1,
@@ -245,7 +244,7 @@ class PendingFetch:
             if self._replica >= 0:
                 ceiling = log.log_end_offset
                 error = self._count(hosted, partition, ceiling)
-                # The watermark may have moved by this very fetch.
+                # This fetch may have moved the high watermark.
                 data.high_watermark = data.last_stable_offset = hosted.high_watermark
                 if error:
                     data.error_code = error
@@ -275,7 +274,7 @@ class PendingFetch:
         return data, found.size
 
     def _refusal(self, partition: FetchPartition, may_serve: bool) -> ErrorCode:
-        """Why the partition cannot be read here, if it cannot."""
+        """The error if the partition cannot be read here."""
         hosted = partition.hosted
         if hosted is None or hosted.is_deleted:
             if self._broker.image.has_partition(partition.topic, partition.index):
@@ -293,7 +292,7 @@ class PendingFetch:
         return ErrorCode.KAFKA_STORAGE_ERROR if hosted.is_offline else NONE
 
     def _count(self, hosted: HostedPartition, partition: FetchPartition, end_offset: int) -> ErrorCode:
-        """Take note of what a follower has, once for each time it says so. Raises OffsetOutOfRange."""
+        """Report the follower's fetch offset to the partition, once per request. Raises OffsetOutOfRange."""
         if partition.is_counted:
             return NONE
         if not hosted.log.log_start_offset <= partition.fetch_offset <= end_offset:
@@ -347,7 +346,7 @@ def _asked_partitions(broker: Broker, request: FetchRequest, version: int) -> li
 
 
 def _find(broker: Broker, partition: FetchPartition) -> HostedPartition | None:
-    """What a session's partition is now; under its id only as long as the id is the same."""
+    """Find a session's partition again. One named by topic id is found only under the same id."""
     name = partition.topic
     if partition.topic_id != NO_TOPIC_ID:
         name = broker.image.topic_name(partition.topic_id)
@@ -362,7 +361,7 @@ def _forgotten_partitions(broker: Broker, request: FetchRequest, version: int) -
 
 
 def _name(broker: Broker, topic: Any, version: int) -> tuple[str, ErrorCode]:
-    """The topic's name however it was asked for, and what to answer if it has no such partition."""
+    """The topic's name, and the error if it has no such partition."""
     if version < TOPIC_IDS_SINCE_VERSION:
         return topic.topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     name = broker.image.topic_name(topic.topic_id)

@@ -2,11 +2,10 @@
 OffsetCommit (2-10), OffsetFetch (1-10), ListGroups (0-5), DescribeGroups (0-6), DeleteGroups (0-2),
 OffsetDelete (0) and ConsumerGroupHeartbeat (0-1).
 
-The rules of groups are in ``penstock.groups``; here requests find their coordinator, topic ids become names
-and names ids again, and commits to topics that do not exist are sorted out. The first FindCoordinator
-creates the offsets topic and waits for it. Transactional ids find a coordinator, this broker, that refuses them
-when they ask for a producer id. Requests of the consumer protocol (KIP-848) are refused by an answer, as Kafka
-does where it is switched off.
+The rules of groups are in ``penstock.groups``. This module finds the coordinator, converts topic ids to names and
+back, and refuses commits to topics that do not exist. The first FindCoordinator creates the offsets topic and waits
+for it. The coordinator of any transactional id is this broker, which refuses it at InitProducerId. Requests of the
+consumer protocol (KIP-848) get an error response, as from a Kafka broker where it is disabled.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ from penstock.protocol.messages.groups import (
 GROUP_KEY = 0
 TRANSACTION_KEY = 1
 TOPIC_IDS_SINCE_VERSION = 10
-# What a member may say about itself, all its protocols together. It is kept in memory while the member is in
-# the group, and written with every generation. (In Kafka the offsets topic's max.message.bytes ends it.)
+# Of a member's metadata in all its protocols together. It is kept in memory while the member is in the group, and
+# written with every generation. (In Kafka the offsets topic's max.message.bytes limits it.)
 SUBSCRIPTION_BYTES_MAX = 1024 * 1024
 NO_CONSUMER_PROTOCOL = "the consumer group protocol is not supported yet; use group.protocol=classic"
 
@@ -106,7 +105,7 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
         only = found[0]
         return FindCoordinatorResponse(
             error_code=only.error_code,
-            # Kafka's word, which it sends in these versions only.
+            # As Kafka does, in these versions only.
             error_message=only.error_message if only.error_code else "NONE",
             node_id=only.node_id,
             host=only.host,
@@ -114,8 +113,8 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
         )
 
     if request.key_type == TRANSACTION_KEY:
-        # InitProducerId refuses it, which every client takes for final; sarama asks for a coordinator again and
-        # again, whatever the error. Any broker refuses as well as another, so it is this one.
+        # InitProducerId refuses it, which every client treats as final. An error here would not be: sarama asks for
+        # a coordinator again and again, whatever the error. Any broker can refuse, so it is this one.
         return found_here()
     if request.key_type != GROUP_KEY:
         return answer(ErrorCode.INVALID_REQUEST, f"coordinators of type {request.key_type} do not exist here")
@@ -126,7 +125,7 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
 def join_group(broker: Broker, request: JoinGroupRequest, call: Call) -> Any:
     if sum(len(protocol.metadata) for protocol in request.protocols) > SUBSCRIPTION_BYTES_MAX:
         return error_response(request, call.version, ErrorCode.MESSAGE_TOO_LARGE)
-    # It goes into Kafka's record of the group, whose strings hold less than a request's header may.
+    # It goes into Kafka's group record, whose strings are shorter than those of a request header.
     caller = Caller(call.client_id[:CLIENT_ID_LENGTH_MAX], f"/{call.host}")
     return _decide(
         broker,
@@ -178,7 +177,7 @@ def leave_group(broker: Broker, request: LeaveGroupRequest, call: Call) -> Any:
 def offset_delete(broker: Broker, request: OffsetDeleteRequest, call: Call) -> Any:
     def delete(core: GroupCoordinator, now_ms: int, wall_ms: int) -> Decision[Change]:
         decision = core.delete_offsets(request, now_ms=now_ms, wall_ms=wall_ms)
-        # The coordinator knows no topics. Where there is no partition it had nothing to delete.
+        # The coordinator does not know topics. For a partition that does not exist it had nothing to delete.
         for topic in decision.response.topics:
             for result in topic.partitions:
                 if not broker.image.has_partition(topic.name, result.partition_index):
@@ -212,7 +211,7 @@ def offset_commit(broker: Broker, request: OffsetCommitRequest, call: Call) -> A
 def _refuse_unknown_partitions(
     broker: Broker, request: OffsetCommitRequest, version: int
 ) -> list[OffsetCommitResponseTopic]:
-    """Take what does not exist out of a commit; the answers for it."""
+    """Remove partitions that do not exist from a commit. Return the results for them."""
     refused = []
     kept: list[OffsetCommitRequestTopic] = []
     for topic in request.topics:
@@ -247,7 +246,7 @@ def _refuse_unknown_partitions(
 
 
 def offset_fetch(broker: Broker, request: OffsetFetchRequest, call: Call) -> Any:
-    # A consumer that has seen a topic made again must not get an offset of the topic before.
+    # A consumer that has seen a recreated topic must not get an offset of the deleted one.
     broker.freshness.when_fresh(lambda: call.answer(_fetched_offsets(broker, request, call)))
     return WAITING
 
@@ -259,7 +258,7 @@ def _fetched_offsets(broker: Broker, request: OffsetFetchRequest, call: Call) ->
     for group in offset_fetch_groups(request, call.version):
         partition = broker.group_coordinators.of(group.group_id)
         if group.group_id in seen:
-            # A repeated name may not repeat all of its offsets.
+            # A repeated name must not repeat all of its offsets.
             answers.append(
                 OffsetFetchResponseGroup(group_id=group.group_id, error_code=ErrorCode.INVALID_REQUEST)
             )
@@ -285,7 +284,7 @@ def _fetch_by_id(
         group.topics = [topic for topic in group.topics if topic.name]
     answer = core.fetch_offsets(group, require_stable=require_stable)
     topics = broker.image.topics
-    # A topic that was deleted meanwhile has no id to be named by.
+    # A topic that was deleted meanwhile has no id to put in the response.
     answer.topics = [topic for topic in answer.topics if topic.name in topics]
     for fetched in answer.topics:
         fetched.topic_id = topics[fetched.name].id
@@ -304,7 +303,7 @@ def list_groups(broker: Broker, request: ListGroupsRequest, call: Call) -> ListG
 
 def describe_groups(broker: Broker, request: DescribeGroupsRequest, call: Call) -> DescribeGroupsResponse:
     groups = []
-    # Once each: a repeated name may not repeat all of its members.
+    # Once each: a repeated name must not repeat all of its members.
     for group_id in dict.fromkeys(request.groups):
         partition = broker.group_coordinators.of(group_id)
         if isinstance(partition, ErrorCode):
@@ -318,7 +317,7 @@ def describe_groups(broker: Broker, request: DescribeGroupsRequest, call: Call) 
 
 
 def delete_groups(broker: Broker, request: DeleteGroupsRequest, call: Call) -> Any:
-    """Each group by its own coordinator; answered when the last of them has committed."""
+    """Each group's own coordinator deletes it. Answered when the last deletion is committed."""
     names = list(dict.fromkeys(request.groups_names))
     results: dict[str, DeletableGroupResult] = {}
 
@@ -349,7 +348,7 @@ Decide = Callable[[GroupCoordinator, int, int], Decision[Change]]
 def _decide(broker: Broker, call: Call, request: Any, decide: Decide) -> Any:
     partition = broker.group_coordinators.of(request.group_id)
     if isinstance(partition, ErrorCode):
-        # Whoever asks without FindCoordinator is sent there; that creates the offsets topic.
+        # The error sends clients to FindCoordinator, which creates the offsets topic.
         return error_response(request, call.version, partition)
     unavailable = error_response(request, call.version, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     partition.handle(decide, call.answer, unavailable)

@@ -1,7 +1,7 @@
-"""ListOffsets (1-11), OffsetForLeaderEpoch (2-4) and DeleteRecords (0-2): where things are in a partition.
+"""ListOffsets (1-11), OffsetForLeaderEpoch (2-4) and DeleteRecords (0-2): the offsets of a partition.
 
-ListOffsets by timestamp is exact: the one place where the broker looks inside a batch. There is no remote
-tier, so "earliest local" is the earliest and "latest tiered" is none.
+ListOffsets by timestamp is exact: it is the one place where the broker looks inside a batch. There is no remote
+tier, so "earliest local" is the earliest offset and there is no "latest tiered".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SPECIAL_SINCE_VERSION = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 NOT_AVAILABLE_SINCE_VERSION = 5
-# DeleteRecords: everything that readers can see.
+# DeleteRecords: everything below the high watermark.
 ALL = -1
 
 
@@ -81,14 +81,14 @@ def _find(
         case timestamp if version < SPECIAL_SINCE_VERSION.get(timestamp, 0):
             result.error_code = ErrorCode.UNSUPPORTED_VERSION
         case -1 if not hosted.replication.has_established:
-            # What is committed is not known yet: any answer could be taken back (KIP-207).
+            # The high watermark is not known yet, so any answer could turn out wrong (KIP-207).
             result.error_code = _not_available(version)
         case -1:  # latest
             result.offset = hosted.high_watermark
             result.leader_epoch = hosted.leader_epoch
         case -2 | -4:  # earliest, earliest local
             result.offset = log.log_start_offset
-            # Of the record that is there, or of the one that will be.
+            # The epoch of the record at that offset, or of the next one to be written there.
             is_empty = log.log_start_offset == log.log_end_offset
             result.leader_epoch = hosted.leader_epoch if is_empty else log.epochs.epoch_at(result.offset)
         case -5 | -6:  # latest tiered, earliest pending upload: there is no tier
@@ -104,7 +104,7 @@ def _find(
             if found is not None and found[0] < hosted.high_watermark:
                 result.offset, result.timestamp, result.leader_epoch = found
             elif not hosted.replication.has_established:
-                # Nor is it known that there is none (KIP-207): a client would go on at the end, and skip it.
+                # A later record may match (KIP-207). A client told "none" would continue at the end and skip it.
                 result.error_code = _not_available(version)
 
 
@@ -132,7 +132,7 @@ def offset_for_leader_epoch(
             try:
                 log = hosted.log
                 if wanted.leader_epoch == hosted.leader_epoch:
-                    # Also when nothing was written in it yet.
+                    # Also when the epoch has no records yet.
                     result.leader_epoch, result.end_offset = hosted.leader_epoch, log.log_end_offset
                 else:
                     result.leader_epoch, result.end_offset = log.epochs.end_offset_for(
@@ -179,10 +179,10 @@ def delete_records(broker: Broker, request: DeleteRecordsRequest, call: Call) ->
 
 
 class _PendingDeletion:
-    """An answer that waits until what a client is told is gone stays gone.
+    """A response that waits until the deleted records cannot come back.
 
-    The start of a log is remembered in the checkpoint only, so that has to be written; and the followers in sync
-    have to begin there too, as one of them may lead next.
+    The log start offset is stored only in the checkpoint, so that has to be written; and the in-sync followers have
+    to delete the records too, because one of them may lead next.
     """
 
     __slots__ = ("_call", "_response", "_timer", "_unfinished")
@@ -197,7 +197,7 @@ class _PendingDeletion:
     ) -> None:
         self._call = call
         self._response = response
-        # None is the checkpoint.
+        # The partitions' results, and None for the checkpoint.
         self._unfinished: dict[int, DeleteRecordsPartitionResult | None] = {0: None}
         self._unfinished.update((id(result), result) for _, result in deleted)
         self._timer = broker.environment.spawn.later(max(0, timeout_ms), self._timed_out)
@@ -210,7 +210,7 @@ class _PendingDeletion:
 
     def _checkpointed(self, is_written: bool) -> None:
         if not is_written:
-            # They are gone now, and may be back after the next start: the client should ask again.
+            # The records are gone now but may be back after the next start: the client should retry.
             for topic in self._response.topics:
                 for result in topic.partitions:
                     if not result.error_code:
@@ -228,7 +228,7 @@ class _PendingDeletion:
             self._call.answer(self._response)
 
     def _timed_out(self) -> None:
-        """The followers take too long. The checkpoint is waited for all the same."""
+        """The followers take too long. The response still waits for the checkpoint."""
         for key in [key for key, result in self._unfinished.items() if result is not None]:
             self._done(key, ErrorCode.REQUEST_TIMED_OUT)
 
@@ -241,7 +241,7 @@ def _fail(result: DeleteRecordsPartitionResult, error: ErrorCode) -> None:
 def _led_here(
     broker: Broker, topic: str, index: int, current_leader_epoch: int = -1
 ) -> HostedPartition | ErrorCode:
-    """The partition, if this broker leads it, in the epoch that the client thinks (KIP-320)."""
+    """The partition, if this broker leads it in the epoch that the client expects (KIP-320)."""
     hosted = broker.partitions.get(topic, index)
     if hosted is None:
         if broker.image.has_partition(topic, index):

@@ -1,10 +1,10 @@
 """Metadata (0-13), DescribeTopicPartitions (0) and CreateTopics (2-7).
 
-Reads are answered from the committed image, the full list from the bytes that ``metadata_pages.py`` keeps. A new
-topic goes to the controller and is answered when it is committed.
+Reads are answered from the committed image; the list of all topics comes encoded from ``metadata_pages.py``. A
+request for a new topic goes to the controller and is answered when it is committed.
 
-Departures from Kafka: a Metadata request that creates a topic waits for it and answers with its leader,
-instead of UNKNOWN_TOPIC_OR_PARTITION and a retry. And it does not create every name (``auto_creation.py``).
+Departures from Kafka: a Metadata request that creates a topic waits for it and answers with its leader, instead of
+UNKNOWN_TOPIC_OR_PARTITION and a retry. And it does not create every name (``auto_creation.py``).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def metadata(broker: Broker, request: MetadataRequest, call: Call) -> Any:
         creatable = [
             name for name in dict.fromkeys(missing) if name_error(name) is None and not is_internal(name)
         ]
-        # The rest is created when the client asks again, as it does for topics that are not there.
+        # The rest is created when the client asks again, as clients do for missing topics.
         del creatable[TOPICS_CREATED_PER_REQUEST_MAX:]
         if creatable:
             broker.controller.create_topics(
@@ -69,7 +69,7 @@ def metadata(broker: Broker, request: MetadataRequest, call: Call) -> Any:
 def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Any:
     version = call.version
     image = broker.image
-    # All but the topics, whose count and whose bytes go where there are none.
+    # Encode the response without topics, then insert their count and bytes.
     around = bytes(call.route.encode(_response(broker, request, call))[0])  # type: ignore[arg-type]  # no records
     place = len(around) - _behind_topics_bytes(version)
     if version >= FLEXIBLE_SINCE_VERSION:
@@ -79,7 +79,7 @@ def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Any:
     broker.metadata_pages.list_topics(
         image,
         version,
-        # The pages are the same for everybody.
+        # The pages are the same for all clients.
         ALL_OPERATIONS[ResourceType.TOPIC]
         if request.include_topic_authorized_operations
         else OPERATIONS_OMITTED,
@@ -89,7 +89,7 @@ def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Any:
 
 
 def _behind_topics_bytes(version: int) -> int:
-    """The size of what follows the topics: the operations on the cluster, the error, the tags."""
+    """The size of the fields after the topics: the operations on the cluster, the error, the tags."""
     return 4 * (8 <= version <= 10) + 2 * (version >= 13) + (version >= FLEXIBLE_SINCE_VERSION)
 
 
@@ -123,7 +123,7 @@ def _named_topics(
             error = ErrorCode.INVALID_TOPIC_EXCEPTION
         else:
             error = errors.get(wanted.name or "", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        # Only from version 12 on may the name be null, and only there is a topic asked for by its id.
+        # From version 12 on a topic may be requested by id, and only there may the name be null.
         response.topics.append(
             MetadataResponseTopic(error_code=error, name=wanted.name, topic_id=wanted.topic_id)
         )
@@ -151,7 +151,7 @@ def _response(broker: Broker, request: MetadataRequest, call: Call) -> MetadataR
 
 
 def _offline(broker: Broker) -> frozenset[int]:
-    """Brokers that hold replicas and cannot be reached, as the cluster sees it."""
+    """The fenced brokers, whose replicas are reported as offline."""
     return frozenset(member.id for member in broker.image.brokers.values() if member.fenced)
 
 
@@ -189,7 +189,7 @@ def _topic(
 def describe_topic_partitions(
     broker: Broker, request: DescribeTopicPartitionsRequest, call: Call
 ) -> DescribeTopicPartitionsResponse:
-    """In order of the topics' names, at most so many partitions at a time; the cursor says where to go on."""
+    """Describe topics in order of their names, up to a number of partitions; the cursor says where to continue."""
     image = broker.image
     names = sorted({topic.name for topic in request.topics} or image.topics)
     first_partition = 0
@@ -251,7 +251,7 @@ def create_topics(broker: Broker, request: CreateTopicsRequest, call: Call) -> A
         return broker.controller.decide(request, call)
 
     request.connected_for_ms = -1
-    # The controller lets brokers create the topics they need, and it cannot tell for whom one asks.
+    # The controller lets brokers create internal topics, and cannot tell a client's request from a broker's own.
     own = [topic.name for topic in request.topics if is_internal(topic.name)]
     request.topics = [topic for topic in request.topics if not is_internal(topic.name)]
 
@@ -265,7 +265,7 @@ def create_topics(broker: Broker, request: CreateTopicsRequest, call: Call) -> A
             )
             for name in dict.fromkeys(own)
         ]
-        # Whoever made a topic here finds it here.
+        # A client that created a topic through this broker finds it here.
         broker.controller.when_seen([] if request.validate_only else made, lambda: call.answer(response))
 
     broker.controller.forward(request, call.version, created)

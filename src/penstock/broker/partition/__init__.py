@@ -1,4 +1,4 @@
-"""The partitions hosted here: their logs, replication cores and parked requests, and what is done for all of them.
+"""The partitions hosted here: their logs, replication cores and parked requests, and their housekeeping.
 
-Imports ``storage`` and ``clocks``. What a partition tells the rest of the node goes through ``PartitionHost``.
+Imports ``storage`` and ``clocks``. A partition reaches the rest of the node through ``PartitionHost``.
 """

@@ -1,7 +1,7 @@
 """The log of a hosted partition while another broker leads it: a copy of the leader's.
 
-What is fetched is appended as it is. What the leader does not have is cut off, and what it has deleted is deleted
-here too.
+Fetched batches are appended unchanged. What the leader does not have is truncated, and what it has deleted is
+deleted here too.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class FollowerLog:
         self._hosted = hosted
         self._storage = storage
         self._host = host
-        # Where the leader hears that it begins, as long as the next process would not know better; else None.
+        # The log start offset to report to the leader while the current one is not checkpointed; else None.
         self._told_start: int | None = None
 
     def position(self) -> tuple[int, int, int]:
-        """(where to go on, the epoch of what lies before it, where the log certainly begins). Raises OSError."""
+        """(fetch offset, epoch of the record before it, durable log start offset). Raises OSError."""
         log, told = self._hosted.log, self._told_start
         return log.log_end_offset, log.epochs.latest, log.log_start_offset if told is None else told
 
     def append(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
-        """Append what the leader sent, which may be nothing, and learn what it says is committed."""
+        """Append what the leader sent, which may be nothing, and take over its high watermark and log start."""
         hosted = self._hosted
         try:
             log = hosted.log
@@ -48,7 +48,7 @@ class FollowerLog:
                 try:
                     log.append_replicated(records)
                 finally:
-                    # Also when it ends in the middle, at a damaged batch or on a full disk.
+                    # Also when only some batches were appended: one was damaged, or the disk is full.
                     if log.log_end_offset != end_offset:
                         hosted.flush_if_due(log)
             core = hosted.replication
@@ -66,7 +66,7 @@ class FollowerLog:
         return ErrorCode.NONE
 
     def truncate_for(self, diverging_epoch: int, end_offset: int) -> None:
-        """The leader says that our log parts from its own: cut off what it does not have."""
+        """The leader reports that our log diverges from its own: truncate what it does not have."""
         log = self._hosted.log
         offset = truncation_offset(
             diverging_epoch,
@@ -80,7 +80,7 @@ class FollowerLog:
             self._hosted.write_failed(error)
 
     def start_over_at(self, offset: int) -> None:
-        """Empty the log and begin at the offset: the leader's log begins behind ours, or ends before it."""
+        """Empty the log and start at the offset: the leader's begins after our end, or ends before our start."""
         hosted = self._hosted
         try:
             self._give_up_from(offset)
@@ -99,10 +99,10 @@ class FollowerLog:
         """The log was given up with its disk."""
         self._told_start = None
 
-    # Where it begins
+    # The log start offset
 
     def _begin_at(self, log: Log, offset: int) -> None:
-        """Delete what the leader has deleted; it hears of that when it would not be back after a kill."""
+        """Delete what the leader has deleted. The leader is told once a killed process would not bring it back."""
         is_asked = self._told_start is not None
         if not is_asked:
             self._told_start = log.log_start_offset
@@ -110,7 +110,7 @@ class FollowerLog:
             self._hosted.delete_before(offset)
         finally:
             if log.begins_with_segment:
-                # As after retention, which removes whole segments: nothing need be remembered.
+                # As after retention, which removes whole segments: no checkpoint is needed.
                 self._told_start = None
             elif not is_asked:
                 self._write_start(log)
@@ -121,7 +121,7 @@ class FollowerLog:
 
         def written() -> None:
             told = self._told_start
-            # Otherwise it has started over meanwhile, or been closed.
+            # Otherwise the log was emptied or closed meanwhile.
             is_current = hosted.is_open and hosted.log is log
             if is_current and told is not None and told <= start <= log.log_start_offset:
                 self._told_start = None if start == log.log_start_offset else start
@@ -130,28 +130,28 @@ class FollowerLog:
 
         self._host.start_raised(hosted, written)
 
-    # Where it ends
+    # The log end offset
 
     def _truncate_to(self, offset: int) -> None:
         hosted = self._hosted
         log, core = hosted.log, hosted.replication
         self._give_up_from(offset)
-        # Also at the very end: an epoch of ours that wrote nothing is forgotten.
+        # Also at the very end: this drops an epoch of ours that has no records.
         log.truncate_to(max(offset, log.log_start_offset))
         self._storage.schedule_removal(hosted, log)
         core.truncated(log.log_end_offset)
         hosted.advance()
 
     def _give_up_from(self, offset: int) -> None:
-        """The leader does not have what we have from here on."""
+        """The leader does not have our records from this offset on: check that they may be given up."""
         hosted = self._hosted
         core = hosted.replication
         if offset >= core.high_watermark:
             return
         if core.may_truncate(offset) is Truncation.REFUSED:
-            # A clean leader has everything below the high watermark. So this is an error, and cutting would make
-            # it permanent.
+            # A cleanly elected leader has everything below the high watermark. So this is a bug, and truncating
+            # would make the loss permanent.
             raise AssertionError(f"{hosted!r} is asked to give up committed records from {offset} on")
-        # There was an unclean election, perhaps while we were away, or power was lost where nothing was flushed.
-        # A remembered high watermark is no reason to stay apart from what the cluster goes on with.
+        # There was an unclean election, perhaps while this broker was down, or a power loss without a flush. The
+        # cluster continues without these records, so the replica must follow, whatever its own high watermark is.
         self._storage.giving_up(hosted, offset, core.high_watermark)

@@ -1,14 +1,14 @@
-"""A partition that this broker hosts: its log, its part in the replication, and the requests that wait for it.
+"""A partition that this broker hosts: its log, its replication state, and the requests that wait for it.
 
-A hosted partition opens its log at the first use, so a restart with ten thousand partitions costs only those
-that are touched. Nothing here blocks. An append answers at once with the offset after its batch;
-``when_acknowledged`` calls back when the high watermark has passed it and the flush it asked for is done.
+A hosted partition opens its log at the first use, so a restart with ten thousand partitions costs only those that
+are used. Nothing here blocks. An append returns at once with the offset after its batch; ``when_acknowledged``
+calls back when the high watermark has passed it and the flush it needs is done.
 
-The log remembers the bytes, the replication core (``penstock.replication``) decides who is in sync and what
-is committed, and this class does what both say. In ``flushed`` mode a replica's bytes count only once they
-are on its disk: the core is told of the flushed offset, and a follower asks for more only after its fsync.
-What a follower does with its log is in ``follower_log.py``. Waiting requests are kept in
-``waiters.py`` and ``storage/flushing.py``; what the node is told is in ``partition_host.py``.
+The log stores the bytes, the replication core (``penstock.replication``) decides on the ISR and the high watermark,
+and this class connects them. In ``flushed`` mode a replica's records count only once they are on its disk: the core
+gets the flushed offset, and a follower fetches more only after its fsync. The follower's side is in
+``follower_log.py``, waiting requests are in ``waiters.py`` and ``storage/flushing.py``, and events for the node are
+in ``partition_host.py``.
 """
 
 from __future__ import annotations
@@ -89,19 +89,19 @@ class HostedPartition:
         self.is_leader = partition.leader == host.me
         self._topic_config = config
         self._log: Log | None = None
-        # Made with the log.
+        # Created when the log is opened.
         self._core: Partition | None = None
-        # Whether what we write counts only once it is on the disk: as the settings say, and until the note of it
-        # (``flushed_note.py``) is removed.
+        # Whether records count only once they are on the disk: while the settings say so, and until the partition
+        # is removed from the flushed note (``flushed_note.py``).
         self._counts_flushed = config.is_flushed
-        # What was confirmed while it was not so, at the most.
+        # Exclusive. Records below may have been confirmed before a flush.
         self._flush_before = 0
         self._is_established = False
         self._has_directory = False
         self.is_deleted = False
-        # Its disk has failed, or what is on it cannot be trusted.
+        # Its disk has failed, or its data there cannot be trusted.
         self.is_offline = False
-        # Batches that were not taken but will be sent again.
+        # Batches that were refused and will be sent again.
         self._refused_batches = refused_batches
         # Exclusive. Never above the log's end; valid once the log is open.
         self.high_watermark = 0
@@ -139,12 +139,12 @@ class HostedPartition:
         if self.is_offline:
             raise OSError(errno.EIO, "its disk has failed", repr(self))
         if self.is_deleted:
-            # What lies under its name may be another topic's.
+            # The files under its name may be another topic's.
             raise OSError(errno.ENOENT, "it was deleted", repr(self))
         place = self._image.directory(self._host.me)
         has_lost = self._storage.has_lost(place)
         if has_lost and len(self._image.replicas) == 1 and not self._image.leader_recovery_state:
-            # The only copy. It may come back with its disk, and nobody has said that it should be given up.
+            # The only copy. It may come back with its disk, and no operator has asked to give it up.
             raise OSError(errno.EIO, "its data directory is not here", repr(self))
         log = self._log = self._storage.open_log(self, place, may_cut=may_cut)
         self._start_replicating(log)
@@ -152,7 +152,8 @@ class HostedPartition:
             *self._image.isr,
             *self._image.eligible_leader_replicas,
         ):
-            # Not only with its first record: it cannot be in sync before, and too few in sync means no record.
+            # Report the directory now, not with the first record: without it the replica cannot be in sync, and
+            # with too few in-sync replicas there is no record.
             self._host.placed(self)
         if log.recovery is not None and log.recovery.damaged_at is not None:
             self._host.damaged(self, log.recovery.damaged_at)
@@ -164,7 +165,7 @@ class HostedPartition:
 
     @property
     def is_serving(self) -> bool:
-        """Whether this broker leads it and nothing stands in the way."""
+        """Whether this broker leads it and it is not offline."""
         return self.is_leader and not self.is_offline
 
     @property
@@ -192,7 +193,7 @@ class HostedPartition:
             self.advance()
 
     def _settle_flushed(self, log: Log) -> None:
-        """Count by the settings, as soon as the note of what is flushed allows it."""
+        """Switch to the settings' flush mode, as soon as the flushed note allows it."""
         note = self._storage.flushed_note
         is_noted = note.holds(self.key)
         if self._topic_config.is_flushed:
@@ -202,7 +203,7 @@ class HostedPartition:
             if is_noted or log.recovery_point >= min(self._flush_before, log.log_end_offset):
                 note.add(self.key)
             else:
-                # Noted when that is done.
+                # Added to the note when the flush is done.
                 self.flush()
         elif is_noted:
             self._counts_flushed = True
@@ -210,7 +211,7 @@ class HostedPartition:
         elif self._counts_flushed:
             self._counts_flushed = False
             if self.is_leader:
-                # What waited to be on the disk need not any more.
+                # Records that waited for a flush count now.
                 assert self._core is not None
                 self._core.appended(log.log_end_offset)
 
@@ -221,14 +222,14 @@ class HostedPartition:
 
     @property
     def has_enough_replicas(self) -> bool:
-        """Whether we lead it with as many in sync as min.insync.replicas says, or all. Raises OSError."""
+        """Whether we lead it and the ISR has min.insync.replicas members, or all replicas. Raises OSError."""
         core = self.replication
         return core.is_leader and core.has_enough
 
-    # Its part in the replication
+    # Replication
 
     def assign(self, partition: PartitionImage) -> None:
-        """Follow what the cluster has agreed on."""
+        """Apply the partition's new state in the committed metadata."""
         if partition.partition_epoch < self._image.partition_epoch:
             return
         was_leader, epoch = self.is_leader, self.leader_epoch
@@ -250,7 +251,7 @@ class HostedPartition:
         self._host.reassigned(self)
 
     def _start_replicating(self, log: Log) -> None:
-        # It is not known how an earlier process counted.
+        # Whether an earlier process flushed before it confirmed is unknown.
         self._counts_flushed = self._topic_config.is_flushed
         self._flush_before = log.log_end_offset
         self._core = Partition(
@@ -286,28 +287,28 @@ class HostedPartition:
             counted_end=log.recovery_point if self._counts_flushed else None,
         )
         if self.is_leader:
-            # Where it begins is told to followers before anything is written in it (KIP-279).
+            # Followers may ask where the epoch begins before it has any record (KIP-279).
             log.begin_epoch(image.leader_epoch)
 
     def _now_ms(self) -> int:
         return self._storage.environment.clock.now_ms()
 
     def advance(self) -> None:
-        """Answer what waited for the high watermark."""
+        """Take over the core's high watermark and call back the requests that waited for it."""
         core = self._core
         assert core is not None
         if core.high_watermark != self.high_watermark:
             self.high_watermark = core.high_watermark
             self.waiters.committed(self.high_watermark)
         if self.waiters.deleters:
-            # A replica that has left the ISR is not waited for.
+            # A replica that has left the ISR no longer counts.
             self.waiters.deleted(core.have_deleted_before)
         if self.is_leader and not self._is_established and core.has_established:
             self._is_established = True
             self._host.established(self)
 
     def fetched_by(self, replica: int, broker_epoch: int, offset: int, log_start_offset: int) -> ErrorCode:
-        """A follower asks for what is at the offset, so it has all before it, down to its start. Raises OSError."""
+        """A follower fetches at the offset: it has everything from its log start up to there. Raises OSError."""
         core = self.replication
         error = core.fetched_by(
             replica,
@@ -327,15 +328,15 @@ class HostedPartition:
         return error
 
     def proposal_answered(self) -> None:
-        """The core was told what became of a proposal."""
+        """The core has received the controller's answer to a proposal."""
         self.advance()
 
     # Writing
 
     def append(self, records: memoryview, *, allow_zstd: bool = True, by_all: bool = False) -> Appended:
-        """Append one batch from a producer, if it is one and it is new.
+        """Append one batch from a producer, if it is valid and new.
 
-        With ``by_all`` only if as many replicas are in sync as the topic asks for.
+        With ``by_all`` only if the ISR has min.insync.replicas members.
         """
         config = self._topic_config
         if not self.is_leader:
@@ -354,7 +355,7 @@ class HostedPartition:
             if header.producer_id >= 0:
                 verdict = log.producers.check(header, log.steady_ms(), self._refused_batches)
                 if isinstance(verdict, Duplicate):
-                    # The first attempt may still be waiting: the repeat waits with it.
+                    # The first attempt may still be waiting; the repeated one waits with it.
                     end_offset = verdict.base_offset + header.last_offset_delta + 1
                     return Appended(
                         ErrorCode.NONE,
@@ -380,7 +381,7 @@ class HostedPartition:
         return Appended(ErrorCode.NONE, base_offset, stamped, log.log_end_offset, self._appended(log))
 
     def refuse(self, records: memoryview, error: ErrorCode) -> Appended:
-        """Refuse it now, and make sure that the producer's next batches do not overtake it."""
+        """Refuse a batch, and make sure that the producer's next batches do not overtake it."""
         checked = check_produced(records, max_message_bytes=self._topic_config.max_message_bytes)
         return self._not_now(checked, error) if isinstance(checked, BatchHeader) else Appended(error)
 
@@ -394,10 +395,10 @@ class HostedPartition:
         return Appended(error)
 
     def append_internal(self, batch: bytearray) -> Appended:
-        """Append a batch of the broker's own. Raises OSError."""
+        """Append a batch that the broker itself wrote. Raises OSError."""
         log = self.log
         if self.leader_epoch < log.epochs.latest:
-            # A node that starts applies what it knew before: another may lead by now.
+            # A starting node applies old metadata first: another broker may lead by now.
             raise OSError(errno.EAGAIN, "the metadata is older than the log", repr(self))
         if self._storage.has_no_room(self):
             raise OSError(errno.ENOSPC, "the disk is full", repr(self))
@@ -413,10 +414,10 @@ class HostedPartition:
         return Appended(ErrorCode.NONE, base_offset, NO_TIMESTAMP, log.log_end_offset, flush_offset)
 
     def make_directory(self) -> bool:
-        """False while the cluster does not know in which of several directories it will lie.
+        """False while the metadata does not say which of several directories the partition is in.
 
-        It has to be known before the first record is there: of a disk that fails, one could not say otherwise
-        whether it holds a partition, and the partition would start empty on another.
+        The metadata must say so before the first record: otherwise, when a disk fails, the cluster could not tell
+        whether the partition was on it, and the partition would start empty on another disk.
         """
         if self._has_directory:
             return True
@@ -431,7 +432,7 @@ class HostedPartition:
         return True
 
     def _appended(self, log: Log) -> int:
-        """As ``flush_if_due``, and tell the core and the followers of a leader's append."""
+        """Tell the core and the followers of a leader's append; then as ``flush_if_due``."""
         if not self._counts_flushed:
             core = self._core
             assert core is not None
@@ -446,7 +447,7 @@ class HostedPartition:
         return self.flush_if_due(log)
 
     def flush_if_due(self, log: Log) -> int:
-        """Account for an append; the offset that must be flushed before it is acknowledged, or 0."""
+        """Account for an append. Return the offset to flush before it is acknowledged, or 0."""
         return self.flushing.appended(log, self._flush_messages)
 
     @property
@@ -456,7 +457,7 @@ class HostedPartition:
     def when_acknowledged(
         self, appended: Appended, callback: Callable[[ErrorCode], None], *, by_all: bool
     ) -> None:
-        """Call back once an append is as safe as was asked for, or will never be."""
+        """Call back once an append is flushed and committed as required, or with an error if it never will be."""
         if by_all and not appended.flush_offset:
             self.when_committed(appended.end_offset, callback)
             return
@@ -473,7 +474,7 @@ class HostedPartition:
         return not appended.flush_offset and (not by_all or appended.end_offset <= self.high_watermark)
 
     def when_committed(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
-        """Call back once every replica in sync has all below the offset, or we cannot know any more."""
+        """Call back once all in-sync replicas have everything below the offset, or with an error."""
         if self.is_deleted:
             callback(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         elif offset <= self.high_watermark:
@@ -484,7 +485,7 @@ class HostedPartition:
             self.waiters.wait_for(offset, callback)
 
     def when_flushed(self, callback: Callable[[], None]) -> None:
-        """Call back when all that was appended counts, which is at once unless it has to be on the disk."""
+        """Call back when everything appended counts: at once, or after the flush in ``flushed`` mode."""
         if self._log is None or not self._counts_flushed:
             callback()
         else:
@@ -499,7 +500,7 @@ class HostedPartition:
     def read(
         self, offset: int, bytes_max: int, *, at_least_one: bool, ceiling: int | None = None
     ) -> FileRange | None:
-        """Up to the high watermark unless told otherwise. Raises OffsetOutOfRange, or OSError."""
+        """Read up to the ceiling, by default the high watermark. Raises OffsetOutOfRange or OSError."""
         ceiling = self.high_watermark if ceiling is None else ceiling
         log = self.log
         try:
@@ -512,7 +513,7 @@ class HostedPartition:
             raise
 
     def write_failed(self, error: OSError) -> None:
-        """The log is as it was. What lies in it may be damaged: an append looks at batches of before, too."""
+        """A write failed and left the log unchanged. The log may be damaged: an append reads older batches too."""
         self._storage.append_failed(self, error)
         if isinstance(error, CorruptLog):
             self._host.damaged(self, error.offset)
@@ -528,23 +529,23 @@ class HostedPartition:
         if not self._counts_flushed or self._core is None:
             return
         if self.is_leader:
-            # What is committed counted before it had to be on the disk.
+            # Records below the high watermark already counted, perhaps before a flush was required.
             self._core.appended(max(log.recovery_point, self._core.high_watermark))
             self.advance()
         if not self._storage.flushed_note.holds(self.key):
             self._settle_flushed(log)
 
     def delete_before(self, offset: int) -> int:
-        """Raise the log's start, at the most to the high watermark; where it starts now."""
+        """Raise the log start offset, at most to the high watermark. Return the new one."""
         log = self.log
         log.delete_before(offset, frees_last=True)
         self._start_moved(log)
         return log.log_start_offset
 
     def when_deleted_before(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
-        """Call back once every replica in sync has deleted what lies before the offset, or we cannot know any more.
+        """Call back once all in-sync replicas have deleted everything before the offset, or with an error.
 
-        Before that, it would be back with the next leader.
+        Before that, the next leader could bring it back.
         """
         if not self.is_serving:
             callback(ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -554,7 +555,7 @@ class HostedPartition:
             self.waiters.wait_for_deletion(offset, callback)
 
     def expire(self, wall_ms: int | None) -> int:
-        """Apply retention, by size only when there is no time to go by; how many segments went."""
+        """Apply retention; only by size if ``wall_ms`` is None. Return the number of deleted segments."""
         count = self.log.expire(wall_ms, self.high_watermark)
         if count:
             self._start_moved(self.log)
@@ -567,7 +568,7 @@ class HostedPartition:
         self.waiters.moved()
 
     def take_offline(self) -> None:
-        """Its disk cannot be trusted any more: serve nothing, write nothing."""
+        """Its data on disk can no longer be trusted: stop reading and writing."""
         self.is_offline = True
         self.flushing.stop_counting()
         self.follower_log.closed()
@@ -578,16 +579,16 @@ class HostedPartition:
         self._fail_waiters(ErrorCode.KAFKA_STORAGE_ERROR)
 
     def mend(self, offset: int) -> None:
-        """Cut off what is damaged, now that nobody counts on it; the leader has it all. Raises OSError."""
+        """Truncate the damage, now that this replica is out of sync and the leader has it all. Raises OSError."""
         if self._log is None:
-            # It could not even be opened, or its disk has failed since.
+            # The log could not be opened, or its disk has failed since.
             self._storage.give_up(self, offset)
             self._has_directory = False
             self.is_offline = False
             try:
                 self._open(may_cut=True)
             except OSError:
-                # What is cut off is kept, and there may be no room for that.
+                # The damaged part is kept in a copy, and there may be no room for it.
                 self.is_offline = True
                 raise
             return
@@ -599,7 +600,7 @@ class HostedPartition:
         self._start_replicating(log)
 
     def deleted(self) -> None:
-        """The topic is gone, or this replica of it: answer everything that waits."""
+        """The topic or this replica was deleted: answer all waiting requests."""
         self.is_deleted = True
         self.flushing.stop_counting()
         self.waiters.changed()

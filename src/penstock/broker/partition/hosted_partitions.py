@@ -1,4 +1,4 @@
-"""The table of the partitions that this broker hosts. ``partition_lifecycle.py`` keeps it as the image says."""
+"""The table of the partitions that this broker hosts. ``partition_lifecycle.py`` updates it from the image."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Partitions:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._topics: dict[str, dict[int, HostedPartition]] = {}
-        # Batches that were sent here for partitions that are not here.
+        # Refused batches of partitions that are not hosted here.
         self._refused = RefusedElsewhere()
 
     def get(self, topic: str, index: int) -> HostedPartition | None:
-        """None when there is no such partition, or no replica of it is here."""
+        """None when the partition does not exist or has no replica here."""
         hosted = self._topics.get(topic)
         return None if hosted is None else hosted.get(index)
 
@@ -62,7 +62,7 @@ class Partitions:
             hosted.log.close()
 
     def refuse(self, topic: str | bytes, index: int, records: memoryview, error: ErrorCode) -> None:
-        """Remember a batch for a partition that is not here: it may be here when the next batch comes.
+        """Remember a refused batch of a partition that is not here: it may be here when the next batch comes.
 
         ``topic`` is its name or its id, whichever the client gave.
         """

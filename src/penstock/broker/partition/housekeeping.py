@@ -1,8 +1,7 @@
-"""What has to be done now and then: flush by time, look for room on full disks, checkpoint, expire old segments,
-forget old producers.
+"""Periodic work: flush by time, look for room on full disks, checkpoint, expire old segments, forget old producers.
 
-Each chore is a timer of its own. Those that visit every partition do it a slice at a time, so that the loop
-stays free between slices however many partitions there are.
+Each chore has its own timer. Those that visit every partition do it in slices, so that the loop stays free between
+slices, whatever the number of partitions.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from penstock.environment import Environment
 DISK_CHECK_INTERVAL_MS = 1_000
 PRODUCER_EXPIRY_INTERVAL_MS = 600_000
 PARTITIONS_PER_SLICE = 100
-# To take down where a log stands is a matter of microseconds.
+# Larger, because noting a log's offsets takes microseconds.
 REMEMBERED_PER_SLICE = 5_000
 
 
@@ -38,9 +37,9 @@ class Housekeeping:
         may_delete: Callable[[], bool],
         when_full: Callable[[], None],
     ) -> None:
-        """``may_delete`` says whether what this broker leads is certainly led by nobody else.
+        """``may_delete``: whether it is certain that no other broker leads the partitions this broker leads.
 
-        ``when_full`` is called again and again while a disk is full.
+        ``when_full`` is called regularly while a disk is full.
         """
         self._when_full = when_full
         self._clocks = clocks
@@ -50,7 +49,7 @@ class Housekeeping:
         self._partitions = partitions
         self._logger = logger
         self._is_checkpointing = False
-        # Somebody asked while a write was under way.
+        # Another checkpoint was requested while a write was under way.
         self._checkpoint_is_due = False
         self._checkpoint_waiters: list[Callable[[bool], None]] = []
         self._every(DISK_CHECK_INTERVAL_MS, self._look_after_disks)
@@ -59,9 +58,9 @@ class Housekeeping:
         self._every(PRODUCER_EXPIRY_INTERVAL_MS, lambda: self._visit(self._forget_producers))
 
     def checkpoint(self, then: Callable[[bool], None] | None = None) -> None:
-        """Write down where every log begins and how far it is durable; ``then`` hears whether it could be.
+        """Write the checkpoints of all logs; ``then`` gets whether that succeeded.
 
-        One write at a time: those who ask meanwhile share the next one.
+        One write at a time: requests that arrive meanwhile share the next one.
         """
         if then is not None:
             self._checkpoint_waiters.append(then)
@@ -75,7 +74,7 @@ class Housekeeping:
         def done(_: None, error: Exception | None) -> None:
             self._is_checkpointing = False
             if error is not None:
-                # A full disk must not stop the broker, nor keep records from being deleted: that makes room.
+                # A full disk must not stop the broker, nor the deletion of records, which makes room.
                 self._logger.error("cannot write the checkpoint", error=str(error))
             for waiter in waiters:
                 waiter(error is None)
@@ -121,7 +120,7 @@ class Housekeeping:
                 hosted.flush()
 
     def _visit(self, chore: Callable[[HostedPartition], None]) -> None:
-        """Do something for every partition that has anything on disk, a slice per turn."""
+        """Run a chore for every partition that has files on disk, a slice per turn."""
         if not self._storage.knows_strays:
             return
         everyone = iter(list(self._partitions))
@@ -141,10 +140,10 @@ class Housekeeping:
         next_slice()
 
     def _expire(self, hosted: HostedPartition) -> None:
-        # A follower begins where its leader does (``full_followers.py`` for those that have no room to fetch).
+        # A follower deletes what its leader has deleted (``full_followers.py``: those without room to fetch).
         if not (hosted.is_serving and self._may_delete()):
             return
-        # Asked for each: the clock may be set at any moment.
+        # Read for each partition: the clock may be set at any moment.
         count = hosted.expire(self._clocks.expiry_ms())
         if count:
             self._logger.info("expired segments", partition=f"{hosted.topic}-{hosted.index}", count=count)

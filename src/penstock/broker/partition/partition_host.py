@@ -1,10 +1,10 @@
-"""What a hosted partition needs to know of the node it is on, and what it tells that node.
+"""The node, as a hosted partition sees it: what it asks the node, and the events it reports.
 
-On a real node the host is ``NodePartitionHost``, and passes on what it is told: to the ISR proposals, the
-fetchers, the coordinators, the reports about directories. A partition knows none of these, only this page.
+On a real node the host is ``NodePartitionHost``, which passes events on to the ISR proposals, the fetchers, the
+coordinators and the directory reports. A partition knows none of these, only this protocol.
 
-The node is called in the middle of what a partition does. ``appended`` comes from within every append
-that followers have to copy, so it does next to nothing; ``damaged`` from within a read, or while the log opens.
+The node is called in the middle of a partition's work. ``appended`` is called within every append that followers
+have to copy, so it must do very little; ``damaged`` is called within a read, or while the log opens.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class PartitionHost(Protocol):
     lag_max_ms: int
 
     def live(self, broker: int) -> int | None:
-        """The epoch of a broker that may be in sync; None for all others."""
+        """The broker epoch of a broker that may be in sync; None for any other broker."""
         ...
 
     def is_silent(self, broker: int, since_ms: int, now_ms: int) -> bool:
-        """Whether a broker has fetched nothing from this one, since then at the latest, for too long."""
+        """Whether a broker, expected to fetch from ``since_ms`` on, has not fetched for too long."""
         ...
 
     def time_range_ms(self) -> tuple[int, int]:
-        """The earliest and the latest that it may be: clocks can be wrong."""
+        """The earliest and the latest time that it may be now: clocks can be wrong."""
         ...
 
     def stamp_ms(self) -> int:
@@ -39,40 +39,40 @@ class PartitionHost(Protocol):
         ...
 
     def wants_proposal(self, hosted: HostedPartition) -> None:
-        """The replicas in sync may have to change."""
+        """The ISR may have to change."""
         ...
 
     def appended(self, hosted: HostedPartition) -> None:
-        """There is something that its followers do not have."""
+        """Records were appended that the followers do not have yet."""
         ...
 
     def role_changed(self, hosted: HostedPartition) -> None:
-        """It is led by another replica, or in another epoch, or no longer here."""
+        """Its leader or leader epoch changed, or it is no longer here."""
         ...
 
     def reassigned(self, hosted: HostedPartition) -> None:
-        """Its metadata changed, perhaps only the in-sync replicas."""
+        """Its metadata changed, perhaps only the ISR."""
         ...
 
     def start_raised(self, hosted: HostedPartition, then: Callable[[], None]) -> None:
-        """It begins later, inside a segment; ``then`` when that is written down."""
+        """Its log start offset moved into the middle of a segment; call ``then`` once that is checkpointed."""
         ...
 
     def placed(self, hosted: HostedPartition) -> None:
-        """It has a data directory now, or one was chosen for it."""
+        """It got a data directory, or one was chosen for it."""
         ...
 
     def established(self, hosted: HostedPartition) -> None:
-        """This broker leads it and knows what is committed."""
+        """This broker leads it and knows the high watermark."""
         ...
 
     def may_cut(self, hosted: HostedPartition) -> bool:
-        """Whether damage may be cut off as the log is opened, because there is no other copy.
+        """Whether opening the log may truncate damage, because there is no other copy.
 
-        Else it is reported first.
+        Otherwise the damage is reported first.
         """
         ...
 
     def damaged(self, hosted: HostedPartition, offset: int) -> None:
-        """From here on, the bytes on the disk are not what was written."""
+        """The log on disk is damaged from this offset on."""
         ...

@@ -1,7 +1,7 @@
-"""Which partitions are hosted here, as the committed image says: makes them, changes them, lets them go.
+"""Creates, updates and removes the hosted partitions as the committed image changes.
 
-A topic that is deleted and made again under its name is another topic. The image's delta says so, and the old
-partitions are let go before the new ones are made.
+A topic that is deleted and created again under the same name is another topic. The image's delta has both, and the
+old partitions are removed before the new ones are created.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class PartitionLifecycle:
         for topic in delta.deleted:
             for hosted in self._partitions.remove_topic(topic.name):
                 self._let_go(hosted)
-        # Settings first: the in-sync replicas were decided under them.
+        # Settings first: the controller decided on the in-sync replicas under them.
         for resource in delta.configs_changed:
-            # A broker's setting may be the default of any topic's.
+            # A broker's setting may be the default of any topic.
             names = [resource.name] if resource.type == TOPIC_RESOURCE else self._partitions.topics()
             for name in names:
                 config = self._topic_config(image, name)
@@ -47,7 +47,7 @@ class PartitionLifecycle:
             self._host_topic(image, image.topics[name])
 
     def directory_failed(self, directory: Directory) -> None:
-        """Take the partitions offline that lie in it."""
+        """Take the partitions in this directory offline."""
         for hosted in list(self._partitions):
             if self._storage.directory_of(hosted) is directory:
                 hosted.take_offline()

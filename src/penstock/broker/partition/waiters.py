@@ -1,7 +1,8 @@
 """Requests parked on a partition: fetches waiting for data, produces waiting for the high watermark.
 
-A fetch is a watcher: it stays until it goes, is told that something changed, and looks for itself. What waits for
-the high watermark, or for the followers to delete what was deleted here, is called back once, with the result.
+A fetch is a watcher: it is told of every change until it unwatches, and reads the partition itself. A request that
+waits for the high watermark, or for the followers to delete what was deleted here, is called back once, with the
+result.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 class Watcher(Protocol):
     def changed(self, partition: HostedPartition) -> None:
-        """Readers can see more of the partition, or it begins later, or it is led by another, or gone."""
+        """There is more to read, or the log start offset, the leader or the disk changed, or it was deleted."""
         ...
 
     def mark_dirty(self, partition: HostedPartition) -> None:
@@ -32,11 +33,11 @@ class Waiters:
     def __init__(self, hosted: HostedPartition) -> None:
         self._hosted = hosted
         self.readers: dict[Watcher, None] = {}
-        # They see more than readers do.
+        # Followers read up to the end of the log, readers up to the high watermark.
         self.followers: dict[Watcher, None] = {}
         # (offset, callback), in the order of the offsets.
         self._waiters: deque[tuple[int, Callable[[ErrorCode], None]]] = deque()
-        # (offset, callback). Nearly always nobody.
+        # (offset, callback). Nearly always empty.
         self.deleters: list[tuple[int, Callable[[ErrorCode], None]]] = []
 
     def watch(self, watcher: Watcher, *, is_replica: bool = False) -> None:
@@ -47,14 +48,14 @@ class Waiters:
         self.followers.pop(watcher, None)
 
     def wait_for(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
-        """Call back when the high watermark has reached an offset, or will not here."""
+        """Call back when the high watermark has reached the offset, or with an error if it will not here."""
         self._waiters.append((offset, callback))
 
     def wait_for_deletion(self, offset: int, callback: Callable[[ErrorCode], None]) -> None:
-        """Call back when the followers have nothing left before an offset, or when nobody can tell here."""
+        """Call back when the in-sync followers have deleted everything before the offset, or with an error."""
         self.deleters.append((offset, callback))
 
-    # What happens to the partition
+    # Events of the partition
 
     def appended(self) -> None:
         for watcher in tuple(self.followers):
@@ -67,8 +68,8 @@ class Waiters:
         self.moved()
 
     def moved(self) -> None:
-        """Where it begins, or how far it is committed. Followers hear of it with the next answer they get; none is
-        sent for this alone."""
+        """The log start offset or the high watermark moved. Followers get it with their next response; none is sent
+        for this alone."""
         hosted = self._hosted
         if self.readers:
             for watcher in tuple(self.readers):
@@ -77,7 +78,7 @@ class Waiters:
             watcher.mark_dirty(hosted)
 
     def deleted(self, have_deleted_before: Callable[[int], bool]) -> None:
-        """The followers may have less than before."""
+        """Followers may have deleted more: call back those whose offset is reached."""
         done: list[Callable[[ErrorCode], None]] = []
         waiting = []
         for offset, callback in self.deleters:
@@ -90,12 +91,12 @@ class Waiters:
             callback(ErrorCode.NONE)
 
     def changed(self) -> None:
-        """It is led by another, or gone, or its disk is."""
+        """The leader changed, the partition was deleted, or its disk failed."""
         for watcher in (*self.readers, *self.followers):
             watcher.changed(self._hosted)
 
     def fail_waiters(self, error: ErrorCode) -> None:
-        """What somebody waits for will not happen here."""
+        """Call back all waiting requests with an error."""
         waiters = [*self._waiters, *self.deleters]
         self._waiters.clear()
         self.deleters = []
