@@ -1,19 +1,19 @@
-"""The shell: sockets, waiting requests and timers around the cores and the logs.
+"""The shell around the cores and the logs: sockets, waiting requests, timers.
 
-Its packages are rooms, and a room imports only rooms below it (pyproject.toml has the contract). From the top:
+Each package imports only packages below it (pyproject.toml has the contract). From the top:
 
     process, node        one process; a node and its listeners
-    handlers             what is done with each request
-    broker               the parts below, put together, and what moves all of them: ``startup``,
-                         ``metadata_publisher``, ``node_partition_host``, ``dynamic_settings``
-    coordination         coordinators on internal topics
+    handlers             the request handlers
+    broker               assembles the parts below; with ``startup``, ``metadata_publisher``,
+                         ``node_partition_host`` and ``dynamic_settings``
+    coordination         coordinators stored in internal topics
     replication          following other brokers, and being followed
-    membership           this broker's place in the cluster
-    controller           the active controller, and the way to it
+    membership           this broker's membership in the cluster
+    controller           the active controller, and its client
     quorum               the metadata log and its quorum
     network              connections, in and out
     partition            hosted partitions
-    clocks               what time it is
-    storage              data directories, and which log lies where
+    clocks               the current time, checked against other brokers
+    storage              data directories, and where each log is
     config, options, logs
 """

@@ -1,10 +1,10 @@
-"""The parts of a node, put together. Handlers get the Broker and reach everything through it.
+"""Assembles the parts of a node. Handlers get the Broker and reach everything through it.
 
-Every node has one, also a node that is only a controller: that one hosts no partitions, because it never registers
-as a broker.
+Every node has one, also a node that is only a controller: it hosts no partitions, because it never registers as a
+broker.
 
-The parts are made from the bottom up. Where a lower one has to tell a higher one something, it is given a method
-at the end of this file, which passes it on.
+The parts are made from the bottom up. Where a lower part has to call a higher one, it gets a method at the end of
+this file, which passes the call on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from penstock.metadata.image import Delta, Endpoint, Image
 from penstock.model import BrokerId
 from penstock.protocol.listeners import CLIENTS, NODES
 
-# The last words to the other nodes should leave before the connections end.
+# So that the last messages to other nodes are sent before the connections close.
 LAST_WORDS_MS = 50
 
 
@@ -68,12 +68,12 @@ class Broker:
         self.logger = logger
         self.node_id = BrokerId(options.node_id)
         self.rack = options.rack
-        # Those that vote on the metadata, whether they have come yet or not.
+        # The number of configured controllers, running or not.
         self.brokers_expected = max(1, len(options.controllers))
         self._is_alone = not options.controllers
         self._is_broker = "broker" in options.roles
         self._fail = on_failure
-        # Called when this broker has handed over what it leads and answers no more.
+        # Called when this broker has handed over its leaderships and stops answering clients.
         self.on_left: Callable[[], None] = lambda: None
 
         self._make_storage_and_network(options)
@@ -102,12 +102,12 @@ class Broker:
         self.connection_limits = ConnectionLimits(
             self.config.max_connections, self.config.max_connections_per_ip
         )
-        # Answers in bytes, by what was asked; valid for the current image.
+        # Encoded ApiVersions responses by (listener, version), each with the image offset it was made at.
         self.encoded_api_versions: dict[tuple[str, int], tuple[int, Encoded]] = {}
         self.metadata_pages = MetadataPages(environment.spawn)
 
     def _make_cluster_parts(self, options: ServeOptions, on_active: Callable[[], None]) -> None:
-        """The metadata quorum, the controller, and this broker's place in the cluster."""
+        """The metadata quorum, the controller, and this broker's membership."""
         environment = self.environment
         self.consensus = Consensus(
             environment,
@@ -158,7 +158,7 @@ class Broker:
         self.freshness = Freshness(environment, self.consensus, self.peers, node_id=self.node_id)
 
     def _make_partition_parts(self) -> None:
-        """Partitions, and what works on all of them."""
+        """Partitions, and the parts that work on all of them."""
         environment, config, node_id = self.environment, self.config, self.node_id
         self.partitions = Partitions(environment.clock)
         self.fetch_sessions = FetchSessions(
@@ -223,7 +223,7 @@ class Broker:
         )
 
     def _make_startup_and_publisher(self) -> None:
-        """What moves all of it: the start, and the image."""
+        """The start, and the publisher of new images."""
         self.startup = Startup(
             self.environment,
             self.logger,
@@ -250,10 +250,10 @@ class Broker:
             on_failure=self._fail,
         )
 
-    # Life
+    # Starting and stopping
 
     def start(self, client: tuple[str, int] | None, internal: tuple[str, int] | None) -> None:
-        """Take part from now on; clients and nodes reach this one at these addresses."""
+        """Join the cluster; clients and nodes reach this node at these addresses."""
         self._publisher.publish_first(self.image)
         self.consensus.start()
         if self._is_broker:
@@ -265,23 +265,23 @@ class Broker:
             self.membership.start(endpoints)
 
     def stop(self, then: Callable[[], None]) -> None:
-        """Hand over what this node leads; ``then`` it may be closed."""
+        """Hand over this node's leaderships, then call ``then``: the node may be closed."""
 
         def left() -> None:
-            # Clients should turn to another broker from now on.
+            # From now on clients must use another broker.
             self.on_left()
             self.consensus.resign()
             self.environment.spawn.later(LAST_WORDS_MS, then)
 
         if self._is_alone:
-            # There is nobody to hand anything over to.
+            # There is no other node to hand over to.
             self.membership.close()
             left()
         else:
             self.membership.leave(left)
 
     def close(self) -> None:
-        """Flush and close every log, and say so: the next start need not look inside."""
+        """Flush and close every log, and leave a marker, so that the next start need not recover them."""
         self.environment.processes.close()
         self.membership.close()
         self.replication.close()
@@ -294,25 +294,25 @@ class Broker:
         if self.startup.has_recovered and not self.replication.directories.has_damaged:
             self.storage.leave_clean_marker(self.membership.epoch)
 
-    # What the cluster has agreed on
+    # Committed state
 
     @property
     def image(self) -> Image:
-        """Committed state: what clients may be told."""
+        """The committed image, which clients may see."""
         return self.consensus.image
 
     @property
     def cluster_id(self) -> str | None:
-        """None on a fresh node that has not heard from its cluster."""
+        """None on a new node that has not heard from its cluster yet."""
         return self.image.cluster_id or self.storage.cluster_id
 
     @property
     def controller_id(self) -> int:
-        """The node that clients may take for the controller; any broker passes their requests on."""
+        """The node to report to clients as the controller; any broker forwards their requests."""
         leader = self.consensus.leader_id
         return leader if leader is not None and leader in self.image.brokers else self.node_id
 
-    # What the parts have to tell
+    # Callbacks of the parts
 
     def _committed(self, image: Image, delta: Delta) -> None:
         self._publisher.publish(image, delta)
@@ -326,7 +326,7 @@ class Broker:
     def _became_active(self, is_active: bool) -> None:
         self.active_controller.on_active(is_active)
         if is_active:
-            # The one before may have died together with a broker's process.
+            # The previous controller may have died together with a broker's process.
             self.connections_of_brokers.probe_all()
 
     def _directory_failed(self, directory: Directory, reason: str) -> None:
@@ -335,7 +335,7 @@ class Broker:
         self.membership.directories_changed()
 
     def _room_changed(self, directory: Directory) -> None:
-        """A disk has become full, or has room again: the controller hears of it, and followers rest meanwhile."""
+        """A disk became full or has room again: tell the controller, and stop or resume following."""
         self.membership.directories_changed()
-        # Also those that have nothing on any disk yet: they would have their first record there.
+        # Also partitions without files yet: their first record may go to this disk.
         self.partition_host.roles_changed([hosted for hosted in self.partitions if not hosted.is_leader])

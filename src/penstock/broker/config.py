@@ -1,11 +1,10 @@
 """The settings of a broker and of its topics as typed values: where Kafka's names become attributes.
 
-``BrokerConfig.load`` reads what ``--set`` and the configuration file say, refuses what cannot be, and warns
-of what has no meaning. ``BrokerConfig.topic_config`` says what counts for a topic, settings changed while
-running included. Topics that set the same share one TopicConfig, so ten thousand cost no more than one.
+``BrokerConfig.load`` reads ``--set`` and the configuration file, refuses invalid settings, and warns of those that
+have no effect. ``BrokerConfig.topic_config`` returns the effective settings of a topic, including those changed at
+runtime. Topics with the same settings share one TopicConfig, so ten thousand cost no more than one.
 
-``static`` holds only what somebody set, as text; the defaults are in
-``metadata/broker_settings.py``.
+``static`` holds only the settings that were set, as text; the defaults are in ``metadata/broker_settings.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from penstock.replication.follower import FetchLimits
 
 _MINUTE_MS = 60 * 1000
 
-# Effective configs kept. More only when as many topics have settings that no other topic has.
+# Effective configs kept. Only reached when that many topics have settings of their own.
 _TOPIC_CONFIGS_MAX = 20_000
 
 
@@ -47,13 +46,13 @@ class TopicConfig:
     file_delete_delay_ms: int
     is_delete: bool
     is_compact: bool
-    # Whether a write counts only once it is on disk.
+    # A record counts only once it is on disk.
     is_flushed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """Attributes are settings with dots for underscores, except the last ones."""
+    """Attributes are settings with underscores for dots, except the last ones."""
 
     auto_create_topics_enable: bool
     delete_topic_enable: bool
@@ -87,7 +86,7 @@ class BrokerConfig:
     offsets_topic_segment_bytes: int
 
     groups: GroupSettings
-    # What was set, as text, by Kafka's names.
+    # The settings that were set, as text, by Kafka's names.
     static: Mapping[str, str]
     _topics: _TopicConfigs = field(repr=False, compare=False)
 
@@ -99,10 +98,10 @@ class BrokerConfig:
         *,
         options: Mapping[str, str] | None = None,
     ) -> tuple[BrokerConfig, list[str]]:
-        """The configuration and warnings about it. Raises ConfigError.
+        """Return the configuration and warnings about it. Raises ConfigError.
 
-        ``overrides`` win over the file. ``options`` are the settings that have an option of their own on the
-        command line (``node.id``, ``log.dirs``, ...), so that clients can be told of them.
+        ``overrides`` win over the file. ``options`` are the settings that have their own command line option
+        (``node.id``, ``log.dirs``, ...), so that clients can read them.
         """
         given = {**(_read(file) if file is not None else {}), **overrides}
         warnings = [warning for name, text in sorted(given.items()) for warning in _checked(name, text)]
@@ -112,7 +111,7 @@ class BrokerConfig:
         return config, warnings
 
     def topic_config(self, image: Image, broker: int, topic: str) -> TopicConfig:
-        """What counts for a topic on a broker. The same object as long as nothing changes."""
+        """The effective settings of a topic on a broker. The same object as long as nothing changes."""
         return self._topics.get(image, broker, topic)
 
     @property
@@ -134,7 +133,7 @@ class BrokerConfig:
 
     @property
     def follower_silence_max_ms(self) -> int:
-        """How long a follower may ask for nothing. One that has nothing to fetch waits for some time each time."""
+        """How long a follower may go without a fetch. Each fetch may wait at the leader when there is no data."""
         return min(
             self.replica_lag_time_max_ms,
             max(self.broker_session_timeout_ms, 3 * self.replica_fetch_wait_max_ms),
@@ -142,7 +141,7 @@ class BrokerConfig:
 
 
 class _TopicConfigs:
-    """Effective configs by what the topics themselves set, for the broker settings of one image."""
+    """Effective configs by the topics' own settings, for the broker settings of one image."""
 
     def __init__(self, static: Mapping[str, str]) -> None:
         self._static = static
@@ -174,7 +173,7 @@ def _topic_config(overrides: Mapping[str, str], layers: Layers) -> TopicConfig:
             segment_ms=value("segment.ms"),
             segment_index_bytes=value("segment.index.bytes"),
             index_interval_bytes=value("index.interval.bytes"),
-            # What is not deleted is kept, whatever its age and size.
+            # Without the delete policy everything is kept, whatever its age and size.
             retention_ms=value("retention.ms") if "delete" in cleanup_policy else -1,
             retention_bytes=value("retention.bytes") if "delete" in cleanup_policy else -1,
             producer_expiration_ms=broker_value("producer.id.expiration.ms", layers),
@@ -220,7 +219,7 @@ def _groups(static: Mapping[str, str]) -> GroupSettings:
 
 
 def _checked(name: str, text: str) -> Iterator[str]:
-    """Warnings about one setting. Raises ConfigError when it cannot be set."""
+    """Yield warnings about one setting. Raises ConfigError when it is invalid."""
     option = broker_settings.OPTIONS.get(name)
     if option is not None:
         raise ConfigError(f"{name} is set with the option {option}")

@@ -1,6 +1,6 @@
-"""The settings of brokers that can be changed while they run, handed to what goes by them.
+"""Applies the broker settings that can change at runtime to the parts that use them.
 
-Topics' settings are not here: ``BrokerConfig.topic_config`` has them, and the partitions follow the image.
+Topic settings are not here: ``BrokerConfig.topic_config`` has them, and partitions take them from the image.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.metadata.configs import broker_value, layers_of
 from penstock.metadata.image import Image
 from penstock.metadata.settings import LONG_MAX
 
-# Of what a reassignment copies to this broker.
+# Limits what a reassignment copies to this broker.
 THROTTLE = "follower.replication.throttled.rate"
 
 

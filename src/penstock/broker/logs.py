@@ -1,6 +1,6 @@
-"""What the broker says about itself: structured lines on standard error, JSON when nobody is watching.
+"""The broker's log: structured lines on standard error, as JSON unless it is a terminal.
 
-structlog is loaded with the first line, not at start: a broker that has nothing to report is ready sooner.
+structlog is imported with the first line, not at start, so that a broker with nothing to log is ready sooner.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Logger:
         self._say("error", event, values)
 
     def exception(self, event: str, **values: Any) -> None:
-        """With the traceback of the exception being handled: for our own mistakes, never for a peer's."""
+        """Log with the traceback of the current exception: for our own errors, never for a peer's."""
         self._say("exception", event, values)
 
     def _say(self, level: str, event: str, values: dict[str, Any]) -> None:
-        # The reader may have gone, or the disk of a log file be full: a line is lost then, and not the broker.
+        # The reader of a pipe may be gone, or a log file's disk full: that must cost a line, not the broker.
         with contextlib.suppress(OSError):
             getattr(self._loaded(), level)(event, **values)
 

@@ -1,4 +1,4 @@
-"""Tells the parts of a node what was committed, in the order in which they must hear it."""
+"""Passes each new committed image to the parts of a node, in the order they need."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MetadataPublisher:
         self._fail = on_failure
 
     def publish_first(self, image: Image) -> None:
-        """A snapshot told what was committed before this run, and nobody is told of it again."""
+        """Publish the image that was loaded from a snapshot: its changes are not published otherwise."""
         self.publish(image, Delta(created=tuple(image.topics), brokers_changed=tuple(image.brokers)))
         self._settings.apply(image)
 

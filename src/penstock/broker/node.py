@@ -1,7 +1,7 @@
 """One node of a cluster: the broker and its listeners.
 
-A node has a listener for clients, if it is a broker, and one for the other nodes, if there are any. Requests of the
-second kind are never answered on the first.
+A node has a client listener if it is a broker, and an internal listener if there are other nodes. Internal requests
+are never answered on the client listener.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.protocol.listeners import NODES
 
 
 class Node:
-    """One node of a cluster, or all of it: a broker or a controller or both, and its listeners."""
+    """One node of a cluster, or a whole one: a broker, a controller or both, and its listeners."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Node:
         on_failure: Callable[[str], None],
         connections_max: int | None = None,
     ) -> None:
-        """``on_ready(address for clients)`` once it serves. Raises ServeError, or OSError of its disk."""
+        """Calls ``on_ready(client address)`` once it serves. Raises ServeError, or OSError of its disk."""
         self._environment = environment
         self._options = options
         self._on_ready = on_ready
@@ -50,7 +50,7 @@ class Node:
                 config,
                 logger,
                 make_route=make_route,
-                # No setting that is changed while running may cut a node off from the others.
+                # Fixed: a setting changed at runtime must not cut a node off from the other nodes.
                 limits=ConnectionLimits(config.max_connections, config.max_connections_per_ip),
                 listener=NODES,
                 on_read_failed=self.broker.storage.read_failed,
@@ -69,7 +69,7 @@ class Node:
             self.broker.on_left = self.client.close
 
     def start(self) -> None:
-        """Listen and take part. Raises ServeError when an address cannot be listened on."""
+        """Listen and join the cluster. Raises ServeError when it cannot listen on an address."""
         options = self._options
         internal = None
         if self.internal is not None:
@@ -79,7 +79,7 @@ class Node:
             internal = told if told is not None and told[1] else bound
         advertised = None
         if self.client is not None:
-            # A broker that is not in the cluster yet could tell clients of none, and they would believe it.
+            # A broker that is not in the cluster yet would report no brokers or topics, and clients believe it.
             self._client_address = self._listen(self.client, options.listen, "--listen", hold=True)
             advertised = options.advertise or self._client_address
         self.broker.start(advertised, internal)
@@ -103,7 +103,7 @@ class Node:
         self._on_ready(self._client_address)
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Hand over leaderships, close everything in good order, then ``done``. May raise OSError."""
+        """Hand over leaderships, close everything cleanly, then call ``done``. May raise OSError."""
 
         def handed_over() -> None:
             self.close()
@@ -112,7 +112,7 @@ class Node:
         self.broker.stop(handed_over)
 
     def close(self) -> None:
-        """Close the listeners and every log. Raises OSError when something could not be made durable."""
+        """Close the listeners and every log. Raises OSError when a log or file could not be made durable."""
         self.close_listeners()
         self.broker.close()
 

@@ -1,7 +1,6 @@
-"""What the node does for its hosted partitions: the ``PartitionHost`` that they know.
+"""The node's implementation of ``PartitionHost``.
 
-A partition reports what happened to it. Here that goes to the rooms it concerns: the replication, the coordinators,
-the housekeeping.
+It passes the events of a hosted partition on to the parts they concern: replication, coordinators, housekeeping.
 """
 
 from __future__ import annotations
@@ -66,11 +65,11 @@ class NodePartitionHost:
         self._coordinators.role_changed(hosted)
 
     def roles_changed(self, hosteds: list[HostedPartition], start: int = 0) -> None:
-        """Look at all of them again, some in each turn of the loop."""
+        """Handle the roles of all these partitions again, some in each turn of the loop."""
         if self._membership.is_stopped:
             return  # and the logs are closed
         for hosted in hosteds[start : start + FOLLOWED_PER_TURN]:
-            # A deleted one is not followed any more. The same partition may be back meanwhile, as another object.
+            # Skip deleted ones. The same partition may be back meanwhile, as another object.
             if not hosted.is_deleted:
                 self.role_changed(hosted)
         if start + FOLLOWED_PER_TURN < len(hosteds):

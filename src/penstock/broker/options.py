@@ -1,8 +1,8 @@
-"""What `penstock serve` was told, before any of it is acted on.
+"""The options of `penstock serve`.
 
-The command line fills ServeOptions in and hands it to ``server.run``; neither imports the other's libraries.
-A newcomer may look for the broker's settings here: they stay text (Kafka's names, in ``settings`` and in the
-configuration file) until the broker itself reads and checks them.
+The command line fills in ServeOptions and passes it to ``process.run``; neither imports the other's libraries. The
+broker's settings (Kafka's names, in ``settings`` and in the configuration file) stay text here: ``config.py`` reads
+and checks them.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ CONTROLLER = "controller"
 
 
 class ServeError(Exception):
-    """The node cannot start or go on, and one line to the operator says why and what to do."""
+    """The node cannot start or continue. The message is one line that says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     node_id: int
-    # In the order given; metadata lives in the first.
+    # In the order given; the first holds the metadata.
     data_dirs: tuple[str, ...]
-    # A port of 0 lets the kernel choose; the ready line says which.
+    # With port 0 the kernel chooses one; the ready line shows it.
     listen: tuple[str, int]
-    # The address clients are told; None when it is the one listened on.
+    # The address that clients get; None when it is the one listened on.
     advertise: tuple[str, int] | None
     rack: str | None
     # From --set; they win over the configuration file.
     settings: Mapping[str, str]
     config_file: str | None
-    # Where the other nodes of the cluster connect; None for a node that is a cluster by itself.
+    # Where the other nodes of the cluster connect; None for a single node.
     internal: tuple[str, int] | None = None
-    # The voters of the metadata quorum and where they listen to other nodes. Empty: this node is the quorum.
+    # The voters of the metadata quorum and their internal addresses. Empty: this node is the quorum.
     controllers: Mapping[int, tuple[str, int]] = field(default_factory=dict)
     roles: tuple[str, ...] = (BROKER, CONTROLLER)
 
     @property
     def internal_told(self) -> tuple[str, int] | None:
-        """The internal address that the other nodes are told: ``internal`` may say "every interface"."""
+        """The internal address that the other nodes get: ``internal`` may mean "every interface"."""
         return self.controllers.get(self.node_id, self.internal)

@@ -14,12 +14,12 @@ from penstock.broker.node import Node
 from penstock.broker.options import ServeError, ServeOptions
 from penstock.protocol.listeners import CLIENTS
 
-# A node that has not found its cluster by then says what it is waiting for.
+# A node that has not found its cluster by then logs what it is waiting for.
 FOUND_WITHIN_S = 5.0
 
 
 def run(options: ServeOptions) -> int:
-    """Run a node until it is told to stop. Raises ServeError with one line when it cannot start or go on."""
+    """Run a node until it is told to stop. Raises ServeError with one line when it cannot start or continue."""
     try:
         config, warnings = BrokerConfig.load(
             options.settings, options.config_file, options=_as_settings(options)
@@ -42,7 +42,7 @@ def run(options: ServeOptions) -> int:
         loop.stop()
 
     def crash(_: Any, context: dict[str, Any]) -> None:
-        # First of all: whatever happens while this is reported, the broker stops.
+        # First, so that the broker stops even if reporting fails.
         fail("an internal error; see the lines above")
         error = context.get("exception")
         if error is not None:
@@ -67,7 +67,7 @@ def run(options: ServeOptions) -> int:
         logger.warning(why, controllers=list(options.controllers))
 
     loop.set_exception_handler(crash)
-    # What has been imported stays. The garbage collector need not walk through it with the loop waiting, for 10 ms.
+    # Imported modules stay. Freezing them saves the garbage collector 10 ms per collection while the loop waits.
     gc.freeze()
     try:
         node = Node(
@@ -85,14 +85,14 @@ def run(options: ServeOptions) -> int:
 
     def stop() -> None:
         if stopping:
-            # Told twice: without waiting for anybody.
+            # Signalled twice: stop without waiting.
             loop.stop()
             return
         stopping.append(1)
         node.broker.stop(loop.stop)
 
     def start() -> None:
-        # On the running loop: a signal that comes before it runs would be lost on uvloop.
+        # On the running loop: uvloop loses a signal that arrives before it runs.
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
         try:
@@ -106,7 +106,7 @@ def run(options: ServeOptions) -> int:
     loop.run_forever()
     node.close_listeners()
     if failure:
-        # What is on the disk is not what we believe: no marker, the next start looks for itself.
+        # The disk may differ from our state: leave no clean shutdown marker, so that the next start recovers.
         raise ServeError(failure[0])
     try:
         node.close()
@@ -118,7 +118,7 @@ def run(options: ServeOptions) -> int:
 def _connections_max() -> int | None:
     """Half of the descriptors that the system allows, or all that the logs leave if that is more.
 
-    Without it a flood of connections would take the descriptors that the next append or fsync needs.
+    Without this limit a flood of connections would take the descriptors that the next append or fsync needs.
     """
     import resource  # noqa: PLC0415 - Unix only
 
@@ -131,7 +131,7 @@ def _connections_max() -> int | None:
 
 
 def _as_settings(options: ServeOptions) -> dict[str, str]:
-    """The options under the names that Kafka's settings give them, for clients that ask."""
+    """The options by the names of Kafka's settings, for clients that describe the broker."""
     settings = {
         "node.id": str(options.node_id),
         "broker.id": str(options.node_id),

@@ -1,8 +1,8 @@
-"""What a broker does with its logs before it is let into the cluster.
+"""Prepares a broker's logs before it is unfenced.
 
-The membership calls ``prepare`` when the image is as new as the registration. What is on the disks is compared with
-it, every log that the last run did not close is opened and so recovered, and damage is reported. Then the broker
-may be let in and begins to follow.
+``Membership`` calls ``prepare`` when the image is as new as the registration. The data directories are compared
+with the image, every log that the last run did not close is opened and thereby recovered, and damage is reported.
+Then the broker may be unfenced and begins to follow.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Startup:
         self._directories = directories
         self._coordinators = coordinators
         self._host = host
-        # Every log that the last run did not close was looked at.
+        # Every log that the last run did not close was opened.
         self._has_recovered = False
 
     @property
     def has_recovered(self) -> bool:
-        """Whether no log is left that the last run did not close and this one has not looked at."""
+        """Whether every log that the last run did not close has been opened."""
         return self._has_recovered or not self._storage.partitions_to_recover()
 
     def prepare(self, then: Callable[[], None]) -> None:
-        """Host what the image says, look at every log the last run did not close, begin to follow."""
+        """Quarantine strays, open every log the last run did not close, then begin to follow."""
         self._storage.quarantine_strays(self._consensus.image)
         waiting = iter(self._storage.partitions_to_recover())
 
@@ -70,26 +70,26 @@ class Startup:
         recover_some()
 
     def prepared(self, then: Callable[[], None]) -> None:
-        """Every log was looked at."""
+        """Every log was opened."""
         self._has_recovered = True
         for hosted in list(self._partitions):
             if hosted.image.directory(self._host.me) == LOST_DIRECTORY:
-                # An earlier process found it damaged and did not report it as mended. It is not in sync.
+                # An earlier process found it damaged and did not report it as repaired. It is not in sync.
                 self._directories.damaged(hosted, 0)
 
         def go_on() -> None:
             then()
-            # Coordinators first. A partition whose role changes meanwhile is looked at twice, which does no harm.
+            # Coordinators first. A partition whose role changes meanwhile is handled twice, which does no harm.
             everyone = sorted(self._partitions, key=lambda hosted: hosted.topic not in self._coordinators)
             self._host.roles_changed(everyone)
 
-        # Once let in, this broker may be made a leader. The controller must know of damaged replicas before.
+        # Once unfenced, this broker may become a leader. The controller must know of damaged replicas before that.
         self._directories.when_reported(go_on)
 
     def _recover(self, hosted: HostedPartition) -> None:
         try:
             _ = hosted.log
         except OSError as error:
-            # The others can be served. Requests for this one get a storage error.
+            # Other partitions can be served. Requests for this one get a storage error.
             self._logger.error("cannot open", partition=repr(hosted), error=str(error))
             self._directories.damaged(hosted, 0)

@@ -1,4 +1,4 @@
-"""The active controller, if it is this node; the way to it, wherever it is; how it notices that brokers die.
+"""The active controller, if it is on this node; its client; and how it notices that a broker has died.
 
 Imports ``quorum`` and ``network``.
 """

@@ -1,8 +1,8 @@
-"""The controller on its node: made when this node leads the quorum, thrown away when it does not.
+"""The active controller: created when this node leads the quorum, dropped when it no longer does.
 
 ``ActiveController`` is the shell around ``metadata.Controller``. Requests of brokers and clients come in through
-``handle``, decisions go to the quorum, and an answer leaves when its decision is committed. It looks at the clock
-when the controller wants to be asked (sessions, rebalancing, the rest of a large decision).
+``handle``, decisions go to the quorum, and a response is sent when its decision is committed. A timer calls the
+controller at its deadlines (sessions, rebalancing, the rest of a large decision).
 
 The controller decides ahead of the log. When a decision cannot be appended (no room on the disk) or may not be
 committed (leadership lost), its state differs from the log. Then it is rebuilt from the log: no decision is ever
@@ -25,19 +25,19 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import metadata_records
 from penstock.protocol.schema import Message
 
-# After the disk was full: how soon a decision by the clock is tried again.
+# How soon a timed decision is tried again after the disk was full.
 RETRY_MS = 1000
-# A timer this late means that the process, or its machine, was stopped.
+# A timer this late means that the process or its machine was paused.
 ASLEEP_MS = 3000
-# Decisions of its own that the controller may have in flight: the next one is made while the last is on its way to
-# the other voters. With more, a client's request would wait behind all of them.
+# Timed decisions in flight: the next one is made while the last is on its way to the other voters. With more, a
+# client's request would wait behind all of them.
 AHEAD_MAX = 2
 # Kafka's cluster ids are random UUIDs.
 CLUSTER_ID_BYTES = 16
 
 
 class Quorum(Protocol):
-    """What this needs of the consensus."""
+    """The consensus, as the controller sees it."""
 
     def propose(
         self, decision: Decision[Message], answer: Callable[[Any], None], lost: Callable[[], None]
@@ -63,9 +63,9 @@ class ActiveController:
         cluster_id: str = "",
         brokers_expected: int = 1,
     ) -> None:
-        """``cluster_id`` is what this node's disk says, for a log that was begun without one.
+        """``cluster_id`` comes from this node's disk, for a log that has none.
 
-        ``brokers_expected`` is how many brokers the cluster is known to have, for topics created before all of
+        ``brokers_expected`` is the number of brokers that the cluster should have, for topics created before all of
         them are registered.
         """
         self._environment = environment
@@ -77,7 +77,7 @@ class ActiveController:
         self._brokers_expected = brokers_expected
         # Only while this node is the active controller.
         self._controller: Controller | None = None
-        # Decisions that nobody has asked it for and that are not committed yet.
+        # Timed decisions that are not committed yet.
         self._ahead = 0
         self._timer: Timer | None = None
         self._timer_at_ms = 0
@@ -92,7 +92,7 @@ class ActiveController:
         return None if self._controller is None else self._controller.image
 
     def on_active(self, is_active: bool) -> None:
-        """This node has become, or is no longer, the one that decides."""
+        """This node became, or is no longer, the active controller."""
         self._cancel_timer()
         if not is_active:
             self._controller = None
@@ -115,9 +115,9 @@ class ActiveController:
         from_host: str | None = None,
         from_broker: bool = False,
     ) -> None:
-        """``answer(response)``, now or when the decision is committed; with NOT_CONTROLLER if there is none here.
+        """Call ``answer(response)`` now or when the decision is committed; NOT_CONTROLLER if it is not active.
 
-        ``from_broker`` says that a broker asks for itself: it may create the brokers' own topics.
+        ``from_broker``: a broker asks for itself, and may create internal topics.
         """
         controller = self._controller
         if controller is None:
@@ -131,7 +131,7 @@ class ActiveController:
             decision,
             answer,
             lambda: answer(error_response(request, version, ErrorCode.NOT_CONTROLLER)),
-            # If another node may have room, it is asked instead.
+            # If this node has resigned, the next controller may have room.
             lambda: answer(
                 error_response(request, version, ErrorCode.KAFKA_STORAGE_ERROR, "The disk is full.")
                 if self._controller is not None
@@ -141,7 +141,7 @@ class ActiveController:
         self._plan()
 
     def broker_lost(self, broker_id: int, epoch: int = -1) -> None:
-        """Its connection closed, and nobody listens where it was."""
+        """The broker's connection closed, and its address refuses new ones."""
         if self._controller is not None:
             decision = self._controller.broker_lost(broker_id, epoch, self._environment.clock.now_ms())
             self._propose(decision, _ignore, _nothing, _nothing)
@@ -201,11 +201,11 @@ class ActiveController:
             self._set_timer(now_ms + RETRY_MS)
 
     def _plan(self) -> None:
-        """Be called when the controller wants to be asked next."""
+        """Set the timer for the controller's next deadline."""
         if self._controller is None or self._ahead >= AHEAD_MAX:
             return
         deadline_ms = self._controller.next_deadline_ms(self._environment.clock.now_ms())
-        # Deadlines mostly move away, with every heartbeat. A timer that comes too early looks for the next one.
+        # Every heartbeat moves deadlines into the future. A timer that fires too early sets the next one.
         if deadline_ms is not None and (self._timer is None or deadline_ms < self._timer_at_ms):
             self._set_timer(deadline_ms)
 
@@ -221,7 +221,7 @@ class ActiveController:
             self._timer = None
 
     def _report(self, changes: list[Message]) -> None:
-        """Say what happens to brokers, which is rare and what everybody asks about afterwards."""
+        """Log what happens to brokers: it is rare, and operators ask about it afterwards."""
         for change in changes:
             match change:
                 case metadata_records.PartitionChangeRecord() | metadata_records.PartitionRecord():
@@ -243,7 +243,7 @@ class ActiveController:
                         self._logger.info("broker active", broker=change.broker_id)
 
     def _has_stopped(self, broker_id: int) -> bool:
-        """Whether a broker went because it wanted to."""
+        """Whether a broker left by controlled shutdown."""
         if self._controller is None:
             return False
         known = self._controller.image.brokers.get(BrokerId(broker_id))
@@ -251,8 +251,8 @@ class ActiveController:
 
 
 def _nothing() -> None:
-    """Nobody waits."""
+    """For decisions that no request waits for."""
 
 
 def _ignore(_: object) -> None:
-    """Nobody waits for an answer."""
+    """For decisions that no request waits for."""

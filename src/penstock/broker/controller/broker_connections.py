@@ -1,7 +1,7 @@
-"""How the controller notices at once that a broker's process has died: the connection of its heartbeats closes.
+"""Notices at once that a broker's process has died: the connection of its heartbeats closes.
 
-A closed connection proves nothing by itself: the broker may have opened another one. So the controller connects to
-it, and takes it for dead only when nothing listens there.
+A closed connection proves nothing by itself: the broker may have opened another one. So the controller tries to
+connect, and treats the broker as dead only when it is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.broker.quorum.consensus import Consensus
 
 
 class BrokerConnections:
-    """Over which connection each broker sends its heartbeats, so that the end of one is noticed."""
+    """The connection on which each broker sends its heartbeats."""
 
     def __init__(
         self, consensus: Consensus, active_controller: ActiveController, peers: Peers, *, node_id: int
@@ -22,7 +22,7 @@ class BrokerConnections:
         self._active_controller = active_controller
         self._peers = peers
         self._node_id = node_id
-        # The connection that the last heartbeat of a broker came on, and its epoch; None when that has ended.
+        # By broker: the connection of its last heartbeat, None when it has ended, and the broker epoch.
         self._known: dict[int, tuple[Connection | None, int]] = {}
 
     def heard(self, connection: Connection, broker_id: int, epoch: int) -> None:
@@ -33,14 +33,14 @@ class BrokerConnections:
         connection.on_closed = lambda: self._ended(connection, broker_id, epoch)
 
     def registering(self, broker_id: int) -> None:
-        """A process registers. If its predecessor's connection has ended, so has the predecessor."""
+        """A process registers. If the previous process's connection has ended, that process is gone."""
         connection, epoch = self._known.get(broker_id, (None, -1))
         if connection is None and epoch >= 0:
             del self._known[broker_id]
             self._active_controller.broker_lost(broker_id, epoch)
 
     def probe_all(self) -> None:
-        """Look after every broker of which nothing was heard here."""
+        """Probe every active broker, because this controller has no heartbeat connections yet."""
         for known in self._consensus.image.brokers.values():
             if not known.fenced and known.id != self._node_id:
                 self._probe(known.id, known.epoch)

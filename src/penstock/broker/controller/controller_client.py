@@ -1,7 +1,7 @@
-"""The way to the active controller, wherever it is: on this node or on another.
+"""The client of the active controller, which may be on this node or on another.
 
-Everything on this node that needs the controller asks here: handlers pass on what clients want changed, the rooms
-send what a broker tells its controller.
+Everything on this node that needs the controller uses it: handlers forward clients' requests, and other parts send
+the broker's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.protocol.messages.topics import CreatableTopic, CreateTopicsReques
 from penstock.protocol.schema import Message
 
 CREATE_TOPICS_VERSION = 7
-# A request for the controller waits this long for there to be one.
+# A forwarded request waits this long for a controller.
 FORWARD_TIMEOUT_MS = 20_000
 FORWARD_RETRY_MS = 50
 # How long a client that created a topic waits for this broker to know it.
@@ -42,7 +42,7 @@ class ControllerClient:
         self._active_controller = active_controller
         self._peers = peers
         self._node_id = node_id
-        # What waits for this broker to hear of topics that were made.
+        # Callbacks that wait until this broker's image has newly created topics.
         self._on_image: list[Callable[[], None]] = []
 
     def ask(
@@ -64,7 +64,7 @@ class ControllerClient:
             self._peers.call(leader, channel, request, version, done, timeout_ms=timeout_ms)
 
     def decide(self, request: Message, call: Call) -> Any:
-        """Have the controller handle a request: this node's own for the others, the active one for clients."""
+        """Have the controller handle a request: this node's own for other nodes, the active one for clients."""
         if call.is_internal:
             self._active_controller.handle(request, call.version, call.answer, from_broker=True)
         else:
@@ -72,7 +72,7 @@ class ControllerClient:
         return WAITING
 
     def forward(self, request: Message, version: int, answer: Callable[[Any], None]) -> None:
-        """``answer(response)`` of the active controller, waiting until there is one."""
+        """Call ``answer(response)`` with the active controller's response, waiting until there is a controller."""
         deadline_ms = self._environment.clock.now_ms() + FORWARD_TIMEOUT_MS
 
         def ask() -> None:
@@ -102,7 +102,7 @@ class ControllerClient:
     def create_topics(
         self, names: list[str], connected_ms: int, done: Callable[[dict[str, int]], None]
     ) -> None:
-        """Create topics, with the broker's defaults, because a client that connected then asked for them."""
+        """Create topics with the broker's defaults, for a client that connected at ``connected_ms``."""
         topics = [CreatableTopic(name=name, num_partitions=-1, replication_factor=-1) for name in names]
         self._create(
             topics,
@@ -119,7 +119,7 @@ class ControllerClient:
         def created(response: Any) -> None:
             for topic in response.topics:
                 if topic.error_code == ErrorCode.TOPIC_ALREADY_EXISTS:
-                    # Another broker created it at the same moment, which is as good.
+                    # Another broker created it at the same moment.
                     topic.error_code = ErrorCode.NONE
             made = [topic.name for topic in response.topics if not topic.error_code]
             self.when_seen(made, lambda: done(response))
@@ -128,7 +128,7 @@ class ControllerClient:
         self.forward(request, CREATE_TOPICS_VERSION, created)
 
     def when_seen(self, names: list[str], then: Callable[[], None]) -> None:
-        """Call ``then`` when this broker knows the topics, so that the client that made them finds them here."""
+        """Call ``then`` when this broker knows the topics, so that the client that created them finds them here."""
         deadline_ms = self._environment.clock.now_ms() + SEEN_TIMEOUT_MS
 
         def look() -> None:
@@ -141,7 +141,7 @@ class ControllerClient:
         look()
 
     def image_moved(self) -> None:
-        """This broker has heard of something; perhaps of what is waited for."""
+        """The image has changed: check the waiting callbacks."""
         if self._on_image:
             waiting, self._on_image = self._on_image, []
             for look in waiting:

@@ -1,4 +1,4 @@
-"""Copying: which partitions are fetched and by which loops, and what the controller hears of the replicas here.
+"""Replication: following other brokers, and reports about in-sync, placed and damaged replicas to the controller.
 
 Imports ``partition``, ``membership``, ``controller``, ``quorum``, ``network`` and ``storage``.
 """

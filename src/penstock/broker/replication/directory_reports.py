@@ -1,10 +1,9 @@
-"""Reports to the controller: in which data directory each replica lies, and which replicas are damaged.
+"""Reports to the controller which data directory each replica is in, and which replicas are damaged.
 
-A broker with several directories reports where it has put each replica (KIP-858), so that the controller knows
-what is lost with a disk. A replica whose bytes turn out to be damaged is reported as lost all the same: the
-controller takes it out of the replicas in sync and gives its leadership to another, and only then is the
-damaged part cut off and fetched again. In the other order, a replica in sync would be without records that
-are committed.
+A broker with several directories reports where it has put each replica (KIP-858), so that the controller knows what
+is lost with a disk. A replica that turns out to be damaged is reported as lost too: the controller removes it from
+the ISR and makes another replica the leader, and only then is the damaged part truncated and fetched again. In the
+other order, an in-sync replica would lack committed records.
 
 A damaged replica that is the last one in sync is not reported. Half of the only copy is more than nothing.
 """
@@ -30,7 +29,7 @@ from penstock.protocol.messages.brokers import (
 VERSION = 0
 CHANNEL = "directories"
 RETRY_MS = 500
-# How soon a replica is mended that could not be, on a full disk mostly. An attempt may read the whole log.
+# How soon a failed repair is tried again; it mostly fails on a full disk. An attempt may read the whole log.
 MEND_AGAIN_MS = 30_000
 PARTITIONS_PER_REQUEST_MAX = 2_000
 TIMEOUT_MS = 5_000
@@ -48,7 +47,7 @@ class DirectoryReports:
         broker_epoch: Callable[[], int],
         role_changed: Callable[[HostedPartition], None],
     ) -> None:
-        """``role_changed(hosted)``: it can no longer be used, or can again."""
+        """``role_changed(hosted)``: the partition is no longer usable, or is usable again."""
         self._environment = environment
         self._storage = storage
         self._controller = controller
@@ -56,9 +55,9 @@ class DirectoryReports:
         self._node_id = node_id
         self._broker_epoch = broker_epoch
         self._role_changed = role_changed
-        # What the controller should be told, in order.
+        # Partitions to report, in order.
         self._waiting: dict[HostedPartition, None] = {}
-        # Damaged replicas and where the damage begins; they are mended once nobody counts on them.
+        # Damaged replicas and where the damage begins. Repaired once they are neither in the ISR nor eligible.
         self._damaged: dict[HostedPartition, int] = {}
         self._mend_timer: Timer | None = None
         self._is_asking = False
@@ -70,25 +69,25 @@ class DirectoryReports:
 
     @property
     def has_damaged(self) -> bool:
-        """Whether any replica waits to be mended."""
+        """Whether any replica waits to be repaired."""
         return bool(self._damaged)
 
     def when_reported(self, then: Callable[[], None]) -> None:
-        """Go on when the controller has heard of everything that was said so far."""
+        """Call ``then`` when the controller has received all reports so far."""
         if self._is_asking:
             self._on_reported.append(then)
         else:
             then()
 
     def placed(self, hosted: HostedPartition) -> None:
-        """A replica has a directory."""
+        """A replica got a directory."""
         storage = self._storage
-        # A broker with one directory need not say where it has put what, unless it had another before.
+        # A broker with one directory need not report, unless the metadata names a directory it no longer has.
         if len(storage.directories) > 1 or storage.has_lost(hosted.image.directory(self._node_id)):
             self._report(hosted)
 
     def damaged(self, hosted: HostedPartition, offset: int) -> None:
-        """The bytes of a replica are not what was written, from the batch with this offset on."""
+        """A replica is damaged from the batch with this offset on."""
         if hosted in self._damaged or hosted.is_deleted or not self.has_others(hosted):
             return
         self._damaged[hosted] = offset
@@ -97,7 +96,7 @@ class DirectoryReports:
         self._report(hosted)
 
     def assigned(self, hosted: HostedPartition) -> None:
-        """The metadata says something new about a partition."""
+        """The metadata of a partition changed: repair it if it is damaged and may be repaired now."""
         offset = self._damaged.get(hosted)
         if offset is None:
             return
@@ -109,14 +108,14 @@ class DirectoryReports:
             *image.eligible_leader_replicas,
             image.leader,
         ):
-            # Without the first, the image may be older than the report, and a change between the two may have let
-            # this replica into the ISR for what it had before.
+            # Without LOST_DIRECTORY the image may be older than the report, and a change in between may have added
+            # this replica to the ISR for the data it had before.
             del self._damaged[hosted]
             try:
                 hosted.mend(offset)
             except OSError as error:
                 self._logger.error("cannot mend", partition=repr(hosted), error=str(error))
-                # It may have been found damaged once more on the way.
+                # The attempt may have found more damage.
                 self._damaged[hosted] = min(offset, self._damaged.get(hosted, offset))
                 if self._mend_timer is None:
                     self._mend_timer = self._environment.spawn.later(MEND_AGAIN_MS, self._mend_again)
@@ -131,7 +130,7 @@ class DirectoryReports:
             self.assigned(hosted)
 
     def has_others(self, hosted: HostedPartition) -> bool:
-        """Whether another replica has, or may have, what this one lacks."""
+        """Whether another replica is in the ISR or eligible, and so may have what this one lacks."""
         image = hosted.image
         return any(replica != self._node_id for replica in (*image.isr, *image.eligible_leader_replicas))
 
@@ -150,7 +149,7 @@ class DirectoryReports:
             try:
                 id = LOST_DIRECTORY if hosted in self._damaged else self._storage.place(hosted).id
             except OSError:
-                continue  # its disk is offline, which the controller hears with the next heartbeat
+                continue  # its disk is offline; the next heartbeat tells the controller
             directories.setdefault(id, {}).setdefault(hosted.topic_id, []).append(hosted.index)
         for hosted in asked:
             del self._waiting[hosted]

@@ -1,4 +1,4 @@
-"""Which partitions this broker fetches: each that another broker leads, if it can take what it fetches."""
+"""Decides which partitions this broker fetches: those that another broker leads, if there is room for the data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.broker.replication.replica_fetchers import ReplicaFetchers
 from penstock.broker.storage.storage import Storage
 from penstock.environment import Environment
 
-# Partitions to begin to follow in one turn of the loop: some 30 ms.
+# Partitions to begin to follow in one turn of the loop: about 30 ms.
 FOLLOWED_PER_TURN = 500
 
 
@@ -37,7 +37,7 @@ class Following:
         self._node_id = node_id
 
     def follow(self, hosted: HostedPartition) -> None:
-        """Fetch from the partition's leader, if another broker is it; stop fetching if not."""
+        """Fetch from the partition's leader if it is another broker; otherwise stop fetching."""
         is_ready = self._membership.are_logs_ready
         if (
             not is_ready
@@ -45,7 +45,7 @@ class Following:
             or hosted.is_deleted
             or hosted.is_offline
             or hosted.leader < 0
-            # What it fetched would be fetched again and again; and one that fetches is taken to be in sync.
+            # It would fetch the same data again and again, and the leader would take it to be in sync.
             or self._storage.has_no_room(hosted)
         ):
             # A broker that has to register again may still fetch what it now leads.
@@ -56,11 +56,11 @@ class Following:
         except OSError as error:
             self._logger.error("cannot follow", partition=repr(hosted), error=str(error))
             if error.errno == errno.ENOENT:
-                # Its directory is gone, from a disk that works. One that fails may come back with it.
+                # Its directory is missing from a working disk. (A failed disk may come back with it.)
                 self._directories.damaged(hosted, 0)
 
     def follow_all(self, hosteds: list[HostedPartition]) -> None:
-        """Some in each turn of the loop."""
+        """Call ``follow`` for all of them, some in each turn of the loop."""
         for hosted in hosteds[:FOLLOWED_PER_TURN]:
             if not hosted.is_deleted:
                 self.follow(hosted)

@@ -1,7 +1,7 @@
-"""Followers on a full disk: they do not fetch, and go on deleting what their leaders have deleted.
+"""Followers on a full disk: they do not fetch, but still delete what their leaders have deleted.
 
-``replication/full_follower.py`` has the questions and what the answers mean. Here they are sent, to each leader one
-at a time and about some partitions at a time, and carried out.
+``replication/full_follower.py`` builds the requests and interprets the responses. This module sends them, one at a
+time to each leader, each about some of the partitions, and carries out the effects.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from penstock.replication.events import Append, Effect, PartitionKey, StartOver,
 from penstock.replication.full_follower import Position, effects, question
 
 CHANNEL = "starts"
-# What is deleted is removed a minute later at the soonest, with Kafka's defaults.
+# Short enough: with Kafka's defaults, deleted files are removed a minute later at the earliest.
 ASK_INTERVAL_MS = 5_000
-# In one request to one leader. Their logs may have to be opened first.
+# Partitions in one request. Their logs may have to be opened first.
 ASKED_MAX = 500
 
 
@@ -44,11 +44,11 @@ class FullFollowers:
         self._next_ms = 0
         # Leaders that have not answered yet.
         self._asked: set[int] = set()
-        # By leader, how many of the partitions were asked about in this round.
+        # By leader: how many of its partitions this round has covered.
         self._places: dict[int, int] = {}
 
     def look(self) -> None:
-        """To be called now and then while a disk is full."""
+        """Ask the leaders, at most every ASK_INTERVAL_MS. Called regularly while a disk is full."""
         now_ms = self._environment.clock.now_ms()
         if now_ms < self._next_ms or not self._are_logs_ready():
             return
@@ -67,7 +67,7 @@ class FullFollowers:
             self._ask(leader, resting[place : place + ASKED_MAX])
 
     def _rests(self, hosted: HostedPartition) -> bool:
-        """Whether it would be followed if there were room."""
+        """Whether the partition would be followed if there were room."""
         return (
             not hosted.is_leader
             and hosted.leader >= 0
@@ -98,7 +98,7 @@ class FullFollowers:
             for effect in effects(positions, response):
                 hosted = asked[effect.key]
                 try:
-                    # It may have changed its leader, have room again, or be gone.
+                    # The leader may have changed, there may be room again, or the partition may be deleted.
                     if self._rests(hosted) and _position(hosted) == positions[effect.key]:
                         self._do(hosted, effect)
                 except OSError as error:

@@ -1,10 +1,10 @@
-"""Proposals to the controller: which replicas of the partitions led here are in sync.
+"""ISR proposals to the controller for the partitions led here.
 
-``IsrProposals`` gathers what the partitions we lead have to propose and sends it to the controller, one
-AlterPartition at a time.
+``IsrProposals`` collects the proposals of these partitions and sends them to the controller, one AlterPartition at
+a time.
 
-A hosted partition may be taken offline at any moment, and then has no replication core any more. So a proposal
-under way keeps the core it was made by, and its answer looks whether that is still the partition's.
+A hosted partition may be taken offline at any moment, and then loses its replication core. So a proposal in flight
+keeps the core that made it, and its response is checked against the partition's current core.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ ALTER_CHANNEL = "alter"
 ALTER_TIMEOUT_MS = 5_000
 ALTER_RETRY_FIRST_MS = 25
 ALTER_RETRY_MAX_MS = 1_000
-# Partitions of one turn of the loop, and so of one AlterPartition, so that our loop and the controller's stay
-# free. The rest goes with the next one.
+# Partitions in one turn of the loop, and so in one AlterPartition, so that our loop and the controller's stay free.
+# The rest goes with the next one.
 LOOKS_PER_TURN = 1_000
 
 
 class Asking(Protocol):
-    """A request to the active controller, wherever that is; None when it is not known, or does not answer."""
+    """A request to the active controller, on any node; ``done(None)`` when it is unknown or does not answer."""
 
     def __call__(
         self, request: Message, version: int, done: Done, *, channel: str, timeout_ms: int
@@ -63,7 +63,7 @@ class IsrProposals:
         follower_activity: FollowerActivity,
         live: Callable[[int], int | None],
     ) -> None:
-        """``live(broker)``: whether the controller hears it, as in ``Partition``."""
+        """``live(broker)``: its epoch if the controller hears from it, as in ``Partition``."""
         self._environment = environment
         self._ask = ask_controller
         self._logger = logger
@@ -71,9 +71,9 @@ class IsrProposals:
         self._broker_epoch = broker_epoch
         self._follower_activity = follower_activity
         self._live = live
-        # Worth asking for a proposal now.
+        # Partitions whose cores may have a proposal now.
         self._wanted: dict[Hosted, None] = {}
-        # Where a follower may fall behind; checked now and then. Not where all followers are at the end.
+        # Partitions in which a follower may fall behind; checked regularly. Not if all followers are at the end.
         self._unsettled: dict[Hosted, None] = {}
         self._in_flight: list[tuple[Hosted, Partition, IsrProposal]] = []
         self._is_asking = False
@@ -81,24 +81,24 @@ class IsrProposals:
         self._failures = 0
         self._timer: Timer | None = None
         self._is_closed = False
-        # Twice as often as a replica may lag, so that it is dropped after one and a half times that.
+        # Half of the allowed lag, so that a replica is dropped after at most one and a half times that lag.
         self._look_interval_ms = max(1, lag_max_ms // 2)
         self._look_timer = environment.spawn.later(self._look_interval_ms, self._look_again)
         self._silence_timer = environment.spawn.later(LOOK_INTERVAL_MS, self._listen)
 
     def wants_proposal(self, hosted: Hosted) -> None:
-        """Its core says so, or it was assigned something as the leader."""
+        """Its core wants a proposal, or its assignment as the leader changed."""
         self._wanted[hosted] = None
         self._unsettled[hosted] = None
         if not self._is_asking and self._timer is None:
             self._schedule()
 
     def appended(self, hosted: Hosted) -> None:
-        """There is something that a follower does not have. Called at every append, so it does next to nothing."""
+        """A follower does not have everything. Called at every append, so it does very little."""
         self._unsettled[hosted] = None
 
     def forget(self, hosted: Hosted) -> None:
-        """We do not lead it any more, or it is gone."""
+        """This broker no longer leads it, or it was deleted."""
         self._wanted.pop(hosted, None)
         self._unsettled.pop(hosted, None)
 
@@ -118,15 +118,15 @@ class IsrProposals:
     def _listen(self) -> None:
         self._silence_timer = self._environment.spawn.later(LOOK_INTERVAL_MS, self._listen)
         silent = self._follower_activity.look(self._environment.clock.now_ms())
-        # A broker that the controller does not hear either is out of every ISR already.
+        # A broker that the controller does not hear from either is out of every ISR already.
         lost = {broker for broker in silent if self._live(broker) is not None}
         if lost:
             self._look(lost)
 
     def _look(self, silent: set[int] | None = None) -> None:
-        """Look who has fallen behind; only where one of these is in sync, if they are named.
+        """Check for replicas that have fallen behind; with ``silent``, only where one of these is in the ISR.
 
-        A broker that follows nothing here any more stays silent.
+        A broker that no longer follows any partition here stays silent.
         """
         everyone = list(self._unsettled)
 
@@ -151,7 +151,7 @@ class IsrProposals:
     # Asking
 
     def _schedule(self) -> None:
-        """At the end of this turn, so that whatever else it brings goes along."""
+        """Send at the end of this turn, with all other proposals of the turn."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._environment.spawn.soon(self._send)
@@ -238,12 +238,12 @@ class IsrProposals:
         assert self._is_asking == bool(self._in_flight)
         for _, core, proposal in self._in_flight:
             in_flight = core.proposal_in_flight
-            # Cancelled by the image at the most: the next one waits until this one is answered.
+            # The image may have cancelled it; the next one waits until this one is answered.
             assert in_flight is None or in_flight is proposal
 
 
 def core_of(hosted: Hosted) -> Partition | None:
-    """None while it has none, because its disk has failed."""
+    """None while the partition has no core, because its disk has failed."""
     try:
         return hosted.replication
     except OSError:
@@ -257,19 +257,19 @@ def _asked(index: int, proposal: IsrProposal) -> AlterPartitionRequestPartition:
         new_isr_with_epochs=[
             BrokerState(broker_id=broker, broker_epoch=epoch) for broker, epoch in proposal.isr
         ],
-        # Whatever was lost by an unclean election is lost: from the first change on the partition is recovered.
+        # What an unclean election lost stays lost: the first ISR change marks the partition as recovered.
         leader_recovery_state=0,
         partition_epoch=proposal.partition_epoch,
     )
 
 
 def _assignment(core: Partition, answer: AlterPartitionResponsePartition) -> Assignment | None:
-    """What is committed now, as far as the answer says; the rest comes with the image."""
+    """The committed state, as far as the response has it; the rest comes with the image."""
     if answer.error_code:
         return None
     eligible = answer.eligible_leader_replicas
     if eligible is None:
-        # A controller of an older release does not say. Until the image does, all whom it dropped may be eligible.
+        # An older controller does not tell. Until the image does, every dropped broker may be eligible.
         eligible = [broker for broker in dict.fromkeys((*core.elr, *core.isr)) if broker not in answer.isr]
     return Assignment(
         answer.leader_id,

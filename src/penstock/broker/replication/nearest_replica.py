@@ -1,4 +1,4 @@
-"""Which replica a consumer should read from (KIP-392)."""
+"""Finds the replica that a consumer should read from (KIP-392)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.metadata.image import Image
 
 
 class BrokerView(Protocol):
-    """What this needs of the broker that leads the partition."""
+    """The broker that leads the partition, as this module sees it."""
 
     @property
     def node_id(self) -> int: ...
@@ -22,10 +22,10 @@ class BrokerView(Protocol):
 
 
 def nearest_replica(broker: BrokerView, hosted: HostedPartition, rack: str, offset: int) -> int:
-    """A replica in the consumer's rack that has what it asks for; -1 when none is better than this one.
+    """An in-sync replica in the consumer's rack that has the offset; -1 when none is better than this broker.
 
-    ``hosted`` is led here. A consumer that asks for an offset that does not exist must be told so by the leader.
-    It does not believe a follower, and would be sent back and forth without end.
+    ``hosted`` is led here. For an offset that does not exist, the leader itself must answer: a consumer does not
+    believe a follower's error, and would be sent back and forth without end.
     """
     if broker.rack == rack or offset < hosted.log.log_start_offset:
         return -1

@@ -1,12 +1,11 @@
 """The loop that fetches from one leader.
 
-A ``ReplicaFetcher`` is a loop without an end: the core builds a request, ``Peers`` sends it, the core says what the
-answer means, the hosted partitions do it, and on to the next.
+A ``ReplicaFetcher`` is an endless loop: the core builds a request, ``Peers`` sends it, the core turns the response
+into effects, the hosted partitions carry them out, and the next request follows.
 
-A request lies at the leader for half a second when there is nothing new, and cannot be called back. A partition
-that is assigned meanwhile does not wait for it: until the first loop has its answer, a second one fetches it.
-Otherwise every failover would cost that half second, for a new leader commits nothing before its followers have
-come to it.
+A request waits at the leader for half a second when there is no data, and cannot be withdrawn. A partition that is
+assigned meanwhile does not wait for it: a second loop fetches it until the first has its response. Otherwise every
+failover would cost that half second, because a new leader commits nothing before its followers have fetched.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from penstock.replication.follower import Fetcher, FetchLimits, Throttle
 from penstock.replication.partition import Partition
 
 FETCH_VERSION = 17
-# How long an answer may take beyond the time that it may lie at the leader.
+# How long a response may take beyond the request's wait time at the leader.
 FETCH_PATIENCE_MS = 4_500
-# How long a request may lie at the leader on the second loop. Short, because the first one waits for it.
+# How long a request of the second loop may wait at the leader. Short, because the first loop waits for it.
 URGENT_WAIT_MS = 20
-# But not for longer than this.
+# The first loop does not wait longer than this for the second.
 URGENT_PATIENCE_MS = 100
-# Beyond this number they wait: each partition in the second loop has to move to the first one afterwards.
+# Partitions in the second loop. More of them wait, because each has to move to the first loop afterwards.
 URGENT_MAX = 1_000
 
 Done: TypeAlias = Callable[[Any | None], None]
 
 
 class Calling(Protocol):
-    """What we need of ``Peers``."""
+    """``Peers``, as fetchers see it."""
 
     def call(
         self, node_id: int, channel: str, request: Message, version: int, done: Done, *, timeout_ms: int = ...
@@ -47,7 +46,7 @@ class Calling(Protocol):
 
 
 class Hosted(Protocol):
-    """What we need of a hosted partition."""
+    """A hosted partition, as fetchers see it."""
 
     @property
     def key(self) -> PartitionKey: ...
@@ -59,21 +58,21 @@ class Hosted(Protocol):
     def follower_log(self) -> FollowerLog: ...
 
     def when_flushed(self, callback: Callable[[], None]) -> None:
-        """Call back, perhaps at once, when all that was appended counts. In replicated mode it always does."""
+        """Call back when everything appended counts: at once in replicated mode, else after the flush."""
         ...
 
     def proposal_answered(self) -> None:
-        """Its in-sync replicas, and so its high watermark, may have changed."""
+        """Its ISR, and so its high watermark, may have changed."""
         ...
 
     def flush(self) -> None:
-        """Have all that was appended on the disk soon."""
+        """Make everything appended so far durable, in a thread."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FetcherContext:
-    """What all fetchers of a node share."""
+    """Shared by all fetchers of a node."""
 
     environment: Environment
     peers: Calling
@@ -85,7 +84,7 @@ class FetcherContext:
 
 
 class ReplicaFetcher:
-    """Fetches from one leader: a loop without an end, and a second one for partitions that cannot wait."""
+    """Fetches from one leader: an endless loop, and a second one for partitions that cannot wait."""
 
     def __init__(self, context: FetcherContext, leader: int, number: int) -> None:
         self._first = _FetchLoop(context, leader, f"fetch-{number}", context.limits, self._turned)
@@ -99,7 +98,7 @@ class ReplicaFetcher:
         key = hosted.key
         first, second = self._first, self._second
         if first.follows(hosted) or second.follows(hosted):
-            # It is fetched already. The in-sync replicas may have changed.
+            # It is fetched already. The ISR may have changed.
             (first if first.follows(hosted) else second).follow(hosted, is_throttled)
             return
         first.unfollow(key)
@@ -108,7 +107,7 @@ class ReplicaFetcher:
         (second if is_urgent else first).follow(hosted, is_throttled)
 
     def tell(self, hosted: Hosted) -> None:
-        """Say where it stands now without waiting for a request that lies at the leader. Raises OSError."""
+        """Report its current position without waiting for a request that waits at the leader. Raises OSError."""
         first, second = self._first, self._second
         if first.follows(hosted) and first.core.is_outstanding and len(second.hosted) < URGENT_MAX:
             second.follow(hosted, first.unfollow(hosted.key))
@@ -120,13 +119,13 @@ class ReplicaFetcher:
         self._second.unfollow(key)
 
     def _turned(self, loop: _FetchLoop) -> None:
-        """A loop has been answered. Whenever neither is out, the first takes over what the second has."""
+        """A loop has its response. When neither has a request out, the first takes over the second's partitions."""
         first, second = self._first, self._second
         if first.core.is_outstanding:
             loop.go_on()
             return
         if second.core.is_outstanding:
-            # It will be back at once; if not, something is wrong with its connection and not with ours.
+            # Its response comes soon; if not, its connection has a problem, and the first loop continues.
             first.go_on_after(URGENT_PATIENCE_MS)
             return
         for hosted, is_throttled in second.leave_all():
@@ -162,14 +161,14 @@ class _FetchLoop:
         self.core = Fetcher(context.me, limits=limits, throttle=context.throttle)
         self.hosted: dict[PartitionKey, Hosted] = {}
         self._throttled: dict[PartitionKey, bool] = {}
-        # Not to be asked about before they are flushed; waiting for them is waiting for all.
+        # Partitions that must be flushed before the next request. The whole loop waits for them.
         self._unflushed: dict[PartitionKey, Hosted] = {}
         self._timer: Timer | None = None
         self._is_scheduled = False
         self._is_closed = False
 
     def follows(self, hosted: Hosted) -> bool:
-        """Whether it does so in the present leader epoch."""
+        """Whether this loop follows the partition in its current leader epoch."""
         return (
             self.hosted.get(hosted.key) is hosted
             and self.core.leader_epoch(hosted.key) == hosted.replication.leader_epoch
@@ -190,22 +189,22 @@ class _FetchLoop:
             is_in_sync=core.me in core.isr,
             is_throttled=is_throttled,
         )
-        # In flushed mode more may be written than is on the disk. What is written is not fetched again.
+        # In flushed mode more may be written than is on the disk. Written records are not fetched again.
         self._await_flush(hosted)
         if key in self._unflushed:
-            # Written before a crash, perhaps, and then nobody else asks for it.
+            # The records may be from before a crash, and then nothing else flushes them.
             hosted.flush()
         self._schedule()
 
     def tell(self, hosted: Hosted) -> None:
         """Raises OSError."""
-        # One that waits for a flush is looked at after it.
+        # A partition that waits for a flush reports its position after it.
         if self.follows(hosted) and hosted.key not in self._unflushed:
             self._moved(hosted)
             self._schedule()
 
     def unfollow(self, key: PartitionKey) -> bool:
-        """Whether it was throttled."""
+        """Return whether it was throttled."""
         if self.hosted.pop(key, None) is None:
             return False
         self.core.remove(key)
@@ -227,7 +226,7 @@ class _FetchLoop:
     # The loop
 
     def _schedule(self) -> None:
-        """Go on at the end of this turn: ten thousand partitions may be assigned in it."""
+        """Continue at the end of this turn: ten thousand partitions may be assigned in it."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._context.environment.spawn.soon(self._scheduled)
@@ -238,7 +237,7 @@ class _FetchLoop:
             self._on_turn(self)
 
     def go_on(self) -> None:
-        """Ask for more, now or when the core allows it."""
+        """Send the next request, now or when the core allows it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -273,7 +272,7 @@ class _FetchLoop:
         if self._is_closed:
             return
         now_ms = self._context.environment.clock.now_ms()
-        # A turn follows at once: whatever is done here need not schedule another.
+        # The loop continues below: the effects need not schedule it.
         was_scheduled, self._is_scheduled = self._is_scheduled, True
         for effect in self.core.answered(request, response, now_ms):
             self._carry_out(effect, now_ms)
@@ -287,14 +286,14 @@ class _FetchLoop:
         try:
             is_done = self._do(hosted, effect)
         except OSError as error:
-            # Its disk has failed, perhaps at a partition before it. One loop serves many disks and goes on.
+            # Its disk has failed, perhaps while an earlier partition was written. One loop serves many disks.
             self._context.logger.warning("cannot follow", partition=repr(hosted), error=str(error))
             is_done = False
         if not is_done and self.hosted.get(effect.key) is hosted:
             self.core.failed(effect.key, now_ms)
 
     def _do(self, hosted: Hosted, effect: Effect) -> bool:
-        """False when the partition had better be left alone for a while. Raises OSError."""
+        """False when the partition should back off for a while. Raises OSError."""
         before = hosted.follower_log.position()
         match effect:
             case Append():
@@ -302,13 +301,13 @@ class _FetchLoop:
                     effect.records, effect.high_watermark, effect.leader_log_start
                 )
                 if effect.records or hosted.follower_log.position() != before:
-                    # Also after an error: some of it may be written, and is not fetched again. And a log that
-                    # begins later now says so: a DeleteRecords at the leader may be waiting for it.
+                    # Also after an error: some batches may be written, and are not fetched again. And a new log
+                    # start offset must be reported: a DeleteRecords at the leader may be waiting for it.
                     self._await_flush(hosted)
                 if error == ErrorCode.NONE:
                     return True
                 if error == ErrorCode.LOG_DIR_NOT_FOUND:
-                    # The controller has not heard yet on which disk it will lie, as after a disk was replaced.
+                    # The controller does not know its directory yet, for example after a disk was replaced.
                     return False
                 self._context.logger.warning(
                     "cannot append what was fetched",
@@ -325,10 +324,10 @@ class _FetchLoop:
                 )
                 hosted.follower_log.start_over_at(effect.at)
             case _:
-                # The core has drawn the consequences. Most of these pass when the other side has heard the news.
+                # The core has handled it. Most of these pass when the other side has the newest metadata.
                 return True
         if hosted.follower_log.position() == before:
-            # Without a change the leader would say the same again, and at once.
+            # Nothing changed, so the leader would send the same response again, at once.
             return False
         self._moved(hosted)
         return True

@@ -1,7 +1,7 @@
-"""All the partitions that this broker follows, and the fetchers that do it.
+"""The fetchers of this broker, and the partitions that each follows.
 
-There is one ``ReplicaFetcher`` to each leader, or several with ``num.replica.fetchers``. A partition always goes
-to the same one of them.
+There is one ``ReplicaFetcher`` per leader, or several with ``num.replica.fetchers``. A partition always goes to the
+same one of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.replication.follower import FetchLimits, Throttle
 
 
 class ReplicaFetchers:
-    """Everything this broker follows."""
+    """All partitions that this broker follows, by fetcher."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ReplicaFetchers:
         return len(self._followed)
 
     def follow(self, hosted: Hosted, *, is_throttled: bool = False) -> None:
-        """Fetch from the partition's present leader. For every assignment that makes another broker lead.
+        """Fetch from the partition's current leader. Called for every assignment with another broker as leader.
 
         Raises:
             OSError: its log cannot be opened. It is not followed then.
@@ -72,20 +72,20 @@ class ReplicaFetchers:
             fetcher.unfollow(key)
 
     def tell(self, hosted: Hosted) -> None:
-        """Where it stands has changed since it was last asked: its leader may be waiting to hear that."""
+        """Its log start offset has changed since its last fetch: the leader may be waiting for that."""
         fetcher = self._followed.get(hosted.key)
         if fetcher is not None and not self._is_closed:
-            # What cannot be opened has nothing to say.
+            # A log that cannot be opened has nothing to report.
             with suppress(OSError):
                 fetcher.tell(hosted)
 
     def set_fetchers_per_leader(self, count: int) -> bool:
-        """Whether the number has changed. Then everything has to be followed again."""
+        """Return whether the number has changed. If so, call ``follow`` again for all partitions."""
         is_other, self._per_leader = count != self._per_leader, count
         return is_other
 
     def set_throttle(self, bytes_per_second: int | None) -> None:
-        """For replicas that a reassignment is adding here; None for none."""
+        """Limit the rate for replicas that a reassignment adds here; None for no limit."""
         self._context.throttle.set_rate(bytes_per_second, self._context.environment.clock.now_ms())
 
     def close(self) -> None:

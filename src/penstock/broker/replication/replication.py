@@ -1,4 +1,4 @@
-"""The parts of replication on one node, put together: following others, and being followed."""
+"""Assembles the parts of replication on one node: following other brokers, and being followed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Replication:
         node_id: int,
         role_changed: Callable[[HostedPartition], None],
     ) -> None:
-        """``role_changed(hosted)``: a damaged partition can no longer be used, or can again."""
+        """``role_changed(hosted)``: a damaged partition is no longer usable, or is usable again."""
 
         def broker_epoch() -> int:
             return membership.epoch
@@ -46,7 +46,7 @@ class Replication:
         def live(broker: int) -> int | None:
             return consensus.image.active_epoch(broker)
 
-        # Which followers have stopped fetching from this broker.
+        # Detects followers that have stopped fetching from this broker.
         self.follower_activity = FollowerActivity(config.follower_silence_max_ms, environment.clock.now_ms())
         self.proposals = IsrProposals(
             environment,
