@@ -74,7 +74,7 @@ def protocol_page() -> str:
         "",
         "## Between nodes",
         "",
-        "On the internal listener, where nodes forward what clients asked, all of the above and:",
+        "On the internal listener, where nodes also forward clients' requests, all of the above and:",
         "",
         *_api_table([api for api in advertised(INTERNAL) if CLIENT not in api.listeners]),
     ]
@@ -98,29 +98,28 @@ connection, except ApiVersions, which answers with the range we have.
 
 ## Departures from Kafka
 
-- **Records are not inspected on produce.** The batch's header and CRC are checked; what is inside is the
-  producer's word. So a producer that lies about the largest timestamp of a batch misplaces it in the time
-  index, where Kafka would correct the header.
+- **Records are not inspected on produce.** The batch's header and CRC are checked; its records are trusted. So a
+  wrong largest timestamp in the header misplaces the batch in the time index, where Kafka would correct the header.
 - **`compression.type` must be `producer`**: batches are stored as sent.
 - **A Metadata request that creates a topic waits for it** and answers with its leader. One request creates at
   most 100 topics.
-- **Asking for a topic does not make again what was just deleted**: not for 10 s, and not for 10 minutes by a client
-  that was connected before the deletion, which is most likely still polling for it. Nor does it create, for 10 s,
+- **Auto-creation does not recreate a topic that was just deleted**: not for 10 s, and not for 10 minutes for a
+  client that was connected before the deletion, which is most likely still polling. Nor does it create, for 10 s,
   a topic whose creation was just refused. CreateTopics creates either at once.
 - **Requests other than Produce are at most 16 MB**, whatever `socket.request.max.bytes` says, and hold at
   most 500,000 array elements.
-- **Pipelined requests are handled as they come**, in order, and their answers leave in order. Kafka takes the
-  next request of a connection only after answering the one before.
+- **Pipelined requests are handled as they arrive**, in order, and answered in order. Kafka takes the next request
+  of a connection only after answering the one before.
 - **A batch of an unknown producer in a log that never held a record is refused once**, with
-  NOT_LEADER_OR_FOLLOWER, unless it is the producer's first. It may have overtaken the first one; or its producer
-  goes on in a topic that was made again, and then it is taken when it comes again. Kafka up to 4.4 takes it at once
-  and may lose the one that was overtaken; 4.5 calls it out of order, which ends a producer of librdkafka for good.
-- **OffsetFetch waits** until the coordinator has heard of all metadata that were committed when it was asked, so
-  that nobody gets an offset of a topic that was deleted; a second at most.
-- **Transactional ids are refused** with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes for
-  final, by InitProducerId; FindCoordinator names the broker that was asked. `cleanup.policy=compact` is refused
-  with INVALID_CONFIG. Every ConsumerGroupHeartbeat is answered with UNSUPPORTED_VERSION: groups have the classic
-  protocol (`group.protocol=classic`).
+  NOT_LEADER_OR_FOLLOWER, unless it is the producer's first. It may have overtaken the first one, or its producer
+  continues in a recreated topic; then it is accepted on retry. Kafka up to 4.4 accepts it at once and may lose the
+  overtaken batch; 4.5 answers out of order, which ends a librdkafka producer for good.
+- **OffsetFetch waits** until the coordinator has applied all metadata committed at the time of the request, at most
+  a second, so that it never returns an offset of a deleted topic.
+- **Transactional ids are refused** by InitProducerId with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client
+  treats as final; FindCoordinator names the broker that was asked. `cleanup.policy=compact` is refused with
+  INVALID_CONFIG. Every ConsumerGroupHeartbeat is answered with UNSUPPORTED_VERSION: groups use the classic protocol
+  (`group.protocol=classic`).
 - **No security, and requests about it say so**: SaslHandshake and SaslAuthenticate answer ILLEGAL_SASL_STATE and
   no mechanisms, the APIs of ACLs SECURITY_DISABLED, as Kafka does on a PLAINTEXT listener without an authorizer.
 - **Only topics and brokers have settings.** Groups, clients' metrics and brokers' loggers are refused with
@@ -130,14 +129,14 @@ connection, except ApiVersions, which answers with the range we have.
   moves a replica to another broker.
 - **`default.replication.factor` and `offsets.topic.replication.factor` are described as they apply**: unless they
   are set, as many as there are brokers, up to three.
-- **Replica fetches are refused** on the listener for clients: a client cannot pass for a broker. What nodes say
-  to each other is served on the internal listener only.
+- **Replica fetches are refused** on the listener for clients: a client cannot pose as a broker. Requests between
+  nodes are served on the internal listener only.
 - **Heartbeats every 3 s, sessions of 9 s** (Kafka: 2 and 9), quorum timeouts of 1 s and 0.5 s (2 and 1), leaders
-  back in their places after 30 s (300), replication 3 with `min.insync.replicas` 2 in clusters of three or more.
-- **A broker that is cut off stops serving reads too**, when its lease is over: two thirds of a session.
-- **No format step**: nodes with empty directories found a cluster when all of its controllers are there.
-- **A broker that joins gets replicas by itself**, and one that stays away has its replicas built elsewhere.
-- **A damaged replica is given up and fetched again**, reported as lost by AssignReplicasToDirs.
+  moved back after 30 s (300), replication 3 with `min.insync.replicas` 2 in clusters of three or more.
+- **A broker that is cut off also stops serving reads** when its lease ends, after two thirds of a session.
+- **No format step**: nodes with empty directories form a cluster when all of its controllers are running.
+- **A new broker automatically gets replicas**, and the replicas of one that stays away are rebuilt elsewhere.
+- **A damaged replica is discarded and fetched again**, and reported as lost by AssignReplicasToDirs.
 - **Followers serve consumers that name their rack**, without a `replica.selector.class`.
 - **Internal topics** cannot be created, deleted, grown or written by clients.
 """
