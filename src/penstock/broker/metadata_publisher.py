@@ -55,7 +55,7 @@ class MetadataPublisher:
         if image.cluster_id and storage.cluster_id != image.cluster_id:
             if storage.cluster_id is not None:
                 self._fail(
-                    f"{storage.path} belongs to the cluster {storage.cluster_id}, and the controllers "
+                    f"{storage.path} belongs to the cluster {storage.cluster_id}, but the controllers belong "
                     f"to {image.cluster_id}; choose another --data-dir"
                 )
                 return

@@ -93,7 +93,7 @@ class NodePartitionHost:
         if not self._membership.has_current_image:
             # Whether the replica is in sync is not known yet. The damage is found again at the next opening.
             return
-        self._logger.error("damaged", partition=repr(hosted), offset=offset)
+        self._logger.error("found a damaged log", partition=repr(hosted), offset=offset)
         if self._membership.are_logs_ready:
             # The caller is in the middle of a read.
             self._environment.spawn.soon(lambda: self._directories.damaged(hosted, offset))

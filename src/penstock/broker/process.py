@@ -47,7 +47,7 @@ def run(options: ServeOptions) -> int:
         error = context.get("exception")
         if error is not None:
             traceback.print_exception(error, file=sys.stderr)
-        logger.error("stopping after an error of our own", error=repr(error), message=context.get("message"))
+        logger.error("stopping after an internal error", error=repr(error), message=context.get("message"))
 
     def ready(address: tuple[str, int] | None) -> None:
         nonlocal is_ready

@@ -247,7 +247,7 @@ class Membership:
         if error == ErrorCode.INCONSISTENT_CLUSTER_ID:
             storage = self._storage
             self._fail(
-                f"{storage.path} belongs to the cluster {storage.cluster_id}, and the controllers to another; "
+                f"{storage.path} belongs to the cluster {storage.cluster_id}, but the controllers to another; "
                 f"choose another --data-dir"
             )
 

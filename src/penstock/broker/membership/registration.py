@@ -117,7 +117,7 @@ class Registration:
             directory.note_boot()
         except OSError as error:
             # The next start reports the loss once more, if it finds this disk.
-            self._logger.error("cannot remember the boot", path=directory.path, error=str(error))
+            self._logger.error("cannot store the boot id", path=directory.path, error=str(error))
             self._storage.check_disk(directory, error)
 
     def _write(self, path: str, remembered: dict[str, object], *, durable: bool) -> bool:
@@ -128,7 +128,7 @@ class Registration:
             if not self._is_stuck:
                 self._is_stuck = True
                 self._logger.error(
-                    "this broker stays out of the cluster until its registration can be written down",
+                    "this broker stays out of the cluster until its registration can be stored",
                     error=str(error),
                 )
             self._storage.check_disk(self._storage.directories[0], error)

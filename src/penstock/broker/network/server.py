@@ -156,7 +156,7 @@ class Server:
         """Close connections that are idle, or whose request does not arrive in time."""
         now_ms = self.environment.clock.now_ms()
         if self._refusals > REFUSALS_LOGGED_PER_SWEEP:
-            self._logger.warning("more refusals than were logged", count=self._refusals)
+            self._logger.warning("not all refusals were logged", count=self._refusals)
         self._refusals = 0
         idle_before_ms = now_ms - self._config.connections_max_idle_ms
         for connection in list(self._connections):

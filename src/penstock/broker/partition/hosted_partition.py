@@ -404,7 +404,7 @@ class HostedPartition:
             raise OSError(errno.ENOSPC, "the disk is full", repr(self))
         try:
             if not self._has_directory and not self.make_directory():
-                raise OSError(errno.EAGAIN, "where it lies is not written down yet", repr(self))
+                raise OSError(errno.EAGAIN, "its directory is not in the metadata yet", repr(self))
             base_offset = log.append(batch, decode_header(batch), self.leader_epoch)
         except OSError as error:
             if error.errno in NO_ROOM:

@@ -133,7 +133,7 @@ class Housekeeping:
                 try:
                     chore(hosted)
                 except OSError as error:
-                    self._logger.error("upkeep failed", partition=repr(hosted), error=str(error))
+                    self._logger.error("housekeeping failed", partition=repr(hosted), error=str(error))
             if slice_:
                 self._environment.spawn.soon(next_slice)
 

@@ -286,7 +286,7 @@ class Consensus:
     def _is_of_another_cluster(self, other: str | None) -> None:
         path = os.path.dirname(os.path.dirname(self._state_path))
         self._fail(
-            f"{path} belongs to the cluster {self._known_cluster_id()}, and the controllers to "
+            f"{path} belongs to the cluster {self._known_cluster_id()}, but the controllers belong to "
             f"{other or 'another'}; choose another --data-dir"
         )
 
@@ -395,7 +395,7 @@ class Consensus:
             case Flush():
                 self._flush(self._flushed)
             case Truncate():
-                self._logger.warning("the metadata log is cut back", offset=effect.offset)
+                self._logger.warning("truncating the metadata log", offset=effect.offset)
                 self._log.truncate(effect.offset)
                 self._is_log_changed = True
             case RoleChanged():
@@ -479,7 +479,7 @@ class Consensus:
                 self._log.append_fetched(effect.records)
                 self._addresses.announce()
         except CorruptBatch as error:
-            self._logger.error("what the leader sent is damaged", error=str(error))
+            self._logger.error("the leader sent a damaged batch", error=str(error))
         except OSError as error:
             if error.errno not in NO_ROOM:
                 self._fail(f"cannot write the metadata log: {error}")
@@ -547,8 +547,8 @@ class Consensus:
             voters = self._log.voters
             if voters and voters[-1][0] != BEFORE_ALL:
                 raise ServeError(
-                    f"{self._state_path} is missing: this node no longer knows what it voted for. Empty the "
-                    "data directory, and it joins the cluster anew"
+                    f"{self._state_path} is missing: this node has lost its votes. Empty the data directory, "
+                    "so that it joins the cluster as a new node"
                 )
             return StoredState()
         return stored

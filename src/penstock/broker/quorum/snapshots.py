@@ -287,7 +287,7 @@ def read_snapshot(data: bytes, snapshot_id: SnapshotId) -> Loaded:
                 voters, removed, addresses = voters_in(record), removed_in(record), addresses_in(record)
             is_whole = isinstance(record, SnapshotFooterRecord)
     if not is_whole:
-        raise CorruptBatch("it has no end")
+        raise CorruptBatch("it has no footer")
     image, _ = Image().apply(changes, offset=snapshot_id.end_offset - 1, epoch=snapshot_id.epoch)
     return Loaded(snapshot_id, image, voters, removed, addresses)
 

@@ -114,7 +114,7 @@ class DirectoryReports:
             try:
                 hosted.mend(offset)
             except OSError as error:
-                self._logger.error("cannot mend", partition=repr(hosted), error=str(error))
+                self._logger.error("cannot repair a replica", partition=repr(hosted), error=str(error))
                 # The attempt may have found more damage.
                 self._damaged[hosted] = min(offset, self._damaged.get(hosted, offset))
                 if self._mend_timer is None:

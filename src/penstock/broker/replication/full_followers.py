@@ -85,9 +85,7 @@ class FullFollowers:
                     positions[hosted.key] = _position(hosted)
                     asked[hosted.key] = hosted
             except OSError as error:
-                self._logger.warning(
-                    "cannot see where the log begins", partition=repr(hosted), error=str(error)
-                )
+                self._logger.warning("cannot read the log", partition=repr(hosted), error=str(error))
         if not asked:
             return
 

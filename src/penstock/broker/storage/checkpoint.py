@@ -66,7 +66,7 @@ class Checkpoint:
         if self._files.exists(self._path):
             title, _, text = self._files.read(self._path).decode().partition("\n")
             if title != _title(text):
-                raise ValueError("it is not what was written")
+                raise ValueError("its checksum does not match")
             lines = text.splitlines()
             if lines and lines[0].startswith("lowered "):
                 self._lowered = self._lowered_in_file = int(lines.pop(0).split(" ")[1])

@@ -129,7 +129,7 @@ class Directory:
             if found:
                 # Another program's directory: it would be renamed as a stray log.
                 raise ServeError(
-                    f"{self.path} holds {found[0]}, which is named like a partition and is none; "
+                    f"{self.path} holds {found[0]}, which is named like a partition but is not one; "
                     "choose an empty --data-dir"
                 )
             return None
@@ -175,7 +175,7 @@ class Directory:
                 if error.errno not in NO_ROOM or not files.exists(last_boot):
                     raise
                 # The disk is full, not broken. Until there is room, a start after a kill is taken for a power loss.
-                self._logger.warning("cannot remember the boot", path=self.path, error=str(error))
+                self._logger.warning("cannot store the boot id", path=self.path, error=str(error))
         try:
             self.checkpoint.load()
         except ValueError as error:
@@ -233,9 +233,7 @@ class Directory:
     def quarantine(self, topic: str, index: int, reason: str) -> None:
         """Rename a partition's directory to ``-stray``. It is never removed."""
         target = self.rename(topic, index, "stray")
-        self._logger.warning(
-            "set aside a directory that is not explained", directory=os.path.basename(target), reason=reason
-        )
+        self._logger.warning("set aside a stray directory", directory=os.path.basename(target), reason=reason)
 
     def rename(self, topic: str, index: int, suffix: str) -> str:
         """Rename a partition's directory, so that its name is free. Return the new path."""

@@ -55,11 +55,11 @@ class FlushedNote:
         try:
             title, _, text = files.read(self._path).decode().partition("\n")
             if title != _title(text):
-                raise ValueError("it is not what was written")
+                raise ValueError("its checksum does not match")
             keys = [_parse(line) for line in text.splitlines()]
         except ValueError as error:
             self._logger.warning(
-                "ignored a damaged note of what is flushed", path=self._path, error=str(error)
+                "ignored a damaged note of flushed partitions", path=self._path, error=str(error)
             )
             return
         self._wanted = dict.fromkeys(keys)
@@ -121,7 +121,7 @@ class FlushedNote:
             # The file may be the old one or the new one.
             self._written |= written
             if not self._has_failed:
-                self._logger.warning("cannot note what is flushed", path=self._path, error=str(error))
+                self._logger.warning("cannot write the flushed note", path=self._path, error=str(error))
             self._has_failed = self._is_delayed = True
             self._environment.spawn.later(RETRY_MS, self._again)
             return

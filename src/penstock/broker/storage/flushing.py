@@ -62,7 +62,7 @@ class FlushQueue:
 
     def delay(self, hosted: StoredPartition, error: OSError) -> None:
         """A flush could not begin: try again after RETRY_MS."""
-        self._logger.error("a flush has to wait", partition=repr(hosted), error=str(error))
+        self._logger.error("cannot start a flush; will retry", partition=repr(hosted), error=str(error))
         self._environment.spawn.later(RETRY_MS, hosted.flush)
 
     def drop(self, is_lost: Callable[[StoredPartition], bool]) -> None:

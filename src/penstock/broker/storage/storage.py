@@ -125,7 +125,7 @@ class Storage:
             self._write_cluster_ids(self._online())
         elif self.cluster_id != cluster_id:
             raise ServeError(
-                f"{self.path} belongs to the cluster {self.cluster_id}, and the controllers are of "
+                f"{self.path} belongs to the cluster {self.cluster_id}, but the controllers belong to "
                 f"{cluster_id}; choose another --data-dir"
             )
 
