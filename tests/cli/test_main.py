@@ -11,6 +11,7 @@ import pytest
 
 from penstock import __version__
 from penstock.cli import commands
+from penstock.sim.plans import NEWEST
 from tests.cli.conftest import Penstock
 
 
@@ -39,6 +40,12 @@ def test_flags_have_no_type_in_the_help(penstock: Penstock, words: str) -> None:
     out = penstock(*words.split(), "--help").out
     assert "--help" in out
     assert "<bool>" not in out
+
+
+def test_plans_of_the_simulator_that_do_not_exist_are_refused(penstock: Penstock) -> None:
+    outcome = penstock("sim", "--plans", str(NEWEST + 1))
+    assert outcome.code == 2
+    assert f"the newest generation is {NEWEST}" in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,8 @@ def sim(
         typer.Option(
             "--plans",
             min=1,
-            max=2,
             metavar="GENERATION",
-            help="Fault plans: 1 keeps the meaning of older seeds, 2 has every fault.",
+            help="Fault plans: 1 keeps the meaning of older seeds, the newest has every fault.",
         ),
     ] = 1,
     jobs: Jobs = 1,
@@ -67,7 +66,10 @@ def sim(
     if context.invoked_subcommand is not None:
         return 0
     from penstock.sim import swarm  # noqa: PLC0415  # the whole broker
+    from penstock.sim.plans import NEWEST  # noqa: PLC0415
 
+    if plans > NEWEST:
+        raise WrongUsage(f"--plans {plans} does not exist; the newest generation is {NEWEST}")
     one = partial(swarm.run, seconds=seconds, nodes=nodes, generation=plans)
     return _show(_run_all(one, range(seed, seed + seeds), jobs, "simulating"), SHOWN, as_json=as_json)
 
