@@ -254,7 +254,7 @@ BROKER: dict[str, Setting] = table(
         long(
             "follower.replication.throttled.rate",
             LONG_MAX,
-            "Bytes per second that a broker may copy to replicas that a reassignment adds, all together.",
+            "Bytes per second that a broker may copy into replicas that a reassignment adds to it, all together.",
             1,
         )
     ),

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.broker.config import BrokerConfig
-from penstock.broker.membership.membership import Membership, State
+from penstock.broker.membership.membership import Membership, State, registered_text
+from penstock.metadata.image import Endpoint
+from penstock.protocol.listeners import CLIENTS
 from penstock.protocol.messages.brokers import BrokerHeartbeatResponse
 
 OWN_LEASE_MS = 6_000
@@ -70,3 +72,11 @@ def test_a_short_lease_does_not_end_between_two_heartbeats() -> None:
     assert stage.membership._interval_ms <= OWN_LEASE_MS // 2
     stage.lease_ms(3_000)
     assert stage.membership._interval_ms <= 1_000
+
+
+def test_what_was_registered_reads_the_same_in_every_version() -> None:
+    """Otherwise a broker killed while it registers is not recognised after an upgrade."""
+    endpoint = Endpoint(CLIENTS.name, "host", 9092, CLIENTS.security_protocol)
+    assert registered_text([endpoint], "a", [bytes(2)]) == (
+        "([Endpoint(name='PLAINTEXT', host='host', port=9092, security_protocol=0)], 'a', ['0000'])"
+    )

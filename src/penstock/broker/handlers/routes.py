@@ -1,8 +1,8 @@
 """The table of routes: the function that handles each API, and the rights that its requests need.
 
 Handler modules are imported when their API is first used. The rights are Kafka's. A right on the cluster or on the
-request's one group is checked before the handler runs; the handler checks all others, for each resource that the
-request names (``network/authorization.py``).
+request's one group is checked before the handler runs. All others are for the handler to check, for each resource
+that the request names; none does yet (``network/authorization.py``).
 """
 
 from __future__ import annotations

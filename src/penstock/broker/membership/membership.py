@@ -16,7 +16,7 @@ that has just resumed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 from penstock.broker.clocks.clock_watch import ClockWatch
@@ -193,7 +193,7 @@ class Membership:
         storage, registration = self._storage, self._registration
         if self._incarnation_id is None:
             self._incarnation_id = registration.incarnation_id(
-                repr((self._endpoints, self._rack, [id.hex() for id in storage.directory_ids]))
+                registered_text(self._endpoints, self._rack, storage.directory_ids)
             )
         if self._incarnation_id is None:
             self._again_in(UNWRITTEN_RETRY_MS)
@@ -383,6 +383,16 @@ class Membership:
 
     def check(self) -> None:
         assert self.state is not State.ACTIVE or self.epoch >= 0
+
+
+def registered_text(endpoints: Iterable[Endpoint], rack: str | None, directory_ids: Iterable[bytes]) -> str:
+    """What a broker registers, as text.
+
+    It is stored, and the next process compares it with its own, also after an upgrade. So it must not depend on the
+    types of the values.
+    """
+    plain = [endpoint._replace(security_protocol=int(endpoint.security_protocol)) for endpoint in endpoints]
+    return repr((plain, rack, [id.hex() for id in directory_ids]))
 
 
 def _flushed_topics(keys: list[tuple[TopicId, int]]) -> list[FlushedTopic]:

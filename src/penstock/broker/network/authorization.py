@@ -5,8 +5,8 @@ only pays for checking that attribute.
 
 Each route names the rights that its requests need (``handlers/routes.py``). If a whole request is about one
 resource, the cluster or a group, that right is checked before the handler runs; without it the client gets the
-API's error response. If a request names several resources, each is checked on its own: the handler calls
-``Call.allows`` for each.
+API's error response. If a request names several resources, each must be checked on its own by the handler, with
+``Call.allows``. No handler does that yet, so an authorizer must not be set before they do.
 
 Clients can request the operations they may perform, as a bit set (KIP-430).
 """
