@@ -139,7 +139,7 @@ def test_what_brokers_no_longer_have_comes_from_the_archive(
     archive(spark, bootstrap, topic, cold)
     topics.send(topic, [b"5"], keys=[b"d"])
     topics.delete_records(topic, 0, 4)
-    with pytest.raises(DataLossError, match=r"records \[2, 4\) of .* are gone.*Give the archive"):
+    with pytest.raises(DataLossError, match=r"records \[2, 4\) of .* are gone.*Pass the archive"):
         snapshot(spark, bootstrap, topic, location)
     result = snapshot(spark, bootstrap, topic, location, archive=cold)
     assert result.read == 3
