@@ -297,6 +297,11 @@ def test_a_broker_that_serves_without_a_lease() -> None:
     leases.serves(1, 8, 0, 27_000)
     with pytest.raises(Violation, match="fenced 7000 ms ago"):
         leases.serves(1, 7, 0, 27_000)
+    # It was unfenced and fenced again between two looks.
+    leases.is_inactive(1, 26_000)
+    leases.serves(1, 7, 0, 27_000)
+    with pytest.raises(Violation, match="fenced 7000 ms ago"):
+        leases.serves(1, 7, 0, 33_000)
 
 
 def test_the_start_of_a_leader_that_falls() -> None:

@@ -92,10 +92,16 @@ class LeasesEnd:
     def __init__(self) -> None:
         # By (broker, broker epoch): when it was first seen fenced.
         self._fenced_ms: dict[tuple[int, int], float] = {}
+        # By broker: when it was last seen inactive. A broker may be unfenced for less than the time between two
+        # looks; then a fence from before it became active says nothing about its lease.
+        self._inactive_ms: dict[int, float] = {}
 
     def images_say(self, newest: Image, now_ms: float) -> None:
         fenced = {(broker.id, broker.epoch) for broker in newest.brokers.values() if broker.fenced}
         self._fenced_ms = {key: self._fenced_ms.get(key, now_ms) for key in sorted(fenced)}
+
+    def is_inactive(self, node_id: int, now_ms: float) -> None:
+        self._inactive_ms[node_id] = now_ms
 
     def serves(self, node_id: int, epoch: int, silence_ms: float, now_ms: float) -> None:
         limit_ms = LEASE_MS + LEASE_SLACK_MS
@@ -103,8 +109,11 @@ class LeasesEnd:
             raise Violation(
                 f"node {node_id} serves without a lease: the controller last answered {silence_ms} ms ago"
             )
-        since_ms = self._fenced_ms.get((node_id, epoch))
-        if since_ms is not None and now_ms > since_ms + limit_ms:
+        fenced_ms = self._fenced_ms.get((node_id, epoch))
+        if fenced_ms is None:
+            return
+        since_ms = max(fenced_ms, self._inactive_ms.get(node_id, 0))
+        if now_ms > since_ms + limit_ms:
             raise Violation(f"node {node_id} serves without a lease: fenced {now_ms - since_ms:.0f} ms ago")
 
 
@@ -257,6 +266,9 @@ class Inspector:
             for machine in self._cluster.running
             if machine.node is not None and machine.node.is_ready
         ]
+        for machine in self._cluster.running:
+            if machine.node is None or not machine.node.is_active:
+                self._leases.is_inactive(machine.node_id, now_ms)
         if ready:
             newest = max((node.image for _, node in ready), key=lambda image: image.offset)
             self._leases.images_say(newest, now_ms)

@@ -70,7 +70,12 @@ class RunningNode:
     def serving_epoch(self) -> int | None:
         """The broker epoch in which the node serves clients; None while it does not."""
         membership = self.broker.membership
-        return membership.epoch if membership.state is State.ACTIVE and membership.is_serving() else None
+        return membership.epoch if self.is_active and membership.is_serving() else None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the node takes itself for unfenced, with or without a lease."""
+        return self.broker.membership.state is State.ACTIVE
 
     @property
     def silence_ms(self) -> int:
