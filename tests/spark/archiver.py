@@ -79,7 +79,7 @@ def die_after(steps: int) -> None:
 
         return call
 
-    for name in ("create", "sync", "link", "unlink", "make_directory"):
+    for name in ("create", "sync", "link", "unlink", "make_directory", "rename"):
         setattr(Disk, name, counted(getattr(Disk, name)))
 
 

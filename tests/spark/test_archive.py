@@ -20,8 +20,10 @@ from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import archive, archive_files
 from penstock.spark.jobs.archive import ArchiveFailed, ArchiveResult, _Archive
 from penstock.spark.jobs.tables import FORMATS, format_at, open_table
+from penstock.spark.jobs.tables.layout import beside
 from penstock.spark.jobs.tables.manifest import ManifestTable
 from penstock.spark.jobs.tables.state import Change, CommitConflict, Span, State
+from tests.spark.tables import shown
 from tests.spark.topics import Topics
 from tests.support import wait_until
 
@@ -78,6 +80,7 @@ def archive_it(spark: SparkSession, bootstrap: str, topic: str, location: Path) 
 def test_each_run_archives_what_came_since_the_last(
     spark: SparkSession, bootstrap: str, topics: Topics, topic: str, tmp_path: Path, format: str
 ) -> None:
+    location = tmp_path / "archive"
     told: list[tuple[int, int]] = []
 
     def run() -> ArchiveResult:
@@ -85,7 +88,7 @@ def test_each_run_archives_what_came_since_the_last(
             spark,
             bootstrap,
             topic,
-            tmp_path,
+            location,
             format=format,
             progress=lambda done, total: told.append((done, total)),
         )
@@ -113,10 +116,15 @@ def test_each_run_archives_what_came_since_the_last(
     assert [row[:5] + row[6:] for row in rows] == [(topic, 0, 0, 150, 50, 1, 0), (topic, 1, 0, 30, 0, 0, 0)]
     third = run()
     assert (third.records, third.batches) == (0, 0)
-    (key, zero), (_, one) = sorted(archived(tmp_path).items())
+    (key, zero), (_, one) = sorted(archived(location).items())
     assert key[0] == topic
     assert list(zero.values()) == numbered(0, 150)
     assert list(one.values()) == numbered(0, 30)
+    if format == "parquet":
+        # As it is: nothing but the current files, which Spark takes for one table too.
+        assert shown(location) == {each.path for each in state_of(location).files}
+        frame = spark.read.parquet(str(location))
+        assert frame.where(frame.topic == topic).count() == frame.count() == 180
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])
@@ -305,8 +313,8 @@ def test_two_archivers_of_one_table_never_repeat_a_record(
     archive_it()
     for values in archived(location).values():
         assert list(values.values()) == numbered(0, 500)
-    files = {str(each.relative_to(location)) for each in location.rglob("*.parquet")}
-    assert files == {each.path for each in state_of(location).files}, "files were left behind"
+    current = {each.path for each in state_of(location).files}
+    assert shown(location) == shown(open_table(location, "parquet").root) == current, "files were left behind"
 
 
 def test_what_another_archiver_committed_meanwhile_is_not_taken_for_left_over(
@@ -339,7 +347,8 @@ def test_what_a_dead_archiver_left_is_deleted_by_the_next(
     topics.send(topic, numbered(0, 10))
     archive_it()
     (file,) = state_of(location).files
-    orphan = location / file.path.replace(f"{file.start:020d}", f"{file.start + 1:020d}")
+    root = open_table(location, "parquet").root
+    orphan = root / file.path.replace(f"{file.start:020d}", f"{file.start + 1:020d}")
     orphan.write_bytes(b"never committed")
     hidden = orphan.parent / f".{orphan.name}.{'0' * 12}.tmp"
     hidden.write_bytes(b"never finished")
@@ -359,11 +368,11 @@ def test_files_that_no_table_lists_are_refused_and_not_deleted(
     topics.send(topic, numbered(0, 10))
     location = tmp_path / "archive"
     archive(spark, bootstrap, topic, location)
-    (location / "_penstock").rename(tmp_path / "manifests")
+    beside(location).rename(tmp_path / "manifests")
     for format in FORMATS:
         with pytest.raises(SparkOptionError, match=f"has files of an archive, but no {format} table"):
             archive(spark, bootstrap, topic, location, format=format)
-    (tmp_path / "manifests").rename(location / "_penstock")
+    (tmp_path / "manifests").rename(beside(location))
     (values,) = archived(location).values()
     assert list(values.values()) == numbered(0, 10)
 
@@ -434,7 +443,7 @@ def test_a_worker_that_fails_again_and_again_is_told_in_one_line(
     archive_it()
     topics.send(topic, numbered(10, 20))
     (file,) = state_of(location).files
-    day = (location / file.path).parent
+    day = (open_table(location, "parquet").root / file.path).parent
     day.rename(day.with_name("elsewhere"))
     day.write_text("a file where a directory should be")
     with pytest.raises(ArchiveFailed, match=rf"{topic}-0 \[10, 20\): .*are kept") as told:

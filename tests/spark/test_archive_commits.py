@@ -6,30 +6,26 @@ written stays), and the power fails (what was not synced may be gone, in every c
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from penstock.spark.errors import SparkOptionError
 from penstock.spark.jobs.tables import FORMATS, format_at, left_over, open_table, resolve
 from penstock.spark.jobs.tables.disk import Disk, make_directories, publish
 from penstock.spark.jobs.tables.errors import TableError
+from penstock.spark.jobs.tables.layout import beside, files_at
 from penstock.spark.jobs.tables.manifest import MANIFESTS_KEPT, RETIRED_FOR_MS, ManifestTable
 from penstock.spark.jobs.tables.state import (
     NO_DATE,
-    ArchivedPartition,
     Change,
     CommitConflict,
     DataFile,
     Gap,
-    Shape,
     Span,
     State,
     file_path,
@@ -37,163 +33,25 @@ from penstock.spark.jobs.tables.state import (
     temporary_name,
 )
 from penstock.spark.jobs.tables.writing import DAY_US
-from penstock.spark.reading import schema as record_schema
-
-SHAPE = Shape(by_date=True, headers=False, value_schema=None)
-AT = ArchivedPartition("orders", "0123456789abcdef" * 2, 3)
-DATE = "2026-11-16"
-MIDNIGHT_US = 1_794_787_200_000_000
-SCHEMA = record_schema(headers=False)
-
-
-class Crash(BaseException):
-    """Not an Exception: nobody may go on after it."""
-
-
-class CrashingDisk(Disk):
-    """A real disk whose process dies after so many steps that change something."""
-
-    def __init__(self, steps_left: int = 10**9) -> None:
-        self.steps_left = steps_left
-        self.steps = 0
-
-    def _step(self) -> None:
-        self.steps += 1
-        if self.steps > self.steps_left:
-            raise Crash
-
-    def create(self, path: Path, data: bytes) -> None:
-        self._step()
-        super().create(path, data)
-
-    def sync(self, path: Path) -> None:
-        self._step()
-        super().sync(path)
-
-    def link(self, existing: Path, name: Path) -> None:
-        self._step()
-        super().link(existing, name)
-
-    def unlink(self, path: Path) -> None:
-        self._step()
-        super().unlink(path)
-
-    def make_directory(self, path: Path) -> None:
-        self._step()
-        super().make_directory(path)
+from tests.spark.tables import (
+    AT,
+    DATE,
+    MIDNIGHT_US,
+    SCHEMA,
+    SHAPE,
+    Crash,
+    CrashingDisk,
+    PowerDisk,
+    offsets,
+    shown,
+    step,
+    write,
+)
 
 
-class PowerDisk(Disk):
-    """A disk in memory that forgets, when the power fails, what was not synced: names and contents apart.
-
-    ``keeps`` decides for each thing that is not synced whether it happens to be on the disk already.
-    """
-
-    def __init__(self, steps_left: int = 10**9) -> None:
-        self.steps_left = steps_left
-        self._contents: dict[int, bytes] = {}
-        self._durable_contents: dict[int, bytes] = {}
-        self._names: dict[Path, int] = {}
-        self._durable_names: dict[Path, int] = {}
-        self._numbers = itertools.count()
-
-    def _step(self) -> None:
-        self.steps_left -= 1
-        if self.steps_left < 0:
-            raise Crash
-
-    def create(self, path: Path, data: bytes) -> None:
-        self._step()
-        if path in self._names:
-            raise FileExistsError(path)
-        self._names[path] = number = next(self._numbers)
-        self._contents[number] = data
-
-    def sync(self, path: Path) -> None:
-        self._step()
-        number = self._names[path]
-        self._durable_contents[number] = self._contents[number]
-
-    def sync_directory(self, path: Path) -> None:
-        self._step()
-        for name in [each for each in self._durable_names if each.parent == path and each not in self._names]:
-            del self._durable_names[name]
-        self._durable_names.update({name: n for name, n in self._names.items() if name.parent == path})
-
-    def link(self, existing: Path, name: Path) -> None:
-        self._step()
-        if name in self._names:
-            raise FileExistsError(name)
-        self._names[name] = self._names[existing]
-
-    def unlink(self, path: Path) -> None:
-        self._step()
-        self._names.pop(path, None)
-
-    def make_directory(self, path: Path) -> None:
-        self._step()
-
-    def names(self, directory: Path) -> list[str]:
-        return [each.name for each in self._names if each.parent == directory]
-
-    def read(self, path: Path) -> bytes:
-        return self._contents[self._names[path]]
-
-    def fail(self, keeps: Callable[[str], bool]) -> None:
-        """The power fails and comes back. ``keeps`` is asked for "names" and "contents"."""
-        names = self._names if keeps("names") else self._durable_names
-        contents = self._contents if keeps("contents") else self._durable_contents
-        self._names = dict(names)
-        # A file whose contents were never synced is there, and empty.
-        self._contents = {number: contents.get(number, b"") for number in self._names.values()}
-        self._durable_names, self._durable_contents = dict(self._names), dict(self._contents)
-        self.steps_left = 10**9
-
-
-def write(
-    location: Path,
-    start: int,
-    end: int,
-    *,
-    batch_token: str | None = None,
-    date: str = DATE,
-    midnight_us: int = MIDNIGHT_US,
-) -> DataFile:
-    """A file as a task leaves it: complete and durable, committed by nobody."""
-    path = file_path(AT, start, end, date=date, batch_token=batch_token or new_batch_token())
-    make_directories(Disk(), location, str(Path(path).parent))
-    count = end - start
-    rows = {
-        "key": pa.array([None] * count, pa.binary()),
-        "value": pa.array([b"%d" % number for number in range(start, end)], pa.binary()),
-        "topic": pa.array([AT.topic] * count),
-        "partition": pa.array([AT.partition] * count, pa.int32()),
-        "offset": pa.array(range(start, end), pa.int64()),
-        "timestamp": pa.array(
-            [midnight_us + number for number in range(start, end)], pa.timestamp("us", "UTC")
-        ),
-        "timestampType": pa.array([0] * count, pa.int32()),
-    }
-    final = location / path
-    temporary = final.parent / temporary_name(final.name)
-    pq.write_table(pa.table(rows, schema=SCHEMA), temporary)
-    publish(Disk(), temporary, final)
-    size = final.stat().st_size
-    return DataFile(path, *AT, start, end, count, size, midnight_us + start, midnight_us + end - 1, date)
-
-
-def step(location: Path, state: State, count: int, **given: Any) -> Change:
-    """The next records of the partition, as a change to be committed."""
-    begin = state.spans.get(AT, Span(0, 0)).end
-    return Change({AT: Span(0, begin + count)}, (write(location, begin, begin + count, **given),))
-
-
-def offsets(location: Path, state: State) -> list[int]:
-    """Every record that the table has, as a reader would find it."""
-    found: list[int] = []
-    for each in state.files:
-        found += pq.ParquetFile(location / each.path).read(["offset"]).column("offset").to_pylist()
-    return sorted(found)
+@pytest.fixture
+def location(tmp_path: Path) -> Path:
+    return tmp_path / "table"
 
 
 @pytest.fixture(params=FORMATS)
@@ -205,15 +63,14 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
 # All formats
 
 
-def test_a_commit_is_there_for_the_next_who_looks(make: Callable[[], Any], tmp_path: Path) -> None:
-    location = tmp_path / "table"
+def test_a_commit_is_there_for_the_next_who_looks(make: Callable[[], Any]) -> None:
     table = make()
     assert table.load() is None
     state = table.create(SHAPE)
     assert make().load() == state
     for count in (5, 7):
         gap = Gap(*AT, 1, 2, "retention")
-        change = step(location, state, count)
+        change = step(table.root, state, count)
         state = table.commit(state, Change(change.spans, change.added, gaps=(gap,)))
     found = make().load()
     assert (found.archive_id, found.batch, found.shape) == (state.archive_id, 2, SHAPE)
@@ -221,30 +78,26 @@ def test_a_commit_is_there_for_the_next_who_looks(make: Callable[[], Any], tmp_p
     assert found.gaps == (Gap(*AT, 1, 2, "retention"),) * 2
     assert {each.path for each in found.files} == {each.path for each in state.files}
     assert sum(each.records for each in found.files) == 12
-    assert offsets(location, found) == list(range(12))
+    assert offsets(table.root, found) == list(range(12))
 
 
-def test_of_two_archivers_one_commits_and_the_other_is_told(make: Callable[[], Any], tmp_path: Path) -> None:
-    location = tmp_path / "table"
+def test_of_two_archivers_one_commits_and_the_other_is_told(make: Callable[[], Any]) -> None:
     first, second = make(), make()
     base = first.create(SHAPE)
-    won = first.commit(base, step(location, base, 5))
+    won = first.commit(base, step(first.root, base, 5))
     with pytest.raises(CommitConflict):
-        second.commit(base, step(location, base, 9))
+        second.commit(base, step(first.root, base, 9))
     found = make().load()
     assert (found.batch, found.spans) == (won.batch, {AT: Span(0, 5)})
-    assert offsets(location, found) == list(range(5))
+    assert offsets(first.root, found) == list(range(5))
 
 
-def test_a_commit_without_files_shuts_out_those_that_were_planned_before_it(
-    make: Callable[[], Any], tmp_path: Path
-) -> None:
-    location = tmp_path / "table"
+def test_a_commit_without_files_shuts_out_those_that_were_planned_before_it(make: Callable[[], Any]) -> None:
     first, second = make(), make()
     base = first.create(SHAPE)
     first.commit(base, Change())
     with pytest.raises(CommitConflict):
-        second.commit(base, step(location, base, 3))
+        second.commit(base, step(first.root, base, 3))
     assert make().load().files == ()
 
 
@@ -267,10 +120,7 @@ def test_archivers_that_find_no_table_at_once_make_one(make: Callable[[], Any]) 
     assert found == [make().load().archive_id] * 4
 
 
-def test_many_archivers_at_once_never_lose_or_repeat_a_record(
-    make: Callable[[], Any], tmp_path: Path
-) -> None:
-    location = tmp_path / "table"
+def test_many_archivers_at_once_never_lose_or_repeat_a_record(make: Callable[[], Any]) -> None:
     make().create(SHAPE)
     failures: list[BaseException] = []
 
@@ -280,7 +130,7 @@ def test_many_archivers_at_once_never_lose_or_repeat_a_record(
             for _ in range(4):
                 state = table.load()
                 try:
-                    table.commit(state, step(location, state, 3))
+                    table.commit(state, step(table.root, state, 3))
                 except CommitConflict:
                     continue
         except BaseException as error:
@@ -295,31 +145,29 @@ def test_many_archivers_at_once_never_lose_or_repeat_a_record(
     state = make().load()
     assert state.batch >= 4  # each thread's first commit, or one that it lost to
     assert state.spans[AT].end == 3 * state.batch
-    assert offsets(location, state) == list(range(3 * state.batch))
+    assert offsets(make().root, state) == list(range(3 * state.batch))
 
 
-def test_small_files_are_replaced_by_one_in_one_commit(make: Callable[[], Any], tmp_path: Path) -> None:
-    location = tmp_path / "table"
+def test_small_files_are_replaced_by_one_in_one_commit(make: Callable[[], Any]) -> None:
     table = make()
     state = table.create(SHAPE)
     for _ in range(3):
-        state = table.commit(state, step(location, state, 2))
-    merged = write(location, 0, 6)
+        state = table.commit(state, step(table.root, state, 2))
+    merged = write(table.root, 0, 6)
     state = table.commit(state, Change(added=(merged,), removed=state.files))
     found = make().load()
     assert [each.path for each in found.files] == [merged.path]
     assert found.spans == {AT: Span(0, 6)}
-    assert offsets(location, found) == list(range(6))
+    assert offsets(table.root, found) == list(range(6))
     # Replaced files are nobody's left-overs: somebody may be reading them.
     assert left_over(table, found) == []
 
 
-def test_what_nobody_committed_is_found_and_nothing_else(make: Callable[[], Any], tmp_path: Path) -> None:
-    location = tmp_path / "table"
+def test_what_nobody_committed_is_found_and_nothing_else(make: Callable[[], Any]) -> None:
     table = make()
     state = table.create(SHAPE)
-    state = table.commit(state, step(location, state, 5))
-    orphan = location / write(location, 5, 9).path
+    state = table.commit(state, step(table.root, state, 5))
+    orphan = table.root / write(table.root, 5, 9).path
     unfinished = orphan.parent / temporary_name(orphan.name)
     unfinished.write_bytes(b"PAR1")
     foreign = orphan.parent / "part-00000.parquet"
@@ -348,13 +196,12 @@ def test_a_format_whose_library_is_missing_says_what_to_install(
         open_table(tmp_path / "table", format, SCHEMA)
 
 
-def test_a_change_that_would_repeat_records_is_refused(make: Callable[[], Any], tmp_path: Path) -> None:
-    location = tmp_path / "table"
+def test_a_change_that_would_repeat_records_is_refused(make: Callable[[], Any]) -> None:
     table = make()
     state = table.create(SHAPE)
-    state = table.commit(state, step(location, state, 5))
+    state = table.commit(state, step(table.root, state, 5))
     with pytest.raises(AssertionError, match="not within"):
-        table.commit(state, Change({AT: Span(0, 8)}, (write(location, 3, 8),)))
+        table.commit(state, Change({AT: Span(0, 8)}, (write(table.root, 3, 8),)))
     with pytest.raises(AssertionError, match="go back"):
         table.commit(state, Change({AT: Span(0, 4)}))
 
@@ -364,9 +211,9 @@ def test_a_damaged_table_is_told_of_in_one_line_that_names_it(
 ) -> None:
     location = tmp_path / "table"
     table = make()
-    table.commit(state := table.create(SHAPE), step(location, state, 5))
+    table.commit(state := table.create(SHAPE), step(table.root, state, 5))
     newest = {
-        "parquet": location / "_penstock" / f"{1:020d}.json",
+        "parquet": tmp_path / "table.penstock" / f"{1:020d}.json",
         "delta": location / "_delta_log" / f"{1:020d}.json",
         "iceberg": location / "catalog.db",
     }[table.format]
@@ -375,17 +222,16 @@ def test_a_damaged_table_is_told_of_in_one_line_that_names_it(
         make().load()
 
 
-def test_times_outside_of_the_calendar_are_archived_too(make: Callable[[], Any], tmp_path: Path) -> None:
-    location = tmp_path / "table"
+def test_times_outside_of_the_calendar_are_archived_too(make: Callable[[], Any]) -> None:
     table = make()
     state = table.create(SHAPE)
     far = 100_000 * 366 * DAY_US
-    change = step(location, state, 3, date=NO_DATE, midnight_us=far)
+    change = step(table.root, state, 3, date=NO_DATE, midnight_us=far)
     state = table.commit(state, change)
-    state = table.commit(state, step(location, state, 3, date=NO_DATE, midnight_us=-far))
+    state = table.commit(state, step(table.root, state, 3, date=NO_DATE, midnight_us=-far))
     found = make().load()
-    assert offsets(location, found) == list(range(6))
-    orphan = location / write(location, 6, 9).path
+    assert offsets(table.root, found) == list(range(6))
+    orphan = table.root / write(table.root, 6, 9).path
     assert left_over(table, found) == [orphan]
 
 
@@ -479,7 +325,7 @@ def test_iceberg_can_be_in_a_catalog_of_the_users(tmp_path: Path, monkeypatch: p
     location = tmp_path / "table"
     table = open_table(location, "iceberg", SCHEMA, catalog="prod:events.archive")
     state = table.create(SHAPE)
-    table.commit(state, step(location, state, 4))
+    table.commit(state, step(table.root, state, 4))
     again = open_table(location, "iceberg", catalog="prod:events.archive").load()
     assert again is not None
     assert offsets(location, again) == [0, 1, 2, 3]
@@ -502,8 +348,8 @@ def test_a_process_that_dies_after_any_step_has_committed_all_or_nothing(tmp_pat
         table = ManifestTable(location, disk)
         state = table.load() or table.create(SHAPE)
         for _ in range(2):
-            state = table.commit(state, step(location, state, 3))
-        table.commit(state, Change(added=(write(location, 0, 6),), removed=state.files))
+            state = table.commit(state, step(table.root, state, 3))
+        table.commit(state, Change(added=(write(table.root, 0, 6),), removed=state.files))
 
     counting = CrashingDisk()
     run(tmp_path / "whole", counting)
@@ -514,41 +360,50 @@ def test_a_process_that_dies_after_any_step_has_committed_all_or_nothing(tmp_pat
         with pytest.raises(Crash):
             run(location, CrashingDisk(steps))
         # Whoever only reads finds a whole state.
-        seen = ManifestTable(location).load()
+        reader = ManifestTable(location)
+        seen = reader.load()
         end = 0 if seen is None or AT not in seen.spans else seen.spans[AT].end
         assert end in {0, 3, 6}
         if seen is not None:
-            assert offsets(location, seen) == list(range(end))
+            assert offsets(reader.root, seen) == list(range(end))
+            # A reader of the directory never finds a file that was not committed.
+            assert shown(location) <= {each.path for each in seen.files} | {path for path, _ in seen.retired}
             outcomes.add((seen.batch, end))
         # And whoever archives goes on from there, and leaves nothing behind.
         table = ManifestTable(location)
         state = table.load() or table.create(SHAPE)
+        table.settle(state)
+        assert shown(location) == {each.path for each in state.files}
         stray = left_over(table, state)
-        state = table.commit(state, step(location, state, 12 - end))
+        state = table.commit(state, step(table.root, state, 12 - end))
         for each in stray:
             each.unlink()
         found = table.load()
         assert found is not None
         assert found.spans == {AT: Span(0, 12)}
-        assert offsets(location, found) == list(range(12))
+        assert offsets(table.root, found) == list(range(12))
         assert left_over(table, found) == []
-        assert not [name for name in Disk().names(location / "_penstock") if name.endswith(".tmp")]
+        assert not [name for name in Disk().names(beside(location)) if name.endswith(".tmp")]
     assert outcomes == {(0, 0), (1, 3), (2, 6), (3, 6)}, "the crashes did not reach every commit"
 
 
 @pytest.mark.parametrize("kept", [(), ("names",), ("contents",), ("names", "contents")])
 def test_what_a_commit_returned_survives_a_power_failure_after_any_step(
-    tmp_path: Path, kept: tuple[str, ...]
+    location: Path, kept: tuple[str, ...]
 ) -> None:
     """Without what was not synced, and with any of it: an archiver's promises hold, and its table can be read."""
-    location = tmp_path
 
     def commits(disk: PowerDisk) -> Iterator[State]:
         table = ManifestTable(location, disk)
         state = table.create(SHAPE)
         yield state
         for number in range(1, 4):
-            file = DataFile(f"{number}", *AT, number - 1, number, 1, 10, 0, 0, DATE)
+            path = file_path(AT, number - 1, number, date=DATE, batch_token=new_batch_token())
+            directory = make_directories(disk, table.root, str(Path(path).parent))
+            disk.create(table.root / path, b"PAR1")
+            disk.sync(table.root / path)
+            disk.sync_directory(directory)
+            file = DataFile(path, *AT, number - 1, number, 1, 10, 0, 0, DATE)
             state = table.commit(state, Change({AT: Span(0, number)}, (file,)))
             yield state
 
@@ -563,23 +418,27 @@ def test_what_a_commit_returned_survives_a_power_failure_after_any_step(
         except Crash:
             is_over = False
         disk.fail(lambda what: what in kept)
-        found = ManifestTable(location, disk).load()
+        table = ManifestTable(location, disk)
+        found = table.load()
         if promised is not None:
             assert found is not None, f"step {steps}: a table was lost"
             assert found.batch >= promised.batch, f"step {steps}: commit {promised.batch} was lost"
         if found is not None:
             end = found.spans.get(AT, Span(0, 0)).end
             assert [each.start for each in found.files] == list(range(end))
+            assert all(disk.read(table.root / each.path) == b"PAR1" for each in found.files)
+            table.settle(found)
+            assert set(files_at(location, disk)) == {each.path for each in found.files}
         if is_over:
             break
         steps += 1
     assert steps > 20
 
 
-def test_a_base_that_was_never_made_durable_is_made_so_before_it_is_built_on(tmp_path: Path) -> None:
+def test_a_base_that_was_never_made_durable_is_made_so_before_it_is_built_on(location: Path) -> None:
     """An archiver dies between naming its manifest and syncing the name; the next goes on; the power fails."""
     disk = PowerDisk()
-    table = ManifestTable(tmp_path, disk)
+    table = ManifestTable(location, disk)
     table.create(SHAPE)
 
     class Dies(PowerDisk):
@@ -591,39 +450,39 @@ def test_a_base_that_was_never_made_durable_is_made_so_before_it_is_built_on(tmp
         dying.__dict__ = disk.__dict__  # the same disk, of another process
         base = table.load()
         assert base is not None
-        publish(dying, _manifest(disk, tmp_path, base), tmp_path / "_penstock" / f"{1:020d}.json")
+        publish(dying, _manifest(disk, location, base), beside(location) / f"{1:020d}.json")
     state = table.load()
     assert state is not None
     assert state.batch == 1
     state = table.commit(state, Change())
     disk.fail(lambda what: False)
     assert table.load() == state
-    assert f"{1:020d}.json" in disk.names(tmp_path / "_penstock")
+    assert f"{1:020d}.json" in disk.names(beside(location))
 
 
 def _manifest(disk: PowerDisk, location: Path, base: State) -> Path:
-    temporary = location / "_penstock" / temporary_name(f"{1:020d}.json")
+    temporary = beside(location) / temporary_name(f"{1:020d}.json")
     disk.create(temporary, base.after(Change(), wall_ms=0).to_json(files=True).encode())
     return temporary
 
 
-def test_an_archiver_that_slept_through_a_hundred_commits_has_lost(tmp_path: Path) -> None:
+def test_an_archiver_that_slept_through_a_hundred_commits_has_lost(location: Path) -> None:
     """Its number is free again, because old manifests are pruned; and yet it must not believe that it won."""
-    table = ManifestTable(tmp_path)
+    table = ManifestTable(location)
     slept = state = table.create(SHAPE)
     for _ in range(MANIFESTS_KEPT + 2):
         state = table.commit(state, Change())
-    names = Disk().names(tmp_path / "_penstock")
+    names = [name for name in Disk().names(beside(location)) if name.endswith(".json")]
     assert len(names) == MANIFESTS_KEPT
     assert f"{1:020d}.json" not in names
     with pytest.raises(CommitConflict):
-        ManifestTable(tmp_path).commit(slept, step(tmp_path, slept, 3))
+        ManifestTable(location).commit(slept, step(table.root, slept, 3))
     assert table.load() == state
 
 
-def test_an_archiver_that_slept_before_it_made_the_table_does_not_make_it_again(tmp_path: Path) -> None:
+def test_an_archiver_that_slept_before_it_made_the_table_does_not_make_it_again(location: Path) -> None:
     """It saw no table. To a table made anew all the files there would be left over."""
-    awake, slept = ManifestTable(tmp_path), ManifestTable(tmp_path)
+    awake, slept = ManifestTable(location), ManifestTable(location)
     assert slept.load() is None
     state = awake.create(SHAPE)
     for _ in range(MANIFESTS_KEPT + 2):
@@ -634,29 +493,29 @@ def test_an_archiver_that_slept_before_it_made_the_table_does_not_make_it_again(
 
 
 def test_a_replaced_file_is_deleted_a_day_later_and_no_sooner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    location: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ms = 1_800_000_000_000
     monkeypatch.setattr("penstock.spark.jobs.tables.manifest.time.time_ns", lambda: now_ms * 1_000_000)
-    table = ManifestTable(tmp_path)
+    table = ManifestTable(location)
     state = table.create(SHAPE)
-    state = table.commit(state, step(tmp_path, state, 3))
+    state = table.commit(state, step(table.root, state, 3))
     small = state.files
-    state = table.commit(state, Change(added=(write(tmp_path, 0, 3),), removed=small))
+    state = table.commit(state, Change(added=(write(table.root, 0, 3),), removed=small))
     now_ms += RETIRED_FOR_MS
     state = table.commit(state, Change())
-    assert (tmp_path / small[0].path).exists()
+    assert (table.root / small[0].path).exists()
     assert left_over(table, state) == []
     now_ms += 1
     state = table.commit(state, Change())
-    assert not (tmp_path / small[0].path).exists()
+    assert not (table.root / small[0].path).exists()
     assert state.retired == ()
 
 
-def test_a_manifest_that_is_not_ours_is_an_error_that_names_it(tmp_path: Path) -> None:
-    table = ManifestTable(tmp_path)
+def test_a_manifest_that_is_not_ours_is_an_error_that_names_it(location: Path) -> None:
+    table = ManifestTable(location)
     table.create(SHAPE)
-    newest = tmp_path / "_penstock" / f"{0:020d}.json"
+    newest = beside(location) / f"{0:020d}.json"
     newest.write_text('{"format": 99}')
     with pytest.raises(TableError, match=rf"{newest}.*format 99.*newer"):
         table.load()
@@ -690,10 +549,11 @@ def test_a_table_is_where_its_location_says_or_nowhere(
         assert not location.parent.exists()
     else:
         state = table.create(SHAPE)
-        state = table.commit(state, step(location, state, 3))
+        state = table.commit(state, step(table.root, state, 3))
         found = table.load()
-        assert found is not None and offsets(location, found) == [0, 1, 2]
-        assert [each.name for each in location.parent.iterdir()] == [name]
+        assert found is not None and offsets(table.root, found) == [0, 1, 2]
+        beside_it = [f"{name}.penstock"] if table.format == "parquet" else []
+        assert sorted(each.name for each in location.parent.iterdir()) == [name, *beside_it]
 
 
 def test_a_format_that_nobody_knows_is_refused(tmp_path: Path) -> None:

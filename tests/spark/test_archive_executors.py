@@ -19,6 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.spark.jobs import archive
+from penstock.spark.jobs.tables import open_table
 from penstock.wire import Client
 from tests.spark.standalone import StandaloneCluster
 from tests.spark.test_archive_kills import (
@@ -105,7 +106,7 @@ def _until_a_task_writes(trial: Trial, archiver: Archiver) -> None:
 
 
 def _unfinished(trial: Trial) -> set[str]:
-    (topic,) = trial.location.glob("topic=*")
+    (topic,) = open_table(trial.location, trial.format).root.glob("topic=*")
     return {name for date in topic.iterdir() for name in os.listdir(date) if name.endswith(".tmp")}
 
 

@@ -17,6 +17,7 @@ from penstock.spark.jobs.tables.state import NO_DATE, ArchivedPartition, Gap, is
 from penstock.spark.jobs.tables.writing import Assignment, WriteSettings, Written, archive_range, merge
 from penstock.spark.reading import ReadSettings
 from penstock.wire import Client
+from tests.spark.tables import Crash, CrashingDisk
 from tests.spark.topics import Topics
 
 DAY_MS = 86_400_000
@@ -199,36 +200,15 @@ def test_a_task_that_dies_after_any_step_leaves_whole_files_or_hidden_ones(
     topics.send(place.topic, [b"%d" % number for number in range(20)], timestamp_ms=MIDNIGHT_MS + DAY_MS)
     assignment = Assignment(place, 0, 40)
 
-    class Dying(Disk):
-        def __init__(self, steps_left: int) -> None:
-            self.steps_left = steps_left
-
-        def _step(self) -> None:
-            self.steps_left -= 1
-            if self.steps_left < 0:
-                raise KeyboardInterrupt
-
-        def sync(self, path: Path) -> None:
-            self._step()
-            super().sync(path)
-
-        def link(self, existing: Path, name: Path) -> None:
-            self._step()
-            super().link(existing, name)
-
-        def unlink(self, path: Path) -> None:
-            self._step()
-            super().unlink(path)
-
     steps = 0
     while True:
         location = tmp_path / f"after-{steps}"
         location.mkdir()
-        here = dataclasses.replace(settings, location=str(location))
+        here = dataclasses.replace(settings, root=str(location))
         try:
-            archive_range(here, assignment, Dying(steps))
+            archive_range(here, assignment, CrashingDisk(steps))
             break
-        except KeyboardInterrupt:
+        except Crash:
             pass
         for each in location.rglob("*"):
             if each.is_file():

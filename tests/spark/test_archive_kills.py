@@ -32,6 +32,7 @@ from penstock.spark.ranges import OffsetRange
 from penstock.spark.reading import ReadSettings, read
 from penstock.wire import Client, TopicPartition
 from penstock.wire.producer import Producer
+from tests.spark.tables import shown
 from tests.spark.topics import Topics
 
 KILLS = int(os.environ.get("PENSTOCK_SPARK_KILLS", "3"))
@@ -39,7 +40,7 @@ SEED = int(os.environ.get("PENSTOCK_SPARK_SEED", "1"))
 KILLS_OF = {"parquet": KILLS} | ({"delta": KILLS // 4, "iceberg": KILLS // 4} if KILLS > 3 else {})
 PARTITIONS = 3
 # A commit takes the driver about so many steps on the disk; merging small files is one more commit.
-STEPS_PER_COMMIT = 7
+STEPS_PER_COMMIT = 14
 DEADLINE_S = 240.0
 REPOSITORY = Path(__file__).parents[2]
 
@@ -256,10 +257,12 @@ def check(trial: Trial, client: Client) -> None:
     }
     assert state.gaps == ()
     assert left_over(table, state) == []
+    if trial.format == "parquet":
+        assert shown(trial.location) == {each.path for each in state.files}
     settings = ReadSettings(trial.bootstrap, headers=True)
     for partition, end in enumerate(trial.feed.ends):
         files = [each for each in state.files if each.partition == partition]
-        archived = pa.concat_tables(pq.ParquetFile(trial.location / each.path).read() for each in files)
+        archived = pa.concat_tables(pq.ParquetFile(table.root / each.path).read() for each in files)
         archived = archived.sort_by("offset").combine_chunks()
         batches = read(settings, OffsetRange(trial.topic, partition, 0, end))
         produced = pa.Table.from_batches(batches).combine_chunks()

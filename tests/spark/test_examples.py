@@ -65,7 +65,11 @@ def test_the_pipeline_prints_what_its_readme_shows(
     assert done.returncode == 0, done.stderr[-6000:]
     shown = re.search(r"It prints\n\n```\n(.*?)```", (EXAMPLES / "README.md").read_text(), re.DOTALL)
     assert shown is not None
-    assert {path.name for path in (tmp_path / "pipeline-data").iterdir()} == {"archive", "checkpoint"}
+    assert {path.name for path in (tmp_path / "pipeline-data").iterdir()} == {
+        "archive",
+        "archive.penstock",
+        "checkpoint",
+    }
     assert done.stdout.strip() == shown[1].strip()
 
     client = ConfluentClient(bootstrap)

@@ -16,7 +16,7 @@ from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import archive, read_snapshot, snapshot
 from penstock.spark.jobs.snapshot_versions import CURRENT, DIRECTORY, SnapshotConflict, Version, Versions
 from penstock.spark.jobs.tables.errors import TableError
-from tests.spark.test_archive_commits import Crash, CrashingDisk
+from tests.spark.tables import Crash, CrashingDisk
 from tests.spark.topics import Topics
 
 if TYPE_CHECKING:

@@ -58,15 +58,15 @@ def test_archived_and_new_records_are_one_table(
     spark: SparkSession, bootstrap: str, topics: Topics, topic: str, tmp_path: Path, format: str
 ) -> None:
     topics.send(topic, numbered(0, 50), headers=[("a", b"b")], timestamp_ms=MIDNIGHT_MS + 1)
-    archive(spark, bootstrap, topic, tmp_path, format=format)
-    cold = table(spark, bootstrap, topic, tmp_path)
+    archive(spark, bootstrap, topic, tmp_path / "archive", format=format)
+    cold = table(spark, bootstrap, topic, tmp_path / "archive")
     assert values(cold) == numbered(0, 50)
     topics.send(topic, numbered(50, 70), headers=[("a", b"b")], timestamp_ms=MIDNIGHT_MS - 1)
     topics.send(topic, numbered(0, 5), partition=1, timestamp_ms=MIDNIGHT_MS + 1)
     # A day is a day of UTC, wherever the session lives.
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
-        both = table(spark, bootstrap, topic, tmp_path)
+        both = table(spark, bootstrap, topic, tmp_path / "archive")
         assert both.columns == [
             "key",
             "value",
@@ -93,14 +93,14 @@ def test_archived_and_new_records_are_one_table(
 def test_a_table_with_nothing_in_it_works(
     spark: SparkSession, bootstrap: str, topics: Topics, topic: str, tmp_path: Path
 ) -> None:
-    archive(spark, bootstrap, topic, tmp_path, by_date=False, headers=False)
-    empty = table(spark, bootstrap, topic, tmp_path)
+    archive(spark, bootstrap, topic, tmp_path / "archive", by_date=False, headers=False)
+    empty = table(spark, bootstrap, topic, tmp_path / "archive")
     assert empty.count() == 0
     assert "date" not in empty.columns
     topics.send(topic, numbered(0, 3))
     topics.grow(topic, 3)
     topics.send(topic, numbered(0, 2), partition=2)
-    hot = table(spark, bootstrap, topic, tmp_path)
+    hot = table(spark, bootstrap, topic, tmp_path / "archive")
     assert hot.schema == empty.schema
     assert (values(hot), values(hot, 1), values(hot, 2)) == (numbered(0, 3), [], numbered(0, 2))
 
@@ -109,14 +109,14 @@ def test_a_view_is_for_sql_and_is_replaced_by_a_newer_one(
     spark: SparkSession, bootstrap: str, topics: Topics, topic: str, tmp_path: Path
 ) -> None:
     topics.send(topic, [b'{"id": 1}', b"broken"])
-    archive(spark, bootstrap, topic, tmp_path, value_schema="id BIGINT")
+    archive(spark, bootstrap, topic, tmp_path / "archive", value_schema="id BIGINT")
     topics.send(topic, [b'{"id": 10}', b'{"id": "x"}', None])
-    table(spark, bootstrap, topic, tmp_path, view="hot_and_cold")
+    table(spark, bootstrap, topic, tmp_path / "archive", view="hot_and_cold")
     query = "select count(*) n, sum(id) ids, count(error) errors, max(offset) last from hot_and_cold"
     assert spark.sql(query).first() == (5, 11, 2, 4)
     topics.send(topic, [b'{"id": 100}'])
     assert spark.sql(query).first() == (5, 11, 2, 4)
-    table(spark, bootstrap, topic, tmp_path, view="hot_and_cold")
+    table(spark, bootstrap, topic, tmp_path / "archive", view="hot_and_cold")
     assert spark.sql(query).first() == (6, 111, 2, 5)
     spark.catalog.dropTempView("hot_and_cold")
 
@@ -125,17 +125,17 @@ def test_retention_up_to_the_seam_loses_nothing_and_beyond_it_is_told(
     spark: SparkSession, bootstrap: str, topics: Topics, topic: str, tmp_path: Path
 ) -> None:
     topics.send(topic, numbered(0, 20))
-    archive(spark, bootstrap, topic, tmp_path)
+    archive(spark, bootstrap, topic, tmp_path / "archive")
     topics.send(topic, numbered(20, 30))
     topics.delete_records(topic, 0, 20)
-    assert values(table(spark, bootstrap, topic, tmp_path)) == numbered(0, 30)
+    assert values(table(spark, bootstrap, topic, tmp_path / "archive")) == numbered(0, 30)
     topics.delete_records(topic, 0, 25)
     with pytest.raises(DataLossError, match=rf"{topic}-0 \[20, 25\).*fail_on_data_loss"):
-        table(spark, bootstrap, topic, tmp_path)
-    rest = table(spark, bootstrap, topic, tmp_path, fail_on_data_loss=False)
+        table(spark, bootstrap, topic, tmp_path / "archive")
+    rest = table(spark, bootstrap, topic, tmp_path / "archive", fail_on_data_loss=False)
     assert sorted(row.offset for row in rest.collect()) == [*range(20), *range(25, 30)]
     topics.delete_records(topic, 0, 30)
-    rest = table(spark, bootstrap, topic, tmp_path, fail_on_data_loss=False)
+    rest = table(spark, bootstrap, topic, tmp_path / "archive", fail_on_data_loss=False)
     assert values(rest) == numbered(0, 20)
 
 
@@ -144,16 +144,16 @@ def test_a_commit_between_two_looks_is_not_taken_for_a_loss(
 ) -> None:
     """The archive is read; then it commits, and retention deletes what it committed; then the log is asked."""
     topics.send(topic, numbered(0, 10))
-    archive(spark, bootstrap, topic, tmp_path)
+    archive(spark, bootstrap, topic, tmp_path / "archive")
     topics.send(topic, numbered(10, 20))
-    stale = open_table(tmp_path, "parquet")
+    stale = open_table(tmp_path / "archive", "parquet")
     load, looks = stale.load, []
 
     def load_and_be_overtaken() -> Any:
         state = load()
         looks.append(state)
         if len(looks) == 1:
-            archive(spark, bootstrap, topic, tmp_path)
+            archive(spark, bootstrap, topic, tmp_path / "archive")
             topics.delete_records(topic, 0, 15)
         return state
 
@@ -171,17 +171,19 @@ def test_a_topic_that_was_made_again_shows_only_its_new_records(
     spark: SparkSession, bootstrap: str, topics: Topics, topic: str, tmp_path: Path
 ) -> None:
     topics.send(topic, numbered(0, 10))
-    archive(spark, bootstrap, topic, tmp_path)
+    archive(spark, bootstrap, topic, tmp_path / "archive")
     topics.delete(topic)
     with pytest.raises(DataLossError, match="is deleted"):
-        table(spark, bootstrap, topic, tmp_path)
-    assert values(table(spark, bootstrap, topic, tmp_path, fail_on_data_loss=False)) == numbered(0, 10)
+        table(spark, bootstrap, topic, tmp_path / "archive")
+    assert values(table(spark, bootstrap, topic, tmp_path / "archive", fail_on_data_loss=False)) == numbered(
+        0, 10
+    )
     topics.create(topic, 1)
     topics.send(topic, [b"new"])
-    assert values(table(spark, bootstrap, topic, tmp_path)) == [b"new"]
-    archive(spark, bootstrap, topic, tmp_path, fail_on_data_loss=False)
+    assert values(table(spark, bootstrap, topic, tmp_path / "archive")) == [b"new"]
+    archive(spark, bootstrap, topic, tmp_path / "archive", fail_on_data_loss=False)
     topics.send(topic, [b"newer"])
-    assert values(table(spark, bootstrap, topic, tmp_path)) == [b"new", b"newer"]
+    assert values(table(spark, bootstrap, topic, tmp_path / "archive")) == [b"new", b"newer"]
 
 
 def test_files_that_somebody_else_merged_are_read_too(
@@ -198,12 +200,12 @@ def test_files_that_somebody_else_merged_are_read_too(
     for start in (0, 10):
         topics.send(topic, numbered(start, start + 10))
         topics.send(other, [b"of another topic"])
-        archive(spark, bootstrap, [topic, other], tmp_path, format="delta")
-    DeltaTable(str(tmp_path)).optimize.compact()
+        archive(spark, bootstrap, [topic, other], tmp_path / "archive", format="delta")
+    DeltaTable(str(tmp_path / "archive")).optimize.compact()
     topics.send(topic, numbered(20, 25))
-    assert values(table(spark, bootstrap, topic, tmp_path)) == numbered(0, 25)
-    archive(spark, bootstrap, [topic, other], tmp_path, format="delta")
-    assert values(table(spark, bootstrap, topic, tmp_path)) == numbered(0, 25)
+    assert values(table(spark, bootstrap, topic, tmp_path / "archive")) == numbered(0, 25)
+    archive(spark, bootstrap, [topic, other], tmp_path / "archive", format="delta")
+    assert values(table(spark, bootstrap, topic, tmp_path / "archive")) == numbered(0, 25)
 
 
 def test_a_mistake_is_told_in_one_line(
@@ -215,13 +217,13 @@ def test_a_mistake_is_told_in_one_line(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(SparkOptionError, match="no archive at"):
-        table(spark, bootstrap, topic, tmp_path)
-    archive(spark, bootstrap, topic, tmp_path)
+        table(spark, bootstrap, topic, tmp_path / "archive")
+    archive(spark, bootstrap, topic, tmp_path / "archive")
     other = topics.create(unique("other"), 1)
     with pytest.raises(SparkOptionError, match=rf"has {topic}, but not {other}"):
-        table(spark, bootstrap, other, tmp_path)
+        table(spark, bootstrap, other, tmp_path / "archive")
     with pytest.raises(SparkOptionError, match="has a table of format parquet"):
-        table(spark, bootstrap, topic, tmp_path, format="delta")
+        table(spark, bootstrap, topic, tmp_path / "archive", format="delta")
 
 
 # A million records while everything moves
@@ -329,23 +331,23 @@ def test_hot_and_cold_are_exact_while_producing_archiving_and_retention_go_on(
 
     def go_on() -> None:
         try:
-            archive(spark, bootstrap, topic, tmp_path, every_seconds=0.2, stop=stop)
+            archive(spark, bootstrap, topic, tmp_path / "archive", every_seconds=0.2, stop=stop)
         except BaseException as error:
             failures.append(error)
 
     try:
-        first = archive(spark, bootstrap, topic, tmp_path)
+        first = archive(spark, bootstrap, topic, tmp_path / "archive")
         assert first.records >= RECORDS
         archiver = threading.Thread(target=go_on)
         archiver.start()
         try:
             for look in range(4):
                 before = list(production.acknowledged)
-                seen = production.check(table(spark, bootstrap, topic, tmp_path), before)
+                seen = production.check(table(spark, bootstrap, topic, tmp_path / "archive"), before)
                 assert seen >= RECORDS
                 if look == 1:
                     # Retention takes what is archived; hot begins in the middle of what the archive has.
-                    state = open_table(tmp_path, "parquet").load()
+                    state = open_table(tmp_path / "archive", "parquet").load()
                     assert state is not None
                     for at, span in state.spans.items():
                         topics.delete_records(topic, at.partition, span.end)
@@ -355,12 +357,12 @@ def test_hot_and_cold_are_exact_while_producing_archiving_and_retention_go_on(
     finally:
         production.end()
     assert not failures, failures
-    assert production.check(table(spark, bootstrap, topic, tmp_path), production.acknowledged) == sum(
-        production.acknowledged
-    )
-    archive(spark, bootstrap, topic, tmp_path)
+    assert production.check(
+        table(spark, bootstrap, topic, tmp_path / "archive"), production.acknowledged
+    ) == sum(production.acknowledged)
+    archive(spark, bootstrap, topic, tmp_path / "archive")
     for partition, end in enumerate(production.acknowledged):
         topics.delete_records(topic, partition, end)
-    assert production.check(table(spark, bootstrap, topic, tmp_path), production.acknowledged) == sum(
-        production.acknowledged
-    )
+    assert production.check(
+        table(spark, bootstrap, topic, tmp_path / "archive"), production.acknowledged
+    ) == sum(production.acknowledged)

@@ -212,7 +212,7 @@ def files(
     catalog: Catalog = None,
     as_json: Json = False,
 ) -> None:
-    """List an archive's current Parquet files, for readers other than Spark. The directory has old files too."""
+    """List an archive's Parquet files at its newest commit, for readers other than Spark."""
     from penstock.spark.errors import SparkOptionError  # noqa: PLC0415
     from penstock.spark.jobs.files import archive_files  # noqa: PLC0415
 

@@ -29,10 +29,12 @@ from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.jobs import values
 from penstock.spark.jobs.failures import let_interrupts_pass, reason
 from penstock.spark.jobs.progress import Progress, followed
-from penstock.spark.jobs.tables import files_at, left_over, open_table, resolve
+from penstock.spark.jobs.tables import left_over, open_table, resolve
 from penstock.spark.jobs.tables.backlog import Backlog, Extent, backlog, deal, rewound
 from penstock.spark.jobs.tables.disk import Disk
 from penstock.spark.jobs.tables.errors import TableError
+from penstock.spark.jobs.tables.layout import beside, files_at
+from penstock.spark.jobs.tables.manifest import ManifestTable
 from penstock.spark.jobs.tables.merging import small_runs
 from penstock.spark.jobs.tables.state import (
     ArchivedPartition,
@@ -236,6 +238,9 @@ class _Archive:
         self._parallelism = max(1, spark.sparkContext.defaultParallelism)
         # The table's state as last read.
         self._extents()  # raises before a table is created for a missing topic
+        if isinstance(self._table, ManifestTable) and str(spark.sparkContext.master).startswith("local"):
+            # On a cluster not: executors might share the archive's directory, but not the one around it.
+            self._table.move_beside()
         self._look()
         self._offset_bytes: dict[ArchivedPartition, float] = {}
         # Totals of this run.
@@ -324,10 +329,14 @@ class _Archive:
     def _look(self) -> None:
         """Read the table's state, then list leftover files, which are deleted after our next commit.
 
+        Between the two, finish what a commit left to do in the table's directory if its archiver was killed.
+
         Always both: the files are leftovers with respect to this state. With an older state they might have been
         committed since.
         """
         self._state = self._open()
+        if isinstance(self._table, ManifestTable):
+            self._table.settle(self._state)
         self._left_over = left_over(self._table, self._state)
 
     def _open(self) -> State:
@@ -350,10 +359,12 @@ class _Archive:
     def _refuse_files_of_others(self) -> None:
         """Refuse a location with files but no table: a new table would take them for leftovers and delete them."""
         where = self._table.location
-        if any(files_at(where, Disk())) and self._table.load() is None:
+        is_used = any(any(files_at(each, Disk())) for each in {where, self._table.root})
+        if is_used and self._table.load() is None:
             raise SparkOptionError(
                 f"{where} has files of an archive, but no {self._table.format} table that lists them; use the "
-                "format and the catalog of that archive, or another location"
+                f"format and the catalog of that archive, put its {beside(where).name} back beside it, or use "
+                "another location"
             )
 
     def _commit(self, change: Change) -> bool:
@@ -363,7 +374,7 @@ class _Archive:
         except CommitConflict as conflict:
             _log.warning("%s; another archiver is running, continuing after it", conflict)
             self._look()
-            self._delete({self._table.location / each.path for each in change.added})
+            self._delete({self._table.root / each.path for each in change.added})
             return False
         self._batches += 1
         self._delete(set(self._left_over))
@@ -551,7 +562,7 @@ class _Archive:
 
     def _settings(self) -> WriteSettings:
         return WriteSettings(
-            str(self._table.location),
+            str(self._table.root),
             new_batch_token(),
             self._read,
             self._shape.by_date,

@@ -303,7 +303,7 @@ class _Reach:
 class _Archived:
     """A topic's part of an archive."""
 
-    location: Path
+    root: Path
     topic: str
     state: State
     topic_id: str
@@ -339,17 +339,18 @@ class _Archived:
         if not paths:
             return spark.createDataFrame([], SCHEMA)
         schema = f"{SCHEMA}, topic STRING"
-        files = spark.read.schema(schema).parquet(*(spark_path(self.location / path) for path in paths))
+        files = spark.read.schema(schema).parquet(*(spark_path(self.root / path) for path in paths))
         return files.where((F.col("topic") == self.topic) & wanted).select(*COLUMNS)
 
 
 def _archived(location: str | Path, topic: str, topic_id: str) -> _Archived:
     path = resolve(str(location))
     held = format_at(path)
-    state = None if held is None else open_table(path, held).load()
-    if state is None:
+    table = None if held is None else open_table(path, held)
+    state = None if table is None else table.load()
+    if table is None or state is None:
         raise SparkOptionError(f"there is no archive at {location}; create it with `archive`, or omit it")
-    return _Archived(path, topic, state, topic_id)
+    return _Archived(table.root, topic, state, topic_id)
 
 
 def _ends(client: Client, places: list[TopicPartition], base: Version | None) -> Offsets:

@@ -82,8 +82,9 @@ def table(
     if held is None:
         raise SparkOptionError(f"there is no archive at {where}; create it with the job archive")
     client = replace(settings, deadline_ms=DRIVER_DEADLINE_MS).client()
-    seam = find_seam(client, topic, open_table(where, held, catalog=catalog), fail_on_data_loss)
-    frame = _cold(spark, where, seam)
+    archive = open_table(where, held, catalog=catalog)
+    seam = find_seam(client, topic, archive, fail_on_data_loss)
+    frame = _cold(spark, archive.root, seam)
     if seam.hot:
         frame = frame.union(_hot(spark, settings, seam).select(*frame.columns))
     if view is not None:
@@ -179,18 +180,18 @@ def _parsed(state: State) -> StructType | None:
     )
 
 
-def _cold(spark: SparkSession, location: Path, seam: Seam) -> DataFrame:
+def _cold(spark: SparkSession, root: Path, seam: Seam) -> DataFrame:
     columns = columns_of(seam.state)
     reader = spark.read.schema(columns)
     frame = None
     if seam.files:
         # Below the topic's directory, directories are columns. The column `topic` is also in the files.
-        base = location / directory_of(seam.topic, None)
-        paths = [spark_path(location / each.path) for each in seam.files]
+        base = root / directory_of(seam.topic, None)
+        paths = [spark_path(root / each.path) for each in seam.files]
         frame = reader.option("basePath", f"file:{base}").parquet(*paths)
     if seam.state.foreign:
-        paths = [spark_path(location / each) for each in seam.state.foreign]
-        rest = reader.option("basePath", f"file:{location}").parquet(*paths)
+        paths = [spark_path(root / each) for each in seam.state.foreign]
+        rest = reader.option("basePath", f"file:{root}").parquet(*paths)
         rest = rest.where(rest.topic == seam.topic)
         frame = rest if frame is None else frame.union(rest.select(*frame.columns))
     if frame is None:

@@ -6,8 +6,8 @@ Spark: tasks write the files before, and a commit only makes them count.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,8 +15,9 @@ from urllib.parse import unquote, urlparse
 
 from penstock.spark.errors import SparkOptionError
 from penstock.spark.jobs.tables.disk import Disk
-from penstock.spark.jobs.tables.manifest import DIRECTORY, ManifestTable
-from penstock.spark.jobs.tables.state import State, is_ours
+from penstock.spark.jobs.tables.layout import INSIDE, SUFFIX, beside, files_at
+from penstock.spark.jobs.tables.manifest import ManifestTable
+from penstock.spark.jobs.tables.state import State
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     ArchiveTable: TypeAlias = ManifestTable | ArchiveDeltaTable | ArchiveIcebergTable
 
 # The file or directory that identifies a location's format.
-_SIGNS = {"parquet": DIRECTORY, "delta": "_delta_log", "iceberg": "catalog.db"}
+_SIGNS = {"parquet": INSIDE, "delta": "_delta_log", "iceberg": "catalog.db"}
 FORMATS = tuple(_SIGNS)
 # Characters that the libraries would interpret in a path: they would write elsewhere, perhaps into another table.
 _MISREAD = {"delta": re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f]"), "iceberg": re.compile(r"[?#\x00-\x1f]")}
@@ -48,7 +49,8 @@ def resolve(location: str) -> Path:
 
 def format_at(location: Path) -> str | None:
     """The format of the existing table; None if there is none."""
-    return next((name for name, sign in _SIGNS.items() if (location / sign).exists()), None)
+    held = next((name for name, sign in _SIGNS.items() if (location / sign).exists()), None)
+    return held or ("parquet" if os.path.isdir(beside(location)) else None)
 
 
 def open_table(
@@ -71,6 +73,11 @@ def open_table(
         raise SparkOptionError(
             f"{location} has a table of format {held}; use format {held}, or another location"
         )
+    if location.name.endswith(SUFFIX) and held is None:
+        raise SparkOptionError(
+            f"{location} has a name for the files of an archive {location.name.removesuffix(SUFFIX)}; "
+            "use that one, or another location"
+        )
     library, extra = {"delta": ("deltalake", "delta"), "iceberg": ("pyiceberg", "iceberg")}.get(
         format, ("", "")
     )
@@ -88,22 +95,14 @@ def open_table(
 
 
 def left_over(table: ArchiveTable, state: State, disk: Disk | None = None) -> list[Path]:
-    """Files of archivers that died or lost a race: in the directory, but never in the table.
+    """Files of archivers that died or lost a race: among the files, but never in the table.
 
     List them before a commit and delete them after it. A running archiver may be about to commit one of them, but
     it has read its state before our commit, so its commit will fail.
     """
-    found = set(files_at(table.location, disk or Disk())) - {each.path for each in state.files}
+    found = set(files_at(table.root, disk or Disk())) - {each.path for each in state.files}
     found -= table.ever_committed(found, state) if found else set()
-    return [table.location / path for path in sorted(found)]
-
-
-def files_at(location: Path, disk: Disk) -> Iterator[str]:
-    """All files that archives have created there, finished or not, as paths relative to the location."""
-    for topic in (name for name in disk.names(location) if name.startswith("topic=")):
-        dates = (f"{topic}/{name}" for name in disk.names(location / topic) if name.startswith("date="))
-        for directory in (topic, *dates):
-            yield from (f"{directory}/{name}" for name in disk.names(location / directory) if is_ours(name))
+    return [table.root / path for path in sorted(found)]
 
 
 def spark_path(path: Path) -> str:

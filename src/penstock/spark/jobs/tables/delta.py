@@ -45,7 +45,7 @@ class ArchiveDeltaTable:
 
     def __init__(self, location: Path, schema: pa.Schema | None = None, disk: Disk | None = None) -> None:
         """``schema`` is that of the files; required for creating and writing."""
-        self.location = location
+        self.location = self.root = location
         self._schema = schema
         self._disk = disk or Disk()
         self._log = location / "_delta_log"

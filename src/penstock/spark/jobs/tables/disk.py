@@ -40,6 +40,15 @@ class Disk:
     def make_directory(self, path: Path) -> None:
         path.mkdir(exist_ok=True)
 
+    def rename(self, existing: Path, name: Path) -> None:
+        """Move a directory. Raises OSError if the name has a directory that is not empty."""
+        existing.rename(name)
+
+    def remove_directory(self, path: Path) -> None:
+        """Nothing happens if it is not empty."""
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
     def names(self, directory: Path) -> list[str]:
         """Empty if there is no such directory."""
         try:

@@ -84,7 +84,7 @@ class ArchiveIcebergTable:
         disk: Disk | None = None,
     ) -> None:
         """``catalog`` is `NAME:NAMESPACE.TABLE`, with a NAME from pyiceberg's configuration."""
-        self.location = location
+        self.location = self.root = location
         self._schema = schema
         self._disk = disk or Disk()
         self._given_catalog, self._identifier = _named(catalog)

@@ -64,7 +64,8 @@ class Assignment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WriteSettings:
-    location: str
+    # What the files' paths are relative to.
+    root: str
     batch_token: str
     read: ReadSettings
     by_date: bool
@@ -132,10 +133,10 @@ def archive_range(settings: WriteSettings, assignment: Assignment, disk: Disk | 
 
 def merge(settings: WriteSettings, files: Sequence[DataFile], disk: Disk | None = None) -> Written:
     """Merge small files of the same partition and day into one, in the order of offsets."""
-    at, location = files[0].at, Path(settings.location)
+    at, root = files[0].at, Path(settings.root)
     with _Files(settings, Assignment(at, files[0].start, files[-1].end), disk or Disk()) as merged:
         for each in files:
-            with pq.ParquetFile(location / each.path) as source:
+            with pq.ParquetFile(root / each.path) as source:
                 for batch in source.iter_batches(batch_size=ROWS_MAX):
                     merged.add(batch)
         written = merged.finish()
@@ -246,8 +247,10 @@ class _OpenFile:
         self._at = at
         self._date = None if day is None else date_of(day)
         self._disk = disk
-        location = Path(settings.location)
-        self._directory = make_directories(disk, location, directory_of(at.topic, self._date))
+        root = Path(settings.root)
+        if not root.is_dir():
+            raise FileNotFoundError(f"{root} is missing here; driver and executors must share it")
+        self._directory = make_directories(disk, root, directory_of(at.topic, self._date))
         name = f"{at.topic_id}-{at.partition:05d}-{0:020d}-{0:020d}-{settings.batch_token}.parquet"
         self.temporary = self._directory / temporary_name(name)
         self._sink = pa.OSFile(str(self.temporary), "wb")
@@ -300,7 +303,7 @@ class _OpenFile:
         path = file_path(
             self._at, self.start, self.end, date=self._date, batch_token=self._settings.batch_token
         )
-        final = Path(self._settings.location) / path
+        final = Path(self._settings.root) / path
         try:
             publish(self._disk, self.temporary, final)
         except FileExistsError:
