@@ -304,6 +304,22 @@ def test_a_broker_that_serves_without_a_lease() -> None:
         leases.serves(1, 7, 0, 33_000)
 
 
+def test_a_broker_that_was_unfenced_between_two_looks_and_never_knew_of_the_first_fence() -> None:
+    leases = LeasesEnd()
+    fenced = BrokerImage(BrokerId(1), 7, b"", (), None, True, False, ())
+    for now_ms in (20_000, 25_000):
+        image = Image(offset=1, brokers={BrokerId(1): fenced})
+        leases.saw(image, "node-2/1", now_ms)
+        leases.images_say(image, now_ms)
+    with pytest.raises(Violation, match="fenced 7000 ms ago"):
+        leases.serves(1, 7, 0, 27_000)
+    again = fenced._replace(fenced=False)._replace(fenced=True)
+    leases.saw(Image(offset=3, brokers={BrokerId(1): again}), "node-2/1", 26_000)
+    leases.serves(1, 7, 0, 27_000)
+    with pytest.raises(Violation, match="fenced 7000 ms ago"):
+        leases.serves(1, 7, 0, 33_000)
+
+
 def test_the_start_of_a_leader_that_falls() -> None:
     starts, machine = RisingStarts(), Machine(1, Disk(random.Random(1)))
     starts.saw(machine, b"1", 0, 4, 10)

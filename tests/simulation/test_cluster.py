@@ -82,6 +82,7 @@ PINNED_SECOND = (
     (174000652, 60, 3),  # where the leader begins, said with an order to truncate and never again
     (175000683, 60, 3),  # a controller that was stopped, and renews the lease of its own broker
     (179000019, 60, 3),  # a broker that was unfenced between two looks: the checker's own fault
+    (183001461, 60, 3),  # the same, and the broker never knew of the first fence
     (67000373, 60, 3),  # deleted records that come back with a replica that was not in sync meanwhile
 )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.handlers import offsets
 from penstock.groups.commits import Commits
 from penstock.log.producers import TRY_AGAIN, ProducerStates
 from penstock.metadata.decided_state import DecidedState
@@ -58,6 +59,23 @@ def finds(plan: Callable[[int], Plan], what: str) -> int | None:
 
 def recreated(seed: int) -> Plan:
     return replace(quiet(seed, 60), recreates=True, members=0, one_shot_producers=0)
+
+
+def asked_by_time(seed: int) -> Plan:
+    return replace(
+        quiet(seed, 40),
+        faults=("crash", "pause"),
+        fault_interval_ms=1_500.0,
+        replication_factor=3,
+        min_in_sync=2,
+        produce_interval_ms=plan_for(seed, seconds=40, nodes=3, generation=2).produce_interval_ms,
+        asks_by_time=True,
+    )
+
+
+def test_offsets_by_time_from_a_leader_that_is_not_established(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(offsets, "_not_available", lambda version: ErrorCode.NONE)
+    assert finds(asked_by_time, "was told offset -1") is not None
 
 
 def test_offsets_of_a_deleted_topic_that_the_next_of_its_name_begins_at(monkeypatch: Patch) -> None:

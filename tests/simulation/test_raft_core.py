@@ -25,6 +25,12 @@ PINNED = {"commits old epoch": 768, "born by majority": 3195}
 FOUND = (
     # With one entry in an answer, a voter wiped near the end could not read the log again in time.
     103677,
+    # An answer of an earlier leader, read late, removed a copy of what a later one had committed without it: the
+    # ledger's own fault.
+    78011490,
+    # An answer to a copy of a fetch that the node had given up: the ledger thought that it hears the leader.
+    77030715,
+    78036937,
 )
 
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 from penstock.environment import FileRange
 from penstock.log.log import Log
 from penstock.metadata.image import Image, PartitionImage
+from penstock.metadata.values import BrokerImage
 from penstock.protocol.records import BatchHeader, batches
 from penstock.sim.client import Place
 from penstock.sim.client_checkers import LEASE_MS, LEASE_SLACK_MS
@@ -95,6 +96,17 @@ class LeasesEnd:
         # By broker: when it was last seen inactive. A broker may be unfenced for less than the time between two
         # looks; then a fence from before it became active says nothing about its lease.
         self._inactive_ms: dict[int, float] = {}
+        # By (start of a node, broker): the broker in the last image seen there.
+        self._brokers: dict[tuple[str, int], BrokerImage] = {}
+
+    def saw(self, image: Image, by: str, now_ms: float) -> None:
+        """A node's image. A broker that is fenced as before, but is another object, was unfenced in between."""
+        for broker in image.brokers.values():
+            before = self._brokers.get((by, broker.id))
+            self._brokers[by, broker.id] = broker
+            key = (broker.id, broker.epoch)
+            if before is not broker and before == broker and key in self._fenced_ms:
+                self._fenced_ms[key] = now_ms
 
     def images_say(self, newest: Image, now_ms: float) -> None:
         fenced = {(broker.id, broker.epoch) for broker in newest.brokers.values() if broker.fenced}
@@ -269,6 +281,8 @@ class Inspector:
         for machine in self._cluster.running:
             if machine.node is None or not machine.node.is_active:
                 self._leases.is_inactive(machine.node_id, now_ms)
+        for machine, node in ready:
+            self._leases.saw(node.image, f"{machine.host}/{machine.starts}", now_ms)
         if ready:
             newest = max((node.image for _, node in ready), key=lambda image: image.offset)
             self._leases.images_say(newest, now_ms)

@@ -43,6 +43,8 @@ class Ledger:
         self._written: dict[tuple[int, int], tuple[Any, int]] = {}
         # By offset; never shrinks.
         self.committed: list[Entry] = []
+        # By offset: the epoch of the first node that knew it was committed.
+        self._committed_in: list[int] = []
         self._committed_voters: Voters = ()
         # The latest epoch with a committed entry.
         self._committed_epoch = 0
@@ -115,6 +117,11 @@ class Ledger:
             elif self._followed.get(node.id) == answer.epoch:
                 self._heard[node.id] = (now_ms, answer.epoch)
 
+    def gave_up(self, node: Node, request: Request) -> None:
+        """A node no longer waits for a request; an answer to a copy of it does not count."""
+        if self._fetching.get(node.id) is request:
+            del self._fetching[node.id]
+
     def missed(self, node: Node, gone: Node) -> None:
         """A node learned that a process is gone; earlier responses of that leader no longer count."""
         leader = self._leaders.get(self._followed.get(node.id, -1))
@@ -148,7 +155,14 @@ class Ledger:
         log = node.log
         if offset < log.start_offset:
             self.fail(f"node {node.id} truncates to {offset}, before its log", now_ms)
-        if offset < min(len(self.committed), log.end_offset) and log.at(offset) == self.committed[offset]:
+        raft = node.raft
+        assert raft is not None
+        # Committed in a later epoch, it does not count on this copy: it may go by order of an earlier leader.
+        if (
+            offset < min(len(self.committed), log.end_offset)
+            and log.at(offset) == self.committed[offset]
+            and raft.epoch >= self._committed_in[offset]
+        ):
             self.fail(f"node {node.id} removes offset {offset}, which is committed", now_ms)
 
     def high_watermark(self, node: Node, offset: int, now_ms: int) -> None:
@@ -164,8 +178,11 @@ class Ledger:
         if offset <= len(committed):
             return
         self._check_majority(node, offset, now_ms)
+        raft = node.raft
+        assert raft is not None
         for place in range(len(committed), offset):
             committed.append(log.at(place))
+            self._committed_in.append(raft.epoch)
         self._committed_epoch = max(self._committed_epoch, committed[-1].epoch)
         self._committed_voters = next(voters for at, voters in reversed(log.voters) if at < offset)
 

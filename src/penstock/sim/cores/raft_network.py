@@ -140,4 +140,8 @@ class Network:
     def _give_up(self, call: Call) -> None:
         raft = call.node.raft
         if raft is not None:
-            call.node.step(call.life, lambda now_ms: raft.answered(call.request, None, now_ms))
+            call.node.step(call.life, lambda now_ms: self._unanswered(call, raft, now_ms))
+
+    def _unanswered(self, call: Call, raft: Raft, now_ms: int) -> list[Effect]:
+        self._ledger.gave_up(call.node, call.request)
+        return raft.answered(call.request, None, now_ms)
