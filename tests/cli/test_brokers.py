@@ -192,6 +192,12 @@ def test_nothing_to_elect_is_said(penstock: Penstock) -> None:
     assert outcome.out == "every partition already has its preferred leader\n"
 
 
+def test_an_unclean_election_of_a_partition_with_a_leader_says_so(penstock: Penstock) -> None:
+    with FakeBroker(CLUSTER, elected(ErrorCode.ELECTION_NOT_NEEDED), api_3=metadata) as cluster:
+        outcome = penstock("brokers", "elect", "orders:0", "--unclean", "--bootstrap", cluster.bootstrap)
+    assert (outcome.code, outcome.out) == (0, "every partition named has a leader already\n")
+
+
 def test_the_first_refusal_is_told_and_the_others_counted(penstock: Penstock) -> None:
     unavailable = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
     with FakeBroker(elected(ErrorCode.NONE, unavailable, unavailable)) as cluster:

@@ -190,6 +190,8 @@ def elect(
         show_json({"elected": [{"topic": t, "partition": n} for t, n, _, _ in elected]})
     elif elected:
         print(f"elected the leaders of {count_text(len(elected), 'partition')}")
+    elif unclean:
+        print("every partition named has a leader already")
     else:
         print("every partition already has its preferred leader")
 
