@@ -10,6 +10,9 @@ import pytest
 from tests.cluster.cluster import LOOPBACK, Cluster, Node
 from tests.support import wait_until
 
+# More than the cluster itself has in these tests.
+EARLIER_CONTROLLERS = 6
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
@@ -19,9 +22,12 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[Cluster]:
-    """Another cluster, one of whose brokers, the fourth, has no vote. It is down."""
+    """Another cluster, one of whose brokers, the fourth, has no vote. It is down, and its epochs are higher: a node
+    with a higher epoch believes none of the controllers that another node leads."""
     with Cluster(3) as other:
         other.add()
+        for _ in range(EARLIER_CONTROLLERS):
+            other.restart(other.controller())
         other.stop(*other.nodes)
         yield other
 

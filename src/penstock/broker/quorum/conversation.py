@@ -149,7 +149,7 @@ class Conversation:
             if self._is_closed:
                 return
             is_stranger = response is not None and response.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID
-            if response is not None:
+            if response is not None and not isinstance(request, DescribeRequest):
                 self._strangers.answered(node_id, is_refusal=is_stranger)
             if is_stranger:
                 self._logger.error("a controller belongs to another cluster", controller=node_id)
@@ -158,6 +158,8 @@ class Conversation:
                     for endpoint in node.listeners[:1]:
                         self._addresses.learn(node.node_id, (endpoint.host, endpoint.port))
             answer = wire.read_answer(node_id, request, response)
+            if isinstance(answer, DescribeAnswer) and answer.epoch < self._raft.epoch:
+                self._strangers.doubt(peers, node_id)
             self._tell(lambda now_ms: self._raft.answered(request, answer, now_ms))
             if response is None and peers.is_refused(node_id, letter.channel):
                 self._peer_lost(node_id, letter.channel)

@@ -1,8 +1,9 @@
 """Detects that the configured controllers belong to another cluster than this node's data directory.
 
-There are two ways to find out. Controllers refuse the quorum's requests (INCONSISTENT_CLUSTER_ID): a single one may
-itself be the wrong one, a majority is not. And a node whose own log has none of the controllers as a voter never
-sends them quorum requests, but leads a quorum of its own: it asks them for their cluster id.
+There are three ways to find out. Controllers refuse the quorum's requests (INCONSISTENT_CLUSTER_ID): a single one
+may itself be the wrong one, a majority is not. A node with a higher epoch than theirs believes none of their
+leaders, so it never sends them such a request: it asks them for their cluster id. And so does a node whose own log
+has none of the controllers as a voter, which would lead a quorum of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class OtherClusters:
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._on_found = on_found
-        # Controllers that refused the last request they answered.
+        # Controllers that were of another cluster when they last answered.
         self._refusing: set[int] = set()
         self._is_closed = False
 
@@ -42,13 +43,18 @@ class OtherClusters:
         self._is_closed = True
 
     def answered(self, node_id: int, *, is_refusal: bool) -> None:
-        """A node has answered a request of the quorum."""
-        if not is_refusal:
-            self._refusing.discard(node_id)
-        elif node_id in self._controllers and self._cluster_id():
-            self._refusing.add(node_id)
-            if 2 * len(self._refusing) > len(self._controllers):
-                self._on_found(None)
+        """A node has answered a request of the quorum that carried our cluster id."""
+        self._saw(node_id, is_other=is_refusal)
+
+    def doubt(self, peers: Peers, node_id: int) -> None:
+        """A controller has a lower epoch than this node: it missed an election, or is of another cluster."""
+
+        def done(response: DescribeClusterResponse | None) -> None:
+            theirs = None if response is None else response.cluster_id
+            if theirs and not self._is_closed:
+                self._saw(node_id, is_other=theirs != self._cluster_id(), cluster_id=theirs)
+
+        peers.call(node_id, CHANNEL, DescribeClusterRequest(), DESCRIBE_CLUSTER_VERSION, done)
 
     def ask(self, peers: Peers, voters: Collection[int]) -> None:
         """Ask the controllers for their cluster id, if none of them is a voter in this node's log."""
@@ -72,3 +78,11 @@ class OtherClusters:
                 self._ask(peers, node_id)
 
         peers.call(node_id, CHANNEL, DescribeClusterRequest(), DESCRIBE_CLUSTER_VERSION, done)
+
+    def _saw(self, node_id: int, *, is_other: bool, cluster_id: str | None = None) -> None:
+        if not is_other:
+            self._refusing.discard(node_id)
+        elif node_id in self._controllers and self._cluster_id():
+            self._refusing.add(node_id)
+            if 2 * len(self._refusing) > len(self._controllers):
+                self._on_found(cluster_id)
