@@ -18,6 +18,7 @@ from penstock.decision import Decision
 from penstock.environment import Environment, FileRange
 from penstock.metadata.image import Delta, Image
 from penstock.protocol.apis import APIS
+from penstock.protocol.messages.cluster import DescribeClusterRequest, DescribeClusterResponse
 from penstock.protocol.messages.metadata_records import PartitionRecord, TopicRecord
 from penstock.protocol.schema import Message
 from tests.support_files import FakeClock, FakeFiles
@@ -299,6 +300,10 @@ class Stage:
             if (source.id, target) in self.cuts or peer.life != life or not peer.is_up:
                 return
             message, _ = api.decode_request[version](memoryview(data), 0)
+            if isinstance(message, DescribeClusterRequest):
+                # Not a request of the quorum: the broker answers it.
+                back(DescribeClusterResponse(cluster_id=peer.consensus.image.cluster_id or ""))
+                return
             call: Any = FakeCall(version, back)
             answered = peer.consensus.handle(message, call)
             if answered is not WAITING:
