@@ -65,9 +65,23 @@ EVERY_MESSAGE = [
 ]
 
 
+# Structs with a name that says more than Kafka's.
+OTHER_NAMES = {
+    "ActiveProducer": "ProducerState",
+    "DescribedTransaction": "TransactionState",
+    "DescribeProducersPartition": "PartitionResponse",
+    "DescribeProducersRequestTopic": "TopicRequest",
+    "DescribeProducersTopic": "TopicResponse",
+    "ListedTransaction": "TransactionState",
+    "TransactionTopic": "TopicData",
+}
+
+
 def kafka_names(struct: type[Message]) -> list[str]:
     """What Kafka may call a struct: structs of one module that share a name there have longer ones here."""
     name = struct.__name__
+    if name in OTHER_NAMES:
+        return [OTHER_NAMES[name]]
     if name == "Endpoint":
         return ["Endpoint", "LeaderEndpoint", "Listener"]
     bare = re.sub(r"^\w+(Request|Response|Message|Record)(?=[A-Z])|^Incremental", "", name)
@@ -130,6 +144,9 @@ class Samples:
         low, high = INTEGERS[field.kind]
         if field.name.endswith("error_code"):
             return self.random.choice(ERROR_CODES)
+        if field.name == "transaction_start_time_ms":
+            # kio reads no negative time here.
+            return self.random.choice((1, 1_700_000_000_123))
         if field.name.endswith("_ms") and field.kind == "q":
             return self.random.choice((-1, 1, 1_700_000_000_123))
         return self.random.choice((low, high, -1 if low else 1, 0, 1, self.random.randint(low, high)))

@@ -59,7 +59,7 @@ def from_json(cls: type[Message], values: dict[str, Any], version: int) -> Messa
 
 
 def snake_case(name: str) -> str:
-    return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("k_raft", "kraft")
+    return re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("k_raft", "kraft")
 
 
 def field_from_json(field: Field, value: Any, version: int) -> Any:

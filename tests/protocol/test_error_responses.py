@@ -26,7 +26,7 @@ def error_codes(message: Message) -> list[int]:
     found = []
     for field in message.FIELDS:
         value = getattr(message, field.name)
-        if field.name == "error_code":
+        if field.name.endswith("error_code"):
             found.append(value)
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, Message):

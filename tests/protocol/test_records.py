@@ -21,14 +21,17 @@ from penstock.protocol.records import (
     NO_TIMESTAMP,
     BatchHeader,
     CorruptBatch,
+    Marker,
     Record,
     RecordFields,
     batches,
     check_produced,
     crc_matches,
     decode_header,
+    decode_marker,
     decode_records,
     encode_batch,
+    encode_marker,
     patch,
     set_log_append_time,
 )
@@ -380,3 +383,26 @@ def test_a_varint_of_eleven_bytes_is_corrupt() -> None:
 def test_a_batch_without_timestamps_says_so() -> None:
     header = decode_header(encode_batch([(NO_TIMESTAMP, None, b"v", ())]))
     assert header.max_timestamp == header.base_timestamp == NO_TIMESTAMP
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_marker_is_one_control_record_without_a_sequence(is_commit: bool) -> None:
+    batch = encode_marker(Marker(is_commit, 7), producer_id=4000, producer_epoch=3, timestamp=1_000)
+    header = decode_header(batch)
+    assert header.is_control and header.is_transactional
+    assert (header.producer_id, header.producer_epoch, header.base_sequence, header.count) == (4000, 3, -1, 1)
+    (record,) = decode_records(batch, bytes_max=1_000)
+    assert record.key == bytes([0, 0, 0, is_commit])
+    assert record.value == bytes([0, 0, 0, 0, 0, 7])
+    assert decode_marker(batch) == Marker(is_commit, 7)
+
+
+def test_a_control_record_of_another_type_is_no_marker() -> None:
+    batch = encode_batch([(1, bytes([0, 0, 0, 2]), b"", ())], control=True)
+    assert decode_marker(batch) is None
+
+
+@pytest.mark.parametrize(("key", "value"), [(None, b"\0" * 6), (b"\0\0", b"\0" * 6), (b"\0\0\0\1", b"\0\0")])
+def test_a_marker_cut_short_is_corrupt(key: bytes | None, value: bytes) -> None:
+    with pytest.raises(CorruptBatch):
+        decode_marker(encode_batch([(1, key, value, ())], control=True))

@@ -51,12 +51,15 @@ class Api:
         *,
         flexible_from: int | None,
         advertised_min: int | None = None,
+        client_version_max: int | None = None,
         listeners: tuple[str, ...] = (CLIENT, INTERNAL),
     ) -> None:
         self.key = key
         self.name = name
         self.version_min = version_min
         self.version_max = version_max
+        # Later versions are for nodes only.
+        self.client_version_max = version_max if client_version_max is None else client_version_max
         self.advertised_min = version_min if advertised_min is None else advertised_min
         # None when no version is flexible.
         self.flexible_from = flexible_from
@@ -82,8 +85,11 @@ class Api:
         response: type[Response] = self._message("Response")
         return response
 
-    def serves(self, version: int) -> bool:
-        return self.version_min <= version <= self.version_max
+    def serves(self, version: int, listener: str = INTERNAL) -> bool:
+        return self.version_min <= version <= self.version_max_on(listener)
+
+    def version_max_on(self, listener: str) -> int:
+        return self.client_version_max if listener == CLIENT else self.version_max
 
     def is_flexible(self, version: int) -> bool:
         return self.flexible_from is not None and version >= self.flexible_from
@@ -126,6 +132,12 @@ APIS: dict[int, Api] = {
         Api(21, "DeleteRecords", "offsets", 0, 2, flexible_from=2),
         Api(22, "InitProducerId", "produce", 0, 5, flexible_from=2),
         Api(23, "OffsetForLeaderEpoch", "offsets", 2, 4, flexible_from=4),
+        # Clients send one transaction, up to version 3.
+        Api(24, "AddPartitionsToTxn", "transactions", 0, 5, flexible_from=3, client_version_max=3),
+        Api(25, "AddOffsetsToTxn", "transactions", 0, 4, flexible_from=3),
+        Api(26, "EndTxn", "transactions", 0, 5, flexible_from=3),
+        Api(27, "WriteTxnMarkers", "transactions", 1, 2, flexible_from=1),
+        Api(28, "TxnOffsetCommit", "transactions", 0, 5, flexible_from=3),
         Api(29, "DescribeAcls", "security", 1, 3, flexible_from=2),
         Api(30, "CreateAcls", "security", 1, 3, flexible_from=2),
         Api(31, "DeleteAcls", "security", 1, 3, flexible_from=2),
@@ -145,11 +157,15 @@ APIS: dict[int, Api] = {
         Api(54, "EndQuorumEpoch", "quorum", 0, 1, flexible_from=1, listeners=NODES),
         Api(55, "DescribeQuorum", "quorum", 0, 2, flexible_from=0),
         Api(56, "AlterPartition", "brokers", 2, 3, flexible_from=0, listeners=NODES),
+        Api(57, "UpdateFeatures", "cluster", 0, 2, flexible_from=0),
         Api(59, "FetchSnapshot", "quorum", 0, 1, flexible_from=0, listeners=NODES),
         Api(60, "DescribeCluster", "cluster", 0, 2, flexible_from=0),
+        Api(61, "DescribeProducers", "transactions", 0, 0, flexible_from=0),
         Api(62, "BrokerRegistration", "brokers", 0, 4, flexible_from=0, listeners=NODES),
         Api(63, "BrokerHeartbeat", "brokers", 0, 2, flexible_from=0, listeners=NODES),
         Api(64, "UnregisterBroker", "brokers", 0, 0, flexible_from=0),
+        Api(65, "DescribeTransactions", "transactions", 0, 0, flexible_from=0),
+        Api(66, "ListTransactions", "transactions", 0, 1, flexible_from=0),
         Api(67, "AllocateProducerIds", "brokers", 0, 0, flexible_from=0, listeners=NODES),
         # Refused, but served: otherwise librdkafka would wait forever for a broker that offers it.
         Api(68, "ConsumerGroupHeartbeat", "consumer_groups", 0, 1, flexible_from=0),

@@ -54,6 +54,12 @@ LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
 
+# Key of a marker: version and type. Value: version and coordinator epoch.
+_MARKER_KEY = Struct(">hh")
+_MARKER_VALUE = Struct(">hi")
+_ABORT, _COMMIT = 0, 1
+_MARKER_BYTES_MAX = 256
+
 Header: TypeAlias = tuple[str, bytes | None]
 
 
@@ -115,6 +121,14 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header] = ()
+
+
+class Marker(NamedTuple):
+    """The control record that ends a transaction in a partition."""
+
+    is_commit: bool
+    # Leader epoch of the coordinator's partition.
+    coordinator_epoch: int
 
 
 # Input of ``encode_batch``: timestamp, key, value, headers.
@@ -294,6 +308,37 @@ def decode_records(buffer: Buffer, position: int = 0, *, bytes_max: int) -> list
     if at != len(body):
         raise CorruptBatch(f"{len(body) - at} bytes behind the last record")
     return records
+
+
+def encode_marker(marker: Marker, producer_id: int, producer_epoch: int, timestamp: int) -> bytearray:
+    """A control batch that ends the producer's transaction in a partition."""
+    key = _MARKER_KEY.pack(0, _COMMIT if marker.is_commit else _ABORT)
+    value = _MARKER_VALUE.pack(0, marker.coordinator_epoch)
+    return encode_batch(
+        [(timestamp, key, value, ())],
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        control=True,
+        transactional=True,
+    )
+
+
+def decode_marker(buffer: Buffer, position: int = 0) -> Marker | None:
+    """The marker in the control batch at ``position``; None for a control record of another type.
+
+    Raises:
+        CorruptBatch: the batch is damaged. The CRC is not checked here.
+    """
+    record = decode_records(buffer, position, bytes_max=_MARKER_BYTES_MAX)[0]
+    # Later versions may add fields at the end.
+    if record.key is None or len(record.key) < _MARKER_KEY.size:
+        raise CorruptBatch("a control record without a type")
+    kind = _MARKER_KEY.unpack_from(record.key)[1]
+    if kind not in (_ABORT, _COMMIT):
+        return None
+    if record.value is None or len(record.value) < _MARKER_VALUE.size:
+        raise CorruptBatch("a marker without a coordinator epoch")
+    return Marker(kind == _COMMIT, _MARKER_VALUE.unpack_from(record.value)[1])
 
 
 def decode_timestamps(buffer: Buffer, position: int = 0, *, bytes_max: int) -> Iterator[tuple[int, int]]:

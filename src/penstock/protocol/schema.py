@@ -239,7 +239,7 @@ def _first_error(message: Message) -> int:
     for field in message.FIELDS:
         value = getattr(message, field.name)
         error = 0
-        if field.name == "error_code":
+        if field.name.endswith("error_code"):
             error = value
         elif field.kind == "array" and value and isinstance(value[0], Message):
             error = _first_error(value[0])

@@ -135,6 +135,8 @@ class BrokerHeartbeatRequest(Message, key=63, versions="0-2", flexible="0+"):
     steady_ms: int = int64(default=TIME_UNKNOWN, tag=OWN_TAGS + 22)
     # Ours: its lease uses the session timeout from the response. Older brokers use their own setting.
     takes_session: bool = boolean(tag=OWN_TAGS + 30)
+    # Ours: the features it supports, if its registration in the log does not have them. Otherwise empty.
+    features: list[Feature] = array(Feature, tag=OWN_TAGS + 40)
 
 
 class NodeClock(Message):

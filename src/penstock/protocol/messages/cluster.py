@@ -1,4 +1,4 @@
-"""ApiVersions, which is the handshake, and DescribeCluster.
+"""ApiVersions, which is the handshake, UpdateFeatures and DescribeCluster.
 
 An unknown version of ApiVersions is answered in version 0 with UNSUPPORTED_VERSION and our own range, so that the
 client can try again (KIP-511).
@@ -52,6 +52,33 @@ class ApiVersionsResponse(Response, key=18, versions="0-4", flexible="3+"):
     finalized_features_epoch: int = int64("3+", default=-1, tag=1)
     finalized_features: list[FinalizedFeatureKey] = array(FinalizedFeatureKey, "3+", tag=2)
     zk_migration_ready: bool = boolean("3+", tag=3)
+
+
+class FeatureUpdateKey(Message):
+    feature: str = string()
+    max_version_level: int = int16()
+    allow_downgrade: bool = boolean("0")
+    # 1 upgrade, 2 safe downgrade, 3 unsafe downgrade.
+    upgrade_type: int = int8("1+", default=1)
+
+
+class UpdateFeaturesRequest(Message, key=57, versions="0-2", flexible="0+"):
+    timeout_ms: int = int32(default=60_000)
+    feature_updates: list[FeatureUpdateKey] = array(FeatureUpdateKey)
+    validate_only: bool = boolean("1+")
+
+
+class UpdatableFeatureResult(Message):
+    feature: str = string()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+
+
+class UpdateFeaturesResponse(Response, key=57, versions="0-2", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    results: list[UpdatableFeatureResult] = array(UpdatableFeatureResult, "0-1")
 
 
 class DescribeClusterRequest(Message, key=60, versions="0-2", flexible="0+"):
