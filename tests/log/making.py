@@ -8,7 +8,15 @@ from penstock.environment import FileRange
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import BatchHeader, batches, check_produced, encode_batch
+from penstock.protocol.records import (
+    BatchHeader,
+    Marker,
+    batches,
+    check_produced,
+    decode_header,
+    encode_batch,
+    encode_marker,
+)
 from tests.support_files import FakeFiles, fake_environment
 
 DIRECTORY = "/data/topic-0"
@@ -26,7 +34,11 @@ def opened(files: FakeFiles, config: LogConfig | None = None, *, clean: bool = T
 
 
 def made_batch(
-    *timestamps: int, size: int = 10, codec: Codec = Codec.NONE, producer: tuple[int, int, int] | None = None
+    *timestamps: int,
+    size: int = 10,
+    codec: Codec = Codec.NONE,
+    producer: tuple[int, int, int] | None = None,
+    transactional: bool = False,
 ) -> tuple[bytearray, BatchHeader]:
     """A batch of one record per timestamp; ``producer`` is (id, epoch, base sequence)."""
     producer_id, producer_epoch, base_sequence = producer or (-1, -1, -1)
@@ -36,6 +48,7 @@ def made_batch(
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         base_sequence=base_sequence,
+        transactional=transactional,
     )
     header = check_produced(memoryview(batch), max_message_bytes=1 << 30)
     assert isinstance(header, BatchHeader)
@@ -45,6 +58,19 @@ def made_batch(
 def append(log: Log, *timestamps: int, epoch: int = 0, **options: Any) -> int:
     batch, header = made_batch(*timestamps, **options)
     return log.append(batch, header, epoch)
+
+
+def append_marker(
+    log: Log,
+    producer_id: int,
+    producer_epoch: int = 0,
+    *,
+    is_commit: bool,
+    coordinator_epoch: int = 0,
+    leader_epoch: int = 0,
+) -> int:
+    batch = encode_marker(Marker(is_commit, coordinator_epoch), producer_id, producer_epoch, NOW)
+    return log.append(batch, decode_header(batch), leader_epoch)
 
 
 def flush(log: Log) -> None:

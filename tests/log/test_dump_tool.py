@@ -16,7 +16,14 @@ from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.machine import MachineClock, MachineFiles
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import BatchHeader, check_produced, decode_header, encode_batch
+from penstock.protocol.records import (
+    BatchHeader,
+    Marker,
+    check_produced,
+    decode_header,
+    encode_batch,
+    encode_marker,
+)
 from tests.java import KAFKA_VERSION, classpath
 
 NOW = 1_700_000_000_000
@@ -190,3 +197,60 @@ def test_committed_offsets_are_read_with_their_topic_ids(dump: Dump, tmp_path: P
     assert '"offset":78' in output
     # As Kafka prints ids: URL-safe Base64.
     assert output.count('"topicId":"AAECAwQFBgcICQoLDA0ODw"') == 2, output
+
+
+def with_transactions(directory: Path) -> Log:
+    """Three producers whose transactions overlap, over several segments; every third is aborted, two stay open."""
+    log = Log.open(environment(), str(directory), CONFIG, clean=True)
+    for number in range(1, 1198):
+        producer_id, sequence = number % 3, number // 3
+        if sequence % 4 == 3:
+            marker = Marker(is_commit=sequence % 12 != 3, coordinator_epoch=6)
+            batch = encode_marker(marker, producer_id, 2, NOW)
+        else:
+            batch = encode_batch(
+                [(NOW, b"k", b"v" * 50, ())],
+                producer_id=producer_id,
+                producer_epoch=2,
+                base_sequence=sequence - sequence // 4,
+                transactional=True,
+            )
+        log.append(batch, decode_header(batch), 0)
+    return log
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_transactions_are_read(dump: Dump, tmp_path: Path, is_killed: bool) -> None:
+    directory = tmp_path / "topic-0"
+    log = with_transactions(directory)
+    opened = log.producers.open_transactions()
+    aborted = log.aborted_transactions(0, log.log_end_offset)
+    assert len(aborted) == 100 and opened
+    if is_killed:
+        log = Log.open(environment(), str(directory), CONFIG, clean=False)
+    log.close()
+    indexes = sorted(directory.glob("*.txnindex"))
+    assert len(indexes) > 2
+    output = dump(indexes)
+    entries = re.findall(
+        r"^version: 0 producerId: (\d) firstOffset: (\d+) lastOffset: (\d+) lastStableOffset: (\d+)$",
+        output,
+        re.MULTILINE,
+    )
+    assert sorted(tuple(map(int, entry)) for entry in entries) == sorted(map(tuple, aborted))
+    assert_no_complaint(output)
+    output = dump(sorted(directory.glob("*.snapshot"))[-1:])
+    producers = re.findall(
+        r"^producerId: (\d) producerEpoch: 2 coordinatorEpoch: 6 currentTxnFirstOffset: (\S+) ",
+        output,
+        re.MULTILINE,
+    )
+    assert {int(producer_id) for producer_id, _ in producers} == {0, 1, 2}, output
+    assert {int(producer_id): first_offset for producer_id, first_offset in producers} == {
+        0: "OptionalLong.empty",
+        1: f"OptionalLong[{opened[1]}]",
+        2: f"OptionalLong[{opened[2]}]",
+    }
+    output = dump(sorted(directory.glob("*.log")), "--deep-iteration")
+    assert output.count("endTxnMarker: ABORT coordinatorEpoch: 6") == 100
+    assert_no_complaint(output)

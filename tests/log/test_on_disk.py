@@ -114,6 +114,7 @@ def test_every_acknowledged_batch_survives_the_end_of_the_process(tmp_path: Path
     directory = str(tmp_path / "topic-0")
     chance = random.Random(11)
     root = str(Path(__file__).resolve().parents[2])
+    package = str(Path(penstock.__file__).resolve().parents[1])
     acknowledged = -1
     for _ in range(4):
         process = subprocess.Popen(
@@ -121,7 +122,7 @@ def test_every_acknowledged_batch_survives_the_end_of_the_process(tmp_path: Path
             stdout=subprocess.PIPE,
             text=True,
             cwd=root,
-            env={**os.environ, "PYTHONPATH": root},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([root, package])},
         )
         assert process.stdout is not None
         for _ in range(chance.randint(50, 300)):

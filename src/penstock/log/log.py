@@ -15,20 +15,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock.environment import NO_ROOM, Buffer, Clock, Environment, FileRange, Files
+from penstock.log.aborted_index import AbortedTransaction
 from penstock.log.config import KEEP, LogConfig
 from penstock.log.durability import Durability, sync_once
 from penstock.log.epochs import NO_EPOCH, LeaderEpochs
 from penstock.log.fetched_batches import first_holding, good_from
-from penstock.log.names import DELETED, LOG, SNAPSHOT, offset_of
+from penstock.log.names import ABORTED_INDEX, DELETED, LOG, SNAPSHOT, offset_of
 from penstock.log.producers import ProducerStates
 from penstock.log.reading import Reader
 from penstock.log.recovery import Recovery, epochs_of, recover
 from penstock.log.retention import count_expired
-from penstock.log.segment import Segment, WrongIndex
+from penstock.log.segment import Segment, WrongIndex, marker_in
 from penstock.log.segments import CorruptLog, Segments, damaged
 from penstock.log.snapshots import Snapshots, producers_at
 from penstock.log.timestamp_lookup import TimestampedOffset, first_from, newest
-from penstock.protocol.records import BatchHeader, CorruptBatch, patch
+from penstock.log.transaction_lookup import aborted_between, check_transactions
+from penstock.protocol.records import CONTROL, BatchHeader, CorruptBatch, patch
 
 __all__ = ["CorruptLog", "Log", "LogConfig", "OffsetOutOfRange"]
 
@@ -92,7 +94,7 @@ class Log:
         # first.
         self.before_cut: Callable[[int], None] | None = None
         # On a full disk, frees the little space that is needed to free more; false when it cannot.
-        self.give_room: Callable[[], bool] = lambda: False
+        self.give_room: Callable[[], bool] = _give_none
         # The result of recovery, if ``open`` had to run it.
         self.recovery: Recovery | None = None
 
@@ -159,6 +161,11 @@ class Log:
                 snapshot = offset_of(name, SNAPSHOT)
                 if snapshot is not None:
                     self._snapshots.offsets.append(snapshot)
+            elif name.endswith(ABORTED_INDEX):
+                # Listed after the segment's log file.
+                base_offset = offset_of(name, ABORTED_INDEX)
+                if base_offset is not None and base_offset == self._segments.last_base_offset:
+                    self._segments.items[-1].found_aborted()
             elif name.endswith(DELETED):
                 self.pending_deletes.append(f"{self.directory}/{name}")
         if not self._segments.items:
@@ -262,7 +269,10 @@ class Log:
         producers = self.producers
         producers.log_was_empty = False
         if header.producer_id >= 0:
-            producers.update(header, base_offset, self.steady_ms())
+            if header.attributes & CONTROL:
+                self._end_transaction(segment, batch, 0, header, base_offset)
+            else:
+                producers.update(header, base_offset, self.steady_ms())
         return base_offset
 
     def append_replicated(self, data: Buffer) -> int:
@@ -320,13 +330,28 @@ class Log:
                 producers = self.producers
                 producers.log_was_empty = False
                 steady_ms = self.steady_ms()
+                position = end - size
                 for header in written:
                     if header.producer_id >= 0:
-                        producers.update(header, header.base_offset, steady_ms)
+                        if header.attributes & CONTROL:
+                            self._end_transaction(segment, view, position, header, header.base_offset)
+                        else:
+                            producers.update(header, header.base_offset, steady_ms)
+                    position += header.size
                 del headers[:count]
         if wrong is not None:
             raise wrong
         return end
+
+    def _end_transaction(
+        self, segment: Segment, data: Buffer, position: int, header: BatchHeader, offset: int
+    ) -> None:
+        """A control batch of a producer was appended to the segment."""
+        marker = marker_in(data, position)
+        if marker is not None:
+            aborted = self.producers.end_transaction(header, marker, offset, self.steady_ms())
+            if aborted is not None:
+                segment.add_aborted(aborted)
 
     def begin_epoch(self, epoch: int) -> None:
         """This replica was elected: its leader epoch begins at the end of the log. Nothing is written."""
@@ -467,6 +492,57 @@ class Log:
         """The first record with the largest timestamp (ListOffsets with timestamp -3)."""
         return newest(self._segments, self.log_start_offset)
 
+    # Transactions
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Exclusive: all transactions with records below it have ended, with markers below the high watermark.
+
+        Never below the log's start: DeleteRecords and retention also remove records of open transactions.
+
+        Raises:
+            CorruptLog: as ``producers``.
+        """
+        producers = self._producers
+        if producers is None:
+            producers = self.producers
+        transactions = producers.transactions
+        if high_watermark < transactions.known_from:
+            self._look_back(producers, high_watermark)
+        return max(self.log_start_offset, transactions.last_stable_offset(high_watermark))
+
+    def _look_back(self, producers: ProducerStates, high_watermark: int) -> None:
+        """Find the transactions that ended at the high watermark or after it, below the producers' snapshot.
+
+        A restarted replica needs this while its high watermark is behind the snapshot that it loaded.
+        """
+        if producers.has_known_transactions:
+            # Damage in these batches was reported when the producers were loaded, or is when they are read.
+            replayed, _ = producers_at(
+                self._segments,
+                self._snapshots,
+                self.log_end_offset,
+                self.steady_ms(),
+                snapshot_max=high_watermark,
+            )
+            producers.transactions.take_ended_from(replayed.transactions)
+        producers.transactions.known_from = min(producers.transactions.known_from, high_watermark)
+
+    def aborted_transactions(self, offset: int, end_offset: int) -> list[AbortedTransaction]:
+        """The aborted transactions that overlap the offsets from one up to another, sorted by first offset.
+
+        Complete only below the last stable offset.
+
+        Raises:
+            CorruptLog: an index must be rebuilt, and its batches are damaged.
+        """
+        return aborted_between(
+            self._segments, self._snapshots, offset, end_offset, self.log_end_offset, self.steady_ms()
+        )
+
+    def end_offset_of(self, found: FileRange) -> int:
+        """The offset after the last batch that ``read`` found, or a later one if it was not the latest read."""
+        return self._reader.end_offset_of(found, self.log_end_offset)
+
     # Shortening
 
     def truncate_to(self, offset: int) -> None:
@@ -502,6 +578,8 @@ class Log:
                 position, offset = active.locate_damage()
                 self._warn_of_cut(offset)
                 active.truncate(position, self._config, wall_ms)
+            if active.aborted is not None:
+                active.aborted.cut(offset)
             self.log_end_offset = offset
         else:
             self.log_end_offset = offset
@@ -637,4 +715,9 @@ class Log:
         self._reader.check(self.log_start_offset)
         self.epochs.check(self.log_start_offset, self.log_end_offset)
         self.producers.check_invariants(self.log_end_offset)
+        check_transactions(segments, self.producers, self.log_end_offset)
         assert self._snapshots.newest <= self.log_end_offset, self._snapshots.offsets
+
+
+def _give_none() -> bool:
+    return False

@@ -3,6 +3,7 @@
     00000000000000000000.log            record batches from offset 0 on
     00000000000000000000.index          offset -> position, sparse
     00000000000000000000.timeindex      timestamp -> offset, sparse
+    00000000000000000000.txnindex       aborted transactions; only if there are any
     00000000000000001234.snapshot       producer state below offset 1234
     leader-epoch-checkpoint             where each leader epoch began
     partition.metadata                  the topic id: it, not the directory's name, identifies the topic
@@ -19,13 +20,14 @@ from penstock.model import TopicId, format_id, parse_id
 LOG = ".log"
 INDEX = ".index"
 TIME_INDEX = ".timeindex"
+ABORTED_INDEX = ".txnindex"
 SNAPSHOT = ".snapshot"
 DELETED = ".deleted"
 CORRUPT = ".corrupt"
 EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 
-SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX)
+SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX, ABORTED_INDEX)
 _OFFSET_DIGITS = 20
 
 

@@ -21,12 +21,15 @@ _CHECKED_BYTES_MAX = 1 << 20
 
 
 class Reader:
-    __slots__ = ("_places", "_segments")
+    __slots__ = ("_found", "_found_end", "_places", "_segments")
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
         # Offset -> position of the batch that holds it, or will hold it.
         self._places: dict[int, int] = {}
+        # The latest range, and the offset after it.
+        self._found: FileRange | None = None
+        self._found_end = 0
 
     def find(
         self, offset: int, bytes_max: int, ceiling: int, log_end_offset: int, at_least_one: bool
@@ -92,11 +95,18 @@ class Reader:
             if len(places) >= _PLACES_REMEMBERED and next_offset not in places:
                 del places[next(iter(places))]
             places[next_offset] = end
-        return FileRange(segment.file, position, end - position)
+        self._found_end = next_offset
+        self._found = found = FileRange(segment.file, position, end - position)
+        return found
+
+    def end_offset_of(self, found: FileRange, log_end_offset: int) -> int:
+        """The offset after a range that was found; for one of an earlier read, a later offset."""
+        return self._found_end if found is self._found else log_end_offset
 
     def forget(self) -> None:
         """The log was cut: remembered places may lie in the removed part."""
         self._places.clear()
+        self._found = None
 
     def rolled(self, log_end_offset: int) -> None:
         """The next read at the log end must look in the new segment, not in the one before it."""

@@ -24,12 +24,13 @@ from dataclasses import dataclass, field
 from crc32c import crc32c
 
 from penstock.environment import File
+from penstock.log.aborted_index import AbortedTransaction
 from penstock.log.epochs import NO_EPOCH, LeaderEpochs
 from penstock.log.names import CORRUPT
 from penstock.log.producers import ProducerStates
 from penstock.log.segment import Segment
 from penstock.log.segments import CorruptLog, Segments
-from penstock.log.snapshots import Snapshots, producers_at
+from penstock.log.snapshots import Snapshots, producers_at, replay
 from penstock.log.verification import good_batches
 from penstock.protocol.records import (
     CRC_START,
@@ -99,6 +100,7 @@ def recover(
         if found is not None and (recovery.damaged_at is None or found.offset < recovery.damaged_at):
             recovery.damaged_at = found.offset
     last_epoch = NO_EPOCH
+    aborted: list[AbortedTransaction] = []
 
     def give_up_from(segment: Segment, offset: int) -> None:
         if before_cut is None:
@@ -115,7 +117,9 @@ def recover(
             last_epoch = header.leader_epoch
             _add_epoch(epoch_entries, header)
             if header.producer_id >= 0:
-                producers.update(header, header.base_offset, wall_ms)
+                entry = replay(producers, segment, position, header, wall_ms)
+                if entry is not None:
+                    aborted.append(entry)
             yield position, header
         recovery.scanned_bytes += size
         if end < size:
@@ -138,7 +142,9 @@ def recover(
             with suppress(OSError):  # a broker must be able to start on a full disk
                 snapshots.write(segment.base_offset, producers)
         kept += 1
+        aborted.clear()
         recovery.log_end_offset = segment.rebuild(good(segment), segments.config, wall_ms, durable=False)
+        segment.replace_aborted(aborted, durable=False)
 
     if recovery.log_end_offset < recovery_point or (items[kept:] and not recovery.had_more):
         give_up_from(items[kept - 1], recovery.log_end_offset)

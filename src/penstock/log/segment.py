@@ -1,4 +1,4 @@
-"""One segment: consecutive batches of the log in one file, with two indexes.
+"""One segment: consecutive batches of the log in one file, with two indexes. A third lists aborted transactions.
 
 A segment is opened in steps, because a broker has many and uses few. At first only its base offset is known;
 ``measure`` reads its size; ``load`` opens the indexes, or rebuilds them when they are missing or invalid, and
@@ -17,12 +17,24 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 
-from penstock.environment import File, Files
+from penstock.environment import Buffer, File, Files
+from penstock.log.aborted_index import AbortedIndex, AbortedTransaction
 from penstock.log.config import LogConfig
 from penstock.log.epochs import NO_OFFSET
 from penstock.log.index import OffsetIndex, TimeIndex
-from penstock.log.names import INDEX, LOG, SEGMENT_SUFFIXES, TIME_INDEX, path_of
-from penstock.protocol.records import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, CorruptBatch, decode_header
+from penstock.log.names import ABORTED_INDEX, INDEX, LOG, SEGMENT_SUFFIXES, TIME_INDEX, path_of
+from penstock.protocol.compression import CompressionError
+from penstock.protocol.records import (
+    CONTROL,
+    HEADER_SIZE,
+    NO_TIMESTAMP,
+    BatchHeader,
+    CorruptBatch,
+    Marker,
+    crc_matches,
+    decode_header,
+    decode_marker,
+)
 
 # Relative offsets and positions are int32 in the indexes.
 RELATIVE_MAX = 2**31 - 1
@@ -33,6 +45,8 @@ _WINDOW_BYTES = 8192
 _GOOD_SHARE = 7 / 8
 # The active segment remembers between half of this and this many batches, at eight bytes each.
 _TAIL_BATCHES = 256
+# A control batch larger than this is no marker of ours or of Kafka's.
+_MARKER_BYTES_MAX = 1024
 
 
 class WrongIndex(Exception):
@@ -53,6 +67,7 @@ class Segment:
         "_offset_of_max",
         "_tail_last",
         "_tail_positions",
+        "aborted",
         "base_offset",
         "checked",
         "created_ms",
@@ -97,6 +112,8 @@ class Segment:
         self.damaged_at: int | None = None
         # Largest of all batches; NO_TIMESTAMP when they have none, and until loaded. Survives ``unload``.
         self.max_timestamp = NO_TIMESTAMP
+        # None when it has no aborted transactions, as far as the files show.
+        self.aborted: AbortedIndex | None = None
         self._file: File | None = None
         self.is_loaded = False
 
@@ -109,6 +126,8 @@ class Segment:
         if segment.file.size:
             # Left over from a segment that was lost in a crash.
             segment.file.truncate(0)
+        # Unlike the other indexes, this one need not be written again.
+        files.remove(segment._aborted_path)
         segment.size = 0
         segment._reset(wall_ms)
         segment.is_loaded = True
@@ -123,6 +142,10 @@ class Segment:
     @property
     def path(self) -> str:
         return path_of(self._directory, self.base_offset, LOG)
+
+    @property
+    def _aborted_path(self) -> str:
+        return path_of(self._directory, self.base_offset, ABORTED_INDEX)
 
     def measure(self) -> int:
         if self.size < 0:
@@ -176,10 +199,14 @@ class Segment:
     def rebuild(
         self, headers: Iterable[tuple[int, BatchHeader]], config: LogConfig, wall_ms: int, *, durable: bool
     ) -> int:
-        """Rebuild both indexes from the batches. Returns the offset after the last one."""
+        """Rebuild both indexes from the batches. Returns the offset after the last one.
+
+        The aborted transactions depend on the segments before, so they are rebuilt when they are next needed.
+        """
         self._reset(wall_ms)
         interval_bytes = config.index_interval_bytes
         next_offset = self.base_offset
+        has_markers = False
         for position, header in headers:
             if position == 0:
                 self.first_timestamp = header.max_timestamp
@@ -190,7 +217,11 @@ class Segment:
                 self.offsets.restore(relative, position)
                 self._restore_time()
             next_offset = header.next_offset
+            has_markers = has_markers or (header.attributes & CONTROL != 0 and header.producer_id >= 0)
         self._restore_time()
+        if has_markers:
+            # First: once the other indexes are there, nothing else shows that this one may be missing.
+            self.suspect_aborted(durable=durable)
         self.offsets.rewrite(durable=durable)
         self.times.rewrite(durable=durable)
         self.is_loaded = True
@@ -241,6 +272,11 @@ class Segment:
             or size + header.size > RELATIVE_MAX
             or self.offsets.is_full(index_bytes)
             or self.times.is_full(index_bytes)
+            or (
+                header.attributes & CONTROL != 0
+                and self.aborted is not None
+                and self.aborted.is_full(index_bytes)
+            )
         )
 
     def append(
@@ -270,10 +306,56 @@ class Segment:
             self._add_time()
 
     def seal(self) -> None:
-        """Write both index files: before the next segment is created, and when the log is closed."""
+        """Write the index files: before the next segment is created, and when the log is closed."""
         self._add_time()
         self.times.write()
         self.offsets.write()
+        if self.aborted is not None:
+            self.aborted.write()
+
+    # Aborted transactions
+
+    def found_aborted(self) -> None:
+        """There is a file with aborted transactions."""
+        self.aborted = AbortedIndex(self._files, self._aborted_path, is_new=False)
+
+    def suspect_aborted(self, *, durable: bool) -> None:
+        """The aborted transactions must be rebuilt from the batches before they are used."""
+        if self.aborted is None:
+            self.found_aborted()
+        assert self.aborted is not None
+        self.aborted.suspect(durable=durable)
+
+    def add_aborted(self, entry: AbortedTransaction) -> None:
+        """A marker that aborts a transaction was appended."""
+        if self.aborted is None:
+            self.aborted = AbortedIndex(self._files, self._aborted_path, is_new=True)
+        self.aborted.add(entry)
+
+    def replace_aborted(self, entries: list[AbortedTransaction], *, durable: bool) -> None:
+        """Replace the aborted transactions by those found in the batches."""
+        if not entries:
+            if self.aborted is not None:
+                self.aborted.close()
+            self.aborted = None
+            self._files.remove(self._aborted_path)
+            return
+        if self.aborted is None:
+            self.aborted = AbortedIndex(self._files, self._aborted_path, is_new=True)
+        self.aborted.replace(entries, durable=durable)
+
+    def marker_at(self, position: int, header: BatchHeader) -> Marker | None:
+        """The marker in a control batch; None when it holds another kind of record.
+
+        Raises:
+            CorruptBatch: the batch is damaged.
+        """
+        if header.size > _MARKER_BYTES_MAX:
+            return None
+        batch = self.file.read_at(position, header.size)
+        if not crc_matches(batch, 0, header):
+            raise CorruptBatch(f"the CRC of the marker at {position} of {self.path} does not match")
+        return marker_in(batch)
 
     def truncate(self, position: int, config: LogConfig, wall_ms: int) -> int:
         """Cut at a batch's beginning. Returns the offset after the last batch left."""
@@ -475,11 +557,15 @@ class Segment:
     @property
     def has_durable_indexes(self) -> bool:
         """Whether the index files are unchanged since they were last made durable."""
+        if self.aborted is not None and not self.aborted.is_durable:
+            return False
         return not self.is_loaded or (self.offsets.is_durable and self.times.is_durable)
 
     def index_files(self) -> list[File]:
         """Open the index files again, for syncing them."""
-        paths = (path_of(self._directory, self.base_offset, suffix) for suffix in (INDEX, TIME_INDEX))
+        paths = [path_of(self._directory, self.base_offset, suffix) for suffix in (INDEX, TIME_INDEX)]
+        if self.aborted is not None and self._files.exists(self.aborted.path):
+            paths.append(self.aborted.path)
         return [self._files.open(path) for path in paths]
 
     def set_aside(self, suffix: str) -> list[str]:
@@ -503,6 +589,8 @@ class Segment:
         if self.is_loaded:
             self.offsets.moved(path_of(directory, self.base_offset, INDEX))
             self.times.moved(path_of(directory, self.base_offset, TIME_INDEX))
+        if self.aborted is not None:
+            self.aborted.moved(self._aborted_path)
 
     def copy_aside(self, position: int, suffix: str) -> str:
         """Copy the log file from a position on to a separate file. Returns its path."""
@@ -528,6 +616,8 @@ class Segment:
 
     def unload(self) -> None:
         """Drop all but the sizes and the largest timestamp. Not for the active segment."""
+        if self.aborted is not None:
+            self.aborted.unload()
         if self.is_loaded:
             self.is_loaded = False
             self.offsets.close()
@@ -559,3 +649,11 @@ class Segment:
         for relative, position in zip(self._tail_last, self._tail_positions):
             assert places[position] == relative, (self.path, relative, position)
         return next_offset
+
+
+def marker_in(batch: Buffer, position: int = 0) -> Marker | None:
+    """The marker in a control batch that is undamaged; None when it holds anything else."""
+    try:
+        return decode_marker(batch, position)
+    except (CorruptBatch, CompressionError, IndexError):
+        return None

@@ -54,6 +54,10 @@ class Segments:
     def size_bytes(self) -> int:
         return sum(segment.measure() for segment in self.items)
 
+    @property
+    def last_base_offset(self) -> int:
+        return self.items[-1].base_offset if self.items else -1
+
     def place_of(self, offset: int) -> int:
         """The index of the last segment that begins at or before ``offset``; -1 when all begin after it."""
         return bisect_right(self.items, offset, key=_base_offset) - 1
@@ -162,15 +166,21 @@ class Segments:
         Raises:
             CorruptLog: there is damage among them. The batches before it were yielded.
         """
+        return (header for _, header in self.batches_in(segment, start_offset, end_offset))
+
+    def batches_in(
+        self, segment: Segment, start_offset: int, end_offset: int
+    ) -> Iterator[tuple[int, BatchHeader]]:
+        """As ``headers_in``, with the position of each batch."""
         following = self.items[self.items.index(segment) + 1 :]
         end_offset = min(end_offset, following[0].base_offset) if following else end_offset
         position = self.look(segment, Segment.locate, start_offset)
         next_offset = start_offset
         try:
-            for _, header in segment.headers(position):
+            for at, header in segment.headers(position):
                 if header.base_offset >= end_offset:
                     return
-                yield header
+                yield at, header
                 next_offset = header.next_offset
         except CorruptBatch as error:
             raise damaged(segment, str(error)) from error

@@ -11,9 +11,12 @@ is fetched again if there are others. If there are none, it continues with the b
 from __future__ import annotations
 
 from penstock.environment import Files
+from penstock.log.aborted_index import AbortedTransaction
 from penstock.log.names import SNAPSHOT, path_of
 from penstock.log.producers import CorruptSnapshot, ProducerStates
-from penstock.log.segments import CorruptLog, Segments
+from penstock.log.segment import Segment
+from penstock.log.segments import CorruptLog, Segments, damaged
+from penstock.protocol.records import CONTROL, BatchHeader, CorruptBatch
 
 # One for the active segment, one for the segment before it, one from ``close``.
 _KEPT = 3
@@ -47,7 +50,7 @@ class Snapshots:
             if offset > offset_max:
                 continue
             try:
-                producers.load(self._files.read(path_of(self._directory, offset, SNAPSHOT)), wall_ms)
+                producers.load(self._files.read(path_of(self._directory, offset, SNAPSHOT)), wall_ms, offset)
             except (CorruptSnapshot, FileNotFoundError):
                 continue
             return offset
@@ -69,13 +72,16 @@ class Snapshots:
 
 
 def producers_at(
-    segments: Segments, snapshots: Snapshots, offset: int, wall_ms: int
+    segments: Segments, snapshots: Snapshots, offset: int, wall_ms: int, *, snapshot_max: int | None = None
 ) -> tuple[ProducerStates, CorruptLog | None]:
-    """The producer state below ``offset``, as far as the batches can be read; and the damage, if any."""
+    """The producer state below ``offset``, as far as the batches can be read; and the damage, if any.
+
+    With ``snapshot_max``, batches from there on are replayed even if there is a later snapshot.
+    """
     damage: CorruptLog | None = None
     producers = ProducerStates(segments.config.producer_expiration_ms)
     start = segments.items[0].base_offset if segments.items else offset
-    loaded_at = snapshots.load_into(producers, offset, wall_ms)
+    loaded_at = snapshots.load_into(producers, offset if snapshot_max is None else snapshot_max, wall_ms)
     if loaded_at is not None:
         start = max(start, loaded_at)
         if len(producers):
@@ -85,9 +91,28 @@ def producers_at(
                 damage = error
     for segment in segments.between(start, offset):
         try:
-            for header in segments.headers_in(segment, start, offset):
+            for position, header in segments.batches_in(segment, start, offset):
                 if header.producer_id >= 0:
-                    producers.update(header, header.base_offset, wall_ms)
+                    replay(producers, segment, position, header, wall_ms)
         except CorruptLog as error:
             damage = damage or error
+        except CorruptBatch as error:
+            damage = damage or damaged(segment, str(error))
     return producers, damage
+
+
+def replay(
+    producers: ProducerStates, segment: Segment, position: int, header: BatchHeader, wall_ms: int
+) -> AbortedTransaction | None:
+    """Apply a batch with a producer id that is in the log. Returns the transaction that it aborts, if any.
+
+    Raises:
+        CorruptBatch: it is a damaged marker.
+    """
+    if not header.attributes & CONTROL:
+        producers.update(header, header.base_offset, wall_ms)
+        return None
+    marker = segment.marker_at(position, header)
+    if marker is None:
+        return None
+    return producers.end_transaction(header, marker, header.base_offset, wall_ms)
