@@ -40,7 +40,7 @@ class Report:
 
 
 # The simulators of single cores: penstock.sim.cores.<name>.run(seed).
-CORES = ("raft", "replication", "controller")
+CORES = ("raft", "replication", "controller", "transactions")
 
 
 def run_core(name: str, seed: int) -> Report:
