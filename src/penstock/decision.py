@@ -23,3 +23,6 @@ class Decision(Generic[Change]):
     response: Any = None
     # (token, response) for earlier requests.
     replies: list[tuple[Any, Any]] = field(default_factory=list)
+    # Producer id and epoch: the changes are part of this producer's open transaction, and take effect when it
+    # commits. They are appended as a transactional batch of the producer.
+    producer: tuple[int, int] | None = None

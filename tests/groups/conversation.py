@@ -7,15 +7,16 @@ asked in (an answer that cannot be sent is no answer), and every invariant is ch
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from penstock.decision import Decision
 from penstock.groups.changes import Change, decode, encode
 from penstock.groups.classic.classic_group import Caller
 from penstock.groups.coordinator import Coordinator
 from penstock.groups.offset_answers import offset_fetch_groups, offset_fetch_response
+from penstock.groups.offsets import OffsetSettled
 from penstock.groups.settings import GroupSettings
 from penstock.protocol import schema
 from penstock.protocol.errors import ErrorCode
@@ -41,6 +42,11 @@ from penstock.protocol.messages.groups import (
     OffsetFetchRequestTopics,
     SyncGroupRequest,
     SyncGroupRequestAssignment,
+)
+from penstock.protocol.messages.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
 )
 
 GROUP = "readers"
@@ -90,11 +96,56 @@ def topic_id(name: str, incarnation: int = 1) -> bytes:
     return f"{incarnation}{name}".encode().ljust(16, b".")[:16]
 
 
+class InTransaction(NamedTuple):
+    """A change in a transactional batch, as the log has it."""
+
+    change: Change
+    producer_id: int
+    producer_epoch: int
+
+
+class Ended(NamedTuple):
+    """The marker of a transaction, as the log has it."""
+
+    producer_id: int
+    is_commit: bool
+
+
+Logged: TypeAlias = Change | InTransaction | Ended
+
+
+def replay(coordinator: Coordinator, log: Iterable[Logged]) -> None:
+    """As the shell does it, in the bytes of the log."""
+    for logged in log:
+        match logged:
+            case InTransaction():
+                change = decode(*encode(logged.change))
+                assert change == logged.change
+                coordinator.apply_in_transaction(change, logged.producer_id, logged.producer_epoch)
+            case Ended():
+                coordinator.transaction_ended(*logged)
+            case _:
+                change = decode(*encode(logged))
+                assert change == logged
+                coordinator.apply(change)
+
+
+def logged_by(decision: Decision[Change] | Decision[OffsetSettled], marker: Ended | None) -> list[Logged]:
+    """What the shell appends for a decision."""
+    if marker is not None:
+        return [marker]
+    log: list[Logged] = []
+    for change in decision.changes:
+        assert not isinstance(change, OffsetSettled)
+        log.append(change if decision.producer is None else InTransaction(change, *decision.producer))
+    return log
+
+
 class Conversation:
     def __init__(
         self,
         settings: GroupSettings | None = None,
-        log: Sequence[Change] = (),
+        log: Sequence[Logged] = (),
         topics: Mapping[str, bytes | None] = {},
     ) -> None:
         self.settings = settings or GroupSettings()
@@ -105,13 +156,12 @@ class Conversation:
         # Wall time is a clock of its own.
         self.wall_ms = WALL_MS
         # What was appended and committed, in order.
-        self.log: list[Change] = []
+        self.log: list[Logged] = []
         # Decisions wait for ``commit_all`` or ``fail_all`` instead of being committed at once.
         self.hold = False
-        self.held: list[tuple[Decision[Change], Asked | None]] = []
-        for change in log:
-            self.coordinator.apply(change)
-            self.log.append(change)
+        self.held: list[tuple[Decision[Any], Asked | None, Ended | None]] = []
+        replay(self.coordinator, log)
+        self.log.extend(log)
         self.coordinator.loaded(self.now_ms, self.wall_ms)
         self.coordinator.check()
 
@@ -257,6 +307,50 @@ class Conversation:
         self._take(decision, Asked(version))
         return [ErrorCode(part.error_code) for topic in response.topics for part in topic.partitions]
 
+    def commit_in_transaction(
+        self,
+        producer_id: int,
+        offsets: Mapping[tuple[str, int], int],
+        *,
+        epoch: int = 0,
+        group: str = GROUP,
+        member_id: str = "",
+        generation: int = -1,
+        instance: str | None = None,
+        version: int = 5,
+        metadata: str | None = "",
+    ) -> list[ErrorCode]:
+        """Commit in the producer's transaction, and return the errors of the partitions."""
+        topics: dict[str, list[TxnOffsetCommitRequestPartition]] = {}
+        for (topic, partition), offset in offsets.items():
+            topics.setdefault(topic, []).append(
+                TxnOffsetCommitRequestPartition(
+                    partition_index=partition, committed_offset=offset, committed_metadata=metadata
+                )
+            )
+        request = TxnOffsetCommitRequest(
+            transactional_id="mover",
+            group_id=group,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            generation_id=generation,
+            member_id=member_id,
+            group_instance_id=instance,
+            topics=[
+                TxnOffsetCommitRequestTopic(name=name, partitions=parts) for name, parts in topics.items()
+            ],
+        )
+        decision = self.coordinator.commit_in_transaction(
+            request, version, now_ms=self.now_ms, wall_ms=self.wall_ms
+        )
+        response = decision.response
+        self._take(decision, Asked(version))
+        return [ErrorCode(part.error_code) for topic in response.topics for part in topic.partitions]
+
+    def end_transaction(self, producer_id: int, *, commit: bool) -> None:
+        decision = self.coordinator.end_transaction(producer_id, commit)
+        self._take(decision, None, Ended(producer_id, commit))
+
     def fetch(
         self, *partitions: tuple[str, int], group: str = GROUP, stable: bool = False
     ) -> dict[tuple[str, int], Any]:
@@ -349,9 +443,7 @@ class Conversation:
 
     def restarted(self) -> Conversation:
         """Another coordinator, which knows only what the log says, in the bytes of the log."""
-        copied = [decode(*encode(change)) for change in self.log]
-        changes = [change for change in copied if change is not None]
-        other = Conversation(self.settings, changes, self.topics)
+        other = Conversation(self.settings, self.log, self.topics)
         other.wall_ms = self.wall_ms
         return other
 
@@ -359,26 +451,32 @@ class Conversation:
 
     def commit_all(self) -> None:
         held, self.held = self.held, []
-        for decision, asked in held:
-            self._commit(decision, asked)
+        for decision, asked, marker in held:
+            self._commit(decision, asked, marker)
 
     def fail_all(self) -> None:
         """The changes could not be written, so nobody hears what was decided."""
         held, self.held = self.held, []
-        for decision, _ in held:
+        for decision, _, _ in held:
             self.coordinator.failed(decision, self.now_ms, self.wall_ms)
         self.coordinator.check()
 
-    def _take(self, decision: Decision[Change], asked: Asked | None) -> Asked:
+    def fail_last(self) -> None:
+        """The changes of the last decision could not be written; those before may still be committed."""
+        decision, _, _ = self.held.pop()
+        self.coordinator.failed(decision, self.now_ms, self.wall_ms)
+        self.coordinator.check()
+
+    def _take(self, decision: Decision[Any], asked: Asked | None, marker: Ended | None = None) -> Asked:
         self.coordinator.check()
         if self.hold:
-            self.held.append((decision, asked))
+            self.held.append((decision, asked, marker))
         else:
-            self._commit(decision, asked)
+            self._commit(decision, asked, marker)
         return asked or Asked(0)
 
-    def _commit(self, decision: Decision[Change], asked: Asked | None) -> None:
-        self.log.extend(decision.changes)
+    def _commit(self, decision: Decision[Any], asked: Asked | None, marker: Ended | None) -> None:
+        self.log.extend(logged_by(decision, marker))
         self.coordinator.committed(decision)
         self.coordinator.check()
         for token, response in decision.replies:
@@ -391,6 +489,11 @@ def assignment_of(members: Sequence[str]) -> dict[str, bytes]:
     return {member: f"for {member}".encode() for member in members}
 
 
-def whole_snapshot(coordinator: Coordinator) -> list[Change]:
-    """What the log says about every group, as few changes."""
-    return [change for group_id in coordinator.all_keys() for change in coordinator.snapshot_of(group_id)]
+def whole_snapshot(coordinator: Coordinator) -> list[Logged]:
+    """What the log says about every group, as few changes, in the order of the shell."""
+    log: list[Logged] = []
+    for group_id in coordinator.all_keys():
+        log += coordinator.snapshot_of(group_id)
+        for producer, changes in coordinator.snapshot_in_transactions(group_id):
+            log += [InTransaction(change, *producer) for change in changes]
+    return log

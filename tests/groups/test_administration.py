@@ -163,3 +163,31 @@ def test_who_waits_is_sent_away_when_the_coordinator_resigns() -> None:
         token.take(response)
     assert joining.error is syncing.error is ErrorCode.NOT_COORDINATOR
     assert talk.heartbeat(follower, generation) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_group_lives_on_when_its_deletion_could_not_be_written_after_a_change_in_flight() -> None:
+    talk = Conversation()
+    talk.commit({P0: 1})
+    talk.hold = True
+    talk.commit({P0: 2})
+    assert talk.delete_group() is ErrorCode.NONE
+    talk.fail_last()
+    talk.hold = False
+    assert talk.state() == "Empty"
+    assert talk.commit({P0: 3}) == [ErrorCode.NONE]
+    talk.commit_all()
+    assert talk.delete_group() is ErrorCode.NONE
+    assert talk.groups() == []
+
+
+def test_a_group_with_a_generation_in_flight_lives_on_when_its_deletion_could_not_be_written() -> None:
+    talk = Conversation()
+    (member,), _ = talk.stable(1)
+    talk.hold = True
+    talk.leave(member)
+    assert talk.delete_group() is ErrorCode.NONE
+    talk.fail_last()
+    talk.commit_all()
+    talk.hold = False
+    assert talk.state() == "Empty"
+    talk.stable(1)

@@ -49,7 +49,7 @@ def test_several_partitions_in_one_commit_are_one_batch() -> None:
     talk = Conversation()
     talk.hold = True
     talk.commit({P0: 1, P1: 2, ("payments", 0): 3})
-    ((decision, _),) = talk.held
+    ((decision, _, _),) = talk.held
     assert len(decision.changes) == 3
     talk.commit_all()
     assert talk.offsets() == {P0: 1, P1: 2, ("payments", 0): 3}

@@ -7,6 +7,7 @@ worst moments. Checked all along, and independently of the coordinator's own ``c
 - at most one owner per partition and generation (of all assignments that ever reached a client);
 - a commit of an older generation than a client has heard of is refused;
 - readers see exactly what is in the log, so that an acknowledged commit survives every restart;
+- an offset committed in a transaction is seen when the transaction has committed, and never if it was aborted;
 - another coordinator that replays the log agrees with this one;
 - every request is answered exactly once, in the end.
 """
@@ -28,8 +29,6 @@ from penstock.groups.changes import (
     GroupStored,
     OffsetCommitted,
     OffsetRemoved,
-    decode,
-    encode,
 )
 from penstock.groups.classic.classic_group import Caller, State
 from penstock.groups.coordinator import Coordinator
@@ -47,13 +46,30 @@ from penstock.protocol.messages.groups import (
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
     OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
     SyncGroupRequest,
     SyncGroupRequestAssignment,
 )
-from tests.groups.conversation import subscription, topic_id, whole_snapshot
+from penstock.protocol.messages.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+)
+from tests.groups.conversation import (
+    Ended,
+    InTransaction,
+    Logged,
+    logged_by,
+    replay,
+    subscription,
+    topic_id,
+    whole_snapshot,
+)
 
 GROUPS = ("a", "b")
 PARTITIONS = 5
+PRODUCERS = (7, 8, 9)
 SETTINGS = GroupSettings(
     session_timeout_ms_min=1_000,
     initial_rebalance_delay_ms=500,
@@ -61,6 +77,8 @@ SETTINGS = GroupSettings(
     offsets_retention_ms=200_000,
     offsets_retention_check_interval_ms=60_000,
 )
+# Group, topic, partition.
+Key: TypeAlias = tuple[str, str, int]
 Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
 PROTOCOLS: tuple[Protocols, ...] = (
     (("range", subscription("orders")), ("sticky", subscription("orders", user_data=b"x"))),
@@ -119,8 +137,8 @@ class Groups(RuleBasedStateMachine):
         super().__init__()
         self.now_ms = 0
         self.wall_ms = 1_700_000_000_000
-        self.log: list[Change] = []
-        self.queue: list[tuple[Decision[Change], Ask | None]] = []
+        self.log: list[Logged] = []
+        self.queue: list[tuple[Decision[Any], Ask | None, Ended | None]] = []
         self.told = {group: Told() for group in GROUPS}
         # Groups of which the log refused a record: it is behind until the next one.
         self.refused: set[str] = set()
@@ -143,13 +161,10 @@ class Groups(RuleBasedStateMachine):
             self.clients.append(Client(group, f"i-{number}" if is_static else None))
         self.behave_together(GROUPS[0], rounds, data)
 
-    def start_coordinator(self, log: list[Change] | None = None) -> Coordinator:
+    def start_coordinator(self, log: list[Logged] | None = None) -> Coordinator:
         coordinator = Coordinator(SETTINGS, random.Random(self.seed), self.topic_id)
         self.seed += 1
-        for change in self.log if log is None else log:
-            replayed = decode(*encode(change))
-            assert replayed == change
-            coordinator.apply(replayed)
+        replay(coordinator, self.log if log is None else log)
         coordinator.loaded(self.now_ms, self.wall_ms)
         coordinator.check()
         return coordinator
@@ -281,6 +296,46 @@ class Groups(RuleBasedStateMachine):
             assert generation >= self.told[client.group].generation, "a stale generation has committed"
         self.take(decision, ask)
 
+    @rule(
+        producer_id=st.sampled_from(PRODUCERS),
+        index=st.integers(0, 5),
+        is_member=st.booleans(),
+        partitions=st.lists(st.integers(0, PARTITIONS - 1), min_size=1, max_size=3, unique=True),
+        offset=st.integers(0, 1000),
+    )
+    def commit_in_transaction(
+        self, producer_id: int, index: int, is_member: bool, partitions: list[int], offset: int
+    ) -> None:
+        client = self.pick(index)
+        committed = [
+            TxnOffsetCommitRequestPartition(partition_index=partition, committed_offset=offset)
+            for partition in partitions
+        ]
+        request = TxnOffsetCommitRequest(
+            transactional_id="mover",
+            group_id=client.group,
+            producer_id=producer_id,
+            producer_epoch=1,
+            generation_id=client.generation if is_member else -1,
+            member_id=client.member_id if is_member else "",
+            group_instance_id=client.instance if is_member else None,
+            topics=[TxnOffsetCommitRequestTopic(name=ORDERS, partitions=committed)],
+        )
+        ask = self.ask("commit", client)
+        decision = self.coordinator.commit_in_transaction(
+            request, 5, now_ms=self.now_ms, wall_ms=self.wall_ms
+        )
+        error = error_of(decision.response)
+        assert (error is ErrorCode.NONE) == bool(decision.changes)
+        if error is ErrorCode.NONE and is_member and client.generation >= 0:
+            assert client.generation >= self.told[client.group].generation, "a stale generation has committed"
+        self.take(decision, ask)
+
+    @rule(producer_id=st.sampled_from(PRODUCERS), is_commit=st.booleans())
+    def transaction_ends(self, producer_id: int, is_commit: bool) -> None:
+        decision = self.coordinator.end_transaction(producer_id, is_commit)
+        self.take(decision, None, Ended(producer_id, is_commit))
+
     @rule(index=st.integers(0, 5))
     def leave(self, index: int) -> None:
         client = self.pick(index)
@@ -336,7 +391,7 @@ class Groups(RuleBasedStateMachine):
     @rule()
     def log_refuses_everything(self) -> None:
         queue, self.queue = self.queue, []
-        for decision, ask in queue:
+        for decision, ask, _ in queue:
             self.coordinator.failed(decision, self.now_ms, self.wall_ms)
             self.coordinator.check()
             self.refused |= {
@@ -344,11 +399,20 @@ class Groups(RuleBasedStateMachine):
             }
             self.lose(decision, ask)
 
+    @precondition(lambda self: self.queue)
+    @rule()
+    def log_refuses_the_last(self) -> None:
+        decision, ask, _ = self.queue.pop()
+        self.coordinator.failed(decision, self.now_ms, self.wall_ms)
+        self.coordinator.check()
+        self.refused |= {c.group_id for c in decision.changes if isinstance(c, GroupStored | GroupRemoved)}
+        self.lose(decision, ask)
+
     @rule()
     def coordinator_crashes(self) -> None:
         """Connections break, what was not committed is gone, another coordinator reads the log."""
         queue, self.queue = self.queue, []
-        for decision, ask in queue:
+        for decision, ask, _ in queue:
             self.lose(decision, ask)
         for token, _ in self.coordinator.resign().replies:
             self.answer(token, None)
@@ -366,16 +430,16 @@ class Groups(RuleBasedStateMachine):
         self.asks.append(ask)
         return ask
 
-    def take(self, decision: Decision[Change], ask: Ask | None) -> None:
+    def take(self, decision: Decision[Any], ask: Ask | None, marker: Ended | None = None) -> None:
         self.coordinator.check()
-        self.queue.append((decision, ask))
+        self.queue.append((decision, ask, marker))
         if not self.lazy:
             while self.queue:
                 self.commit_next()
 
     def commit_next(self) -> None:
-        decision, ask = self.queue.pop(0)
-        for change in decision.changes:
+        decision, ask, marker = self.queue.pop(0)
+        for change in logged_by(decision, marker):
             self.remember(change)
         self.coordinator.committed(decision)
         for token, response in decision.replies:
@@ -383,7 +447,7 @@ class Groups(RuleBasedStateMachine):
         if ask is not None and decision.response is not None:
             self.answer(ask, decision.response)
 
-    def remember(self, change: Change) -> None:
+    def remember(self, change: Logged) -> None:
         if isinstance(change, GroupStored | GroupRemoved):
             self.refused.discard(change.group_id)
         if isinstance(change, GroupStored):
@@ -458,15 +522,37 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def readers_see_the_log(self) -> None:
-        expected: dict[tuple[str, str, int], int] = {}
-        for change in self.log:
-            if isinstance(change, OffsetCommitted):
-                expected[change.group_id, change.topic, change.partition] = change.offset
-                if change.topic_id != self.topic_id(change.topic):
-                    del expected[change.group_id, change.topic, change.partition]
-            elif isinstance(change, OffsetRemoved):
-                expected.pop((change.group_id, change.topic, change.partition), None)
+        expected, unstable = self.expected()
         assert offsets_of(self.coordinator) == expected
+        if not self.queue:
+            assert unstable_of(self.coordinator) == unstable
+
+    def expected(self) -> tuple[dict[Key, int], set[Key]]:
+        """What the log says: the offsets, and the partitions with an offset in an open transaction."""
+        # Each with its place in the log.
+        committed: dict[Key, tuple[int, OffsetCommitted]] = {}
+        opened: dict[int, dict[Key, tuple[int, OffsetCommitted]]] = {}
+        for place, logged in enumerate(self.log):
+            match logged:
+                case OffsetCommitted():
+                    if key_of(logged) not in committed or committed[key_of(logged)][1] != logged:
+                        committed[key_of(logged)] = (place, logged)
+                case OffsetRemoved():
+                    for offsets in (committed, *opened.values()):
+                        offsets.pop(key_of(logged), None)
+                case InTransaction(change, producer_id):
+                    assert isinstance(change, OffsetCommitted)
+                    opened.setdefault(producer_id, {})[key_of(change)] = (place, change)
+                case Ended(producer_id, is_commit):
+                    for key, offset in opened.pop(producer_id, {}).items():
+                        if is_commit and offset[0] > committed.get(key, (-1,))[0]:
+                            committed[key] = offset
+        seen = {
+            key: change.offset
+            for key, (_, change) in committed.items()
+            if change.topic_id == self.topic_id(change.topic)
+        }
+        return seen, {key for offsets in opened.values() for key in offsets}
 
     @rule()
     def a_replay_agrees(self) -> None:
@@ -488,19 +574,34 @@ class Groups(RuleBasedStateMachine):
     @rule()
     def a_snapshot_says_what_the_log_says(self) -> None:
         """All that was decided is in the log: what is not committed yet, too."""
-        log = [*self.log, *(change for decision, _ in self.queue for change in decision.changes)]
-        replayed = self.start_coordinator(log)
+        replayed = self.start_coordinator(self.whole_log())
         shortened = self.start_coordinator(whole_snapshot(self.coordinator))
         assert offsets_of(shortened) == offsets_of(replayed)
+        assert when_all_commit(shortened) == when_all_commit(replayed)
         assert {g.to_stored() for g in shortened._groups.values()} == {
             g.to_stored() for g in replayed._groups.values()
         }
+
+    @rule(written=st.integers(0, 30))
+    def a_rewrite_may_stop_anywhere(self, written: int) -> None:
+        log = self.whole_log()
+        half_rewritten = self.start_coordinator([*log, *whole_snapshot(self.coordinator)[:written]])
+        replayed = self.start_coordinator(log)
+        assert offsets_of(half_rewritten) == offsets_of(replayed)
+        assert when_all_commit(half_rewritten) == when_all_commit(replayed)
+
+    def whole_log(self) -> list[Logged]:
+        """With what is not committed yet."""
+        queued = [logged for decision, _, marker in self.queue for logged in logged_by(decision, marker)]
+        return [*self.log, *queued]
 
     def teardown(self) -> None:
         """When nobody does anything any more, everything ends: no request hangs, no member stays."""
         while self.queue:
             self.commit_next()
         self.lazy = False
+        for producer_id in PRODUCERS:
+            self.transaction_ends(producer_id, False)
         for _ in range(200):
             deadline = self.coordinator.next_deadline_ms
             assert deadline is not None
@@ -509,19 +610,21 @@ class Groups(RuleBasedStateMachine):
                 break
         assert all(ask.answered for ask in self.asks)
         assert not any(self.coordinator.describe_group(group, 5).members for group in GROUPS)
+        assert not self.coordinator.list_groups(), "offsets did not expire"
+        assert not self.coordinator._open_groups
 
 
 def error_of(response: Any) -> ErrorCode:
     """The one error in the answer to a request about one thing."""
     match response:
-        case OffsetCommitResponse():
+        case OffsetCommitResponse() | TxnOffsetCommitResponse():
             return ErrorCode(response.topics[0].partitions[0].error_code)
         case LeaveGroupResponse():
             return ErrorCode(response.members[0].error_code)
     return ErrorCode(response.error_code)
 
 
-def offsets_of(coordinator: Coordinator) -> dict[tuple[str, str, int], int]:
+def offsets_of(coordinator: Coordinator) -> dict[Key, int]:
     found = {}
     for group in GROUPS:
         answer = coordinator.fetch_offsets(OffsetFetchRequestGroup(group_id=group, topics=None))
@@ -529,6 +632,29 @@ def offsets_of(coordinator: Coordinator) -> dict[tuple[str, str, int], int]:
             for partition in topic.partitions:
                 found[group, topic.name, partition.partition_index] = partition.committed_offset
     return found
+
+
+def unstable_of(coordinator: Coordinator) -> set[Key]:
+    topics = [OffsetFetchRequestTopics(name=ORDERS, partition_indexes=list(range(PARTITIONS)))]
+    found = set()
+    for group in GROUPS:
+        request = OffsetFetchRequestGroup(group_id=group, topics=topics)
+        for partition in coordinator.fetch_offsets(request, require_stable=True).topics[0].partitions:
+            if partition.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
+                found.add((group, ORDERS, partition.partition_index))
+    return found
+
+
+def when_all_commit(coordinator: Coordinator) -> dict[Key, int]:
+    """The offsets after all transactions committed. Nothing else may be done with the coordinator then."""
+    for producer_id in PRODUCERS:
+        coordinator.transaction_ended(producer_id, True)
+        coordinator.check()
+    return offsets_of(coordinator)
+
+
+def key_of(change: OffsetCommitted | OffsetRemoved) -> Key:
+    return change.group_id, change.topic, change.partition
 
 
 TestGroups = Groups.TestCase

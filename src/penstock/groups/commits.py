@@ -1,12 +1,13 @@
-"""OffsetCommit, OffsetFetch and OffsetDelete, and expiry of unused offsets.
+"""OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete, and expiry of unused offsets.
 
-Versions: OffsetCommit 2-10, OffsetFetch 1-10 (one group at a time here; the shell splits a request by
-coordinator), OffsetDelete 0. Topics are identified by name: the shell translates the ids of version 10, and
-handles topics that do not exist or may not be seen.
+Versions: OffsetCommit 2-10, TxnOffsetCommit 0-5, OffsetFetch 1-10 (one group at a time here; the shell splits a
+request by coordinator), OffsetDelete 0. Topics are identified by name: the shell translates the ids of version 10,
+and handles topics that do not exist or may not be seen.
 
 An offset belongs to a topic id: that of the topic that had the name at the commit. When that topic is deleted,
 the offset becomes invisible and ``reconcile`` removes it, even if a new topic has the name. An offset whose
-record has no id belongs to the topic that has the name when the record is read.
+record has no id belongs to the topic that has the name when the record is read. An offset in a transaction is
+dropped at the transaction's commit if its topic is gone by then.
 
 Expiry (KIP-211): the retention of a group's offsets starts when the group becomes empty, not at the commit. While
 there are consumers, only offsets of topics that none of them subscribes to can expire. Offsets of a group that
@@ -30,6 +31,7 @@ from penstock.groups.changes import (
 )
 from penstock.groups.group import Group
 from penstock.groups.offset_answers import no_offset, offset_fetched
+from penstock.groups.offsets import OffsetInTransaction, OffsetSettled
 from penstock.groups.settings import GROUPS_MAX, NAME_BYTES_MAX, STRING_BYTES_MAX, GroupSettings
 from penstock.groups.turn import Turn
 from penstock.protocol.errors import ErrorCode
@@ -46,6 +48,13 @@ from penstock.protocol.messages.groups import (
     OffsetFetchRequestGroup,
     OffsetFetchResponseGroup,
     OffsetFetchResponsePartitions,
+)
+from penstock.protocol.messages.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
 )
 
 DEFAULT_RETENTION = -1
@@ -72,38 +81,92 @@ class Commits:
             partitions = []
             topic_id = self._topic_id(topic.name)
             for partition in topic.partitions:
-                error = self._partition_error(partition)
-                if topic_id is None:
-                    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                elif error is ErrorCode.NONE:
-                    change = OffsetCommitted(
-                        request.group_id,
-                        topic.name,
-                        partition.partition_index,
-                        partition.committed_offset,
-                        partition.committed_leader_epoch,
-                        partition.committed_metadata or "",
-                        turn.wall_ms,
-                        expire_timestamp,
-                        topic_id,
-                    )
+                change = self._committed(group, topic.name, topic_id, partition, expire_timestamp, turn)
+                if isinstance(change, OffsetCommitted):
                     group.offsets.begin(change)
                     turn.decision.changes.append(change)
                 partitions.append(
-                    OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
+                    OffsetCommitResponsePartition(
+                        partition_index=partition.partition_index, error_code=_error_of(change)
+                    )
                 )
             topics.append(
                 OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
             )
         return OffsetCommitResponse(topics=topics)
 
-    def _partition_error(self, partition: OffsetCommitRequestPartition) -> ErrorCode:
+    def commit_in_transaction(
+        self, group: Group, request: TxnOffsetCommitRequest, turn: Turn
+    ) -> TxnOffsetCommitResponse:
+        """Commit offsets if the producer's transaction commits; the caller has checked ``Group.commit_error``."""
+        turn.decision.producer = producer = (request.producer_id, request.producer_epoch)
+        topics = []
+        for topic in request.topics:
+            partitions = []
+            topic_id = self._topic_id(topic.name)
+            for partition in topic.partitions:
+                change = self._committed(group, topic.name, topic_id, partition, NO_TIMESTAMP, turn)
+                if isinstance(change, OffsetCommitted):
+                    group.offsets.begin(OffsetInTransaction(*producer, change))
+                    turn.decision.changes.append(change)
+                partitions.append(
+                    TxnOffsetCommitResponsePartition(
+                        partition_index=partition.partition_index, error_code=_error_of(change)
+                    )
+                )
+            topics.append(TxnOffsetCommitResponseTopic(name=topic.name, partitions=partitions))
+        return TxnOffsetCommitResponse(topics=topics)
+
+    def _committed(
+        self,
+        group: Group,
+        topic: str,
+        topic_id: bytes | None,
+        partition: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition,
+        expire_timestamp: int,
+        turn: Turn,
+    ) -> OffsetCommitted | ErrorCode:
+        if topic_id is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         metadata = partition.committed_metadata or ""
-        too_large = len(metadata) > self._settings.offset_metadata_max
+        if self._is_too_large(metadata):
+            return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        return OffsetCommitted(
+            group.id,
+            topic,
+            partition.partition_index,
+            partition.committed_offset,
+            partition.committed_leader_epoch,
+            metadata,
+            turn.wall_ms,
+            expire_timestamp,
+            topic_id,
+        )
+
+    def end_transaction(self, group: Group, producer_id: int, is_commit: bool) -> list[OffsetSettled]:
+        """Settle the offsets that the producer committed in its transaction.
+
+        Those whose topic is gone are dropped: they must not replace an offset of a new topic with the name.
+        """
+        settled = [
+            OffsetSettled(
+                group.id,
+                opened.topic,
+                opened.partition,
+                producer_id,
+                is_commit and self._is_current(opened.offset),
+            )
+            for opened in group.offsets.open_of(producer_id)
+        ]
+        for change in settled:
+            group.offsets.begin(change)
+        return settled
+
+    def _is_too_large(self, metadata: str) -> bool:
+        if len(metadata) > self._settings.offset_metadata_max:
+            return True
         # A character takes at most four bytes, so most metadata need not be encoded to check this.
-        if not too_large and 4 * len(metadata) > STRING_BYTES_MAX:
-            too_large = len(metadata.encode()) > STRING_BYTES_MAX
-        return ErrorCode.OFFSET_METADATA_TOO_LARGE if too_large else ErrorCode.NONE
+        return 4 * len(metadata) > STRING_BYTES_MAX and len(metadata.encode()) > STRING_BYTES_MAX
 
     def fetch(
         self, group: Group | None, request: OffsetFetchRequestGroup, require_stable: bool
@@ -171,13 +234,17 @@ class Commits:
         changes = turn.decision.changes
         for topic, partition in group.offsets.partitions():
             offset = group.offsets.latest(topic, partition)
-            if offset is None:
+            opened = [one.offset for one in group.offsets.latest_open(topic, partition).values()]
+            is_current = offset is not None and self._is_current(offset)
+            change: OffsetCommitted | OffsetRemoved
+            if offset is not None and is_current and group.offsets.is_adopted(topic, partition):
+                change = offset
+            elif is_current or any(map(self._is_current, opened)) or (offset is None and not opened):
+                # A tombstone also removes the offsets in open transactions. So it waits until none may count; an
+                # offset of a topic that is gone stays invisible until then.
                 continue
-            change: OffsetCommitted | OffsetRemoved = offset
-            if not self._is_current(offset):
+            else:
                 change = OffsetRemoved(group.id, topic, partition)
-            elif not group.offsets.is_adopted(topic, partition):
-                continue
             if len(changes) >= changes_max:
                 return False
             group.offsets.begin(change)
@@ -189,7 +256,18 @@ class Commits:
         if change.topic_id != NO_TOPIC_ID:
             group.offsets.apply(change)
         else:
-            group.offsets.adopt(replace(change, topic_id=self._topic_id(change.topic) or GONE_TOPIC_ID))
+            group.offsets.adopt(self._with_id(change))
+
+    def restored_in_transaction(
+        self, group: Group, change: OffsetCommitted, producer_id: int, producer_epoch: int
+    ) -> None:
+        """Apply an offset read from the log that is part of a transaction."""
+        adopted = change.topic_id == NO_TOPIC_ID
+        offset = self._with_id(change) if adopted else change
+        group.offsets.apply(OffsetInTransaction(producer_id, producer_epoch, offset, is_adopted=adopted))
+
+    def _with_id(self, change: OffsetCommitted) -> OffsetCommitted:
+        return replace(change, topic_id=self._topic_id(change.topic) or GONE_TOPIC_ID)
 
     def _is_current(self, offset: OffsetCommitted) -> bool:
         return offset.topic_id == self._topic_id(offset.topic)
@@ -212,15 +290,21 @@ class Commits:
         return wall_ms - since >= self._settings.offsets_retention_ms
 
 
-def missing_group_error(request: OffsetCommitRequest, version: int, group_count: int) -> ErrorCode:
-    """The error for a commit to a missing group; without an error, it creates a group that only stores offsets."""
-    if request.generation_id_or_member_epoch >= 0:
-        known = version >= COMMIT_KNOWS_MISSING_GROUP
-        return ErrorCode.GROUP_ID_NOT_FOUND if known else ErrorCode.ILLEGAL_GENERATION
+def missing_group_error(group_id: str, generation: int, group_count: int) -> ErrorCode:
+    """The error for a commit to a missing group; without an error, it creates a group that only stores offsets.
+
+    From version COMMIT_KNOWS_MISSING_GROUP of OffsetCommit on, ILLEGAL_GENERATION becomes GROUP_ID_NOT_FOUND.
+    """
+    if generation >= 0:
+        return ErrorCode.ILLEGAL_GENERATION
     # The empty name is allowed here, unlike in JoinGroup: clients without groups use it.
-    if len(request.group_id.encode()) > NAME_BYTES_MAX:
+    if len(group_id.encode()) > NAME_BYTES_MAX:
         return ErrorCode.INVALID_GROUP_ID
     return ErrorCode.COORDINATOR_NOT_AVAILABLE if group_count >= GROUPS_MAX else ErrorCode.NONE
+
+
+def _error_of(change: OffsetCommitted | ErrorCode) -> ErrorCode:
+    return ErrorCode.NONE if isinstance(change, OffsetCommitted) else change
 
 
 def _fetched(group: Group, offset: OffsetCommitted, require_stable: bool) -> OffsetFetchResponsePartitions:

@@ -41,7 +41,8 @@ from penstock.groups.classic.answers import join_refused
 from penstock.groups.classic.classic_group import Caller, ClassicGroup, Member, State
 from penstock.groups.classic.membership import Joining, Membership
 from penstock.groups.classic.rebalance import Rebalance
-from penstock.groups.commits import Commits, TopicIds, missing_group_error
+from penstock.groups.commits import COMMIT_KNOWS_MISSING_GROUP, Commits, TopicIds, missing_group_error
+from penstock.groups.offsets import OffsetInTransaction, OffsetSettled
 from penstock.groups.settings import GroupSettings
 from penstock.groups.timers import Timer, TimerKind, Timers
 from penstock.groups.turn import Turn, Waiting
@@ -62,6 +63,7 @@ from penstock.protocol.messages.groups import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
+from penstock.protocol.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
 GROUP_TYPE = "classic"
 # Before this version of DescribeGroups, a group that does not exist is reported as Dead.
@@ -77,6 +79,9 @@ class Coordinator:
         self._rebalance = Rebalance(settings, self._timers)
         self._membership = Membership(self._groups, settings, self._timers, self._rebalance, random)
         self._commits = Commits(settings, topic_id)
+        # Producer id -> the groups that may have offsets in its open transaction. A group that does is in here; one
+        # whose offsets were removed stays until the transaction ends.
+        self._open_groups: dict[int, dict[str, None]] = {}
 
     # Requests of members
 
@@ -119,11 +124,14 @@ class Coordinator:
     ) -> Decision[Change]:
         turn = Turn(now_ms, wall_ms)
         group = self._groups.get(request.group_id)
-        error = (
-            missing_group_error(request, version, len(self._groups))
-            if group is None
-            else group.commit_error(request)
-        )
+        member_id, instance_id = request.member_id, request.group_instance_id
+        generation = request.generation_id_or_member_epoch
+        if group is not None:
+            error = group.commit_error(member_id, instance_id, generation, in_transaction=False)
+        else:
+            error = missing_group_error(request.group_id, generation, len(self._groups))
+            if error is ErrorCode.ILLEGAL_GENERATION and version >= COMMIT_KNOWS_MISSING_GROUP:
+                error = ErrorCode.GROUP_ID_NOT_FOUND
         if error is not ErrorCode.NONE:
             turn.decision.response = OffsetCommitResponse.for_error(request, version, error)
             return turn.decision
@@ -136,6 +144,50 @@ class Coordinator:
         if turn.decision.changes:
             self._groups[group.id] = group
         return turn.decision
+
+    def commit_in_transaction(
+        self, request: TxnOffsetCommitRequest, version: int, *, now_ms: int, wall_ms: int
+    ) -> Decision[Change]:
+        """Commit offsets that become visible when the producer's transaction commits (``end_transaction``).
+
+        The caller has verified that the transaction is open. Unlike a plain commit this is no heartbeat (as in
+        Kafka): the sender is a producer, and need not be the member.
+        """
+        turn = Turn(now_ms, wall_ms)
+        group = self._groups.get(request.group_id)
+        generation = request.generation_id
+        if not request.group_id:
+            error = ErrorCode.INVALID_GROUP_ID
+        elif group is None:
+            error = missing_group_error(request.group_id, generation, len(self._groups))
+        else:
+            error = group.commit_error(
+                request.member_id, request.group_instance_id, generation, in_transaction=True
+            )
+        if error is not ErrorCode.NONE:
+            turn.decision.response = TxnOffsetCommitResponse.for_error(request, version, error)
+            return turn.decision
+        if group is None:
+            group = ClassicGroup(request.group_id)
+        turn.decision.response = self._commits.commit_in_transaction(group, request, turn)
+        if turn.decision.changes:
+            self._groups[group.id] = group
+            self._has_open(request.producer_id, group)
+        return turn.decision
+
+    def end_transaction(self, producer_id: int, is_commit: bool) -> Decision[OffsetSettled]:
+        """A marker ends the transaction of a producer: its offsets become visible, or are dropped.
+
+        The changes have no records: the shell appends the marker. As with any other decision, they take effect
+        for readers once that is ``committed``, or not at all if it ``failed``.
+        """
+        decision: Decision[OffsetSettled] = Decision()
+        for group_id in list(self._open_groups.get(producer_id, ())):
+            group = self._groups.get(group_id)
+            if group is not None:
+                decision.changes += self._commits.end_transaction(group, producer_id, is_commit)
+            self._forget_open(producer_id, group_id)
+        return decision
 
     def fetch_offsets(
         self, request: OffsetFetchRequestGroup, *, require_stable: bool = False
@@ -270,6 +322,22 @@ class Coordinator:
                 group.forget_members()
         self._membership.discard_if_blank(group)
 
+    def apply_in_transaction(self, change: Change, producer_id: int, producer_epoch: int) -> None:
+        """Replay a committed change of a transactional batch, before ``loaded``."""
+        if not isinstance(change, OffsetCommitted):
+            # Nothing else is written in transactions. Kafka would apply it at once, too.
+            self.apply(change)
+            return
+        group = self._groups.get(change.group_id)
+        if group is None:
+            group = self._groups[change.group_id] = ClassicGroup(change.group_id)
+        self._commits.restored_in_transaction(group, change, producer_id, producer_epoch)
+        self._has_open(producer_id, group)
+
+    def transaction_ended(self, producer_id: int, is_commit: bool) -> None:
+        """Replay a marker, before ``loaded``."""
+        self.committed(self.end_transaction(producer_id, is_commit))
+
     def loaded(self, now_ms: int, wall_ms: int) -> None:
         """The log has been replayed. Every member gets a whole session."""
         turn = Turn(now_ms, wall_ms)
@@ -282,13 +350,18 @@ class Coordinator:
         assert not turn.decision.changes and not turn.decision.replies
         self._timers.start(self._expiry, now_ms + self._settings.offsets_retention_check_interval_ms)
 
-    def committed(self, decision: Decision[Change]) -> None:
+    def committed(self, decision: Decision[Change] | Decision[OffsetSettled]) -> None:
         """The changes of a decision are committed. Called in the order of the decisions."""
         for change in decision.changes:
             group = self._groups[change.group_id]
             match change:
-                case OffsetCommitted() | OffsetRemoved():
+                case OffsetCommitted():
+                    group.offsets.confirm(_in_transaction(change, decision.producer))
+                case OffsetRemoved():
                     group.offsets.confirm(change)
+                case OffsetSettled():
+                    group.offsets.confirm(change)
+                    self._forget_open(change.producer_id, group.id)
                 case GroupStored() | GroupRemoved():
                     group.unconfirmed.remove(change)
                     group.confirmed = change if isinstance(change, GroupStored) else None
@@ -297,7 +370,7 @@ class Coordinator:
             else:
                 self._membership.discard_if_blank(group)
 
-    def failed(self, decision: Decision[Change], now_ms: int, wall_ms: int) -> None:
+    def failed(self, decision: Decision[Change] | Decision[OffsetSettled], now_ms: int, wall_ms: int) -> None:
         """The changes of a decision are not in the log and never will be. Called in the order of the decisions.
 
         A generation that could not be stored is given up: its members rebalance, and the next generation is
@@ -307,7 +380,9 @@ class Coordinator:
         for change in decision.changes:
             group = self._groups[change.group_id]
             match change:
-                case OffsetCommitted() | OffsetRemoved():
+                case OffsetCommitted():
+                    group.offsets.revert(_in_transaction(change, decision.producer))
+                case OffsetRemoved() | OffsetSettled():
                     group.offsets.revert(change)
                 case GroupStored():
                     group.unconfirmed.remove(change)
@@ -315,7 +390,7 @@ class Coordinator:
                         self._rebalance.give_up(group, turn)
                 case GroupRemoved():
                     group.unconfirmed.remove(change)
-            if group.state is State.DEAD and not group.unconfirmed and not group.offsets.has_pending:
+            if group.state is State.DEAD and not group.is_being_removed:
                 group.move_to(State.EMPTY, wall_ms)
             self._membership.discard_if_blank(group)
         assert not turn.decision.changes and not turn.decision.replies
@@ -343,6 +418,20 @@ class Coordinator:
         stored = group.stored
         return [*([] if stored is None else [stored]), *group.offsets.logged()]
 
+    def snapshot_in_transactions(self, group_id: str) -> list[tuple[tuple[int, int], list[Change]]]:
+        """As ``snapshot_of``, the offsets in open transactions: producer id and epoch, and the changes.
+
+        They belong behind those of ``snapshot_of``. What is superseded has no effect any more and is left out.
+        """
+        group = self._groups.get(group_id)
+        batches: list[tuple[tuple[int, int], list[Change]]] = []
+        for opened in () if group is None else group.offsets.logged_open():
+            by_producer: dict[tuple[int, int], list[Change]] = {}
+            for one in opened:
+                by_producer.setdefault((one.producer_id, one.producer_epoch), []).append(one.offset)
+            batches += by_producer.items()
+        return batches
+
     def resign(self) -> Decision[Change]:
         """Stop leading the partition: send waiting members to the next coordinator. Then drop this one."""
         decision: Decision[Change] = Decision()
@@ -363,7 +452,21 @@ class Coordinator:
             assert group.id == group_id
             assert not group.is_blank
             group.check()
+            assert all(group_id in self._open_groups[known] for known in group.offsets.producer_ids())
+        assert all(self._open_groups.values())
         self._timers.check()
+
+    def _has_open(self, producer_id: int, group: ClassicGroup) -> None:
+        self._open_groups.setdefault(producer_id, {})[group.id] = None
+
+    def _forget_open(self, producer_id: int, group_id: str) -> None:
+        """Forget that a group may have offsets in a producer's transaction, if it has none."""
+        group = self._groups.get(group_id)
+        groups = self._open_groups.get(producer_id)
+        if groups is not None and (group is None or not group.offsets.knows(producer_id)):
+            groups.pop(group_id, None)
+            if not groups:
+                del self._open_groups[producer_id]
 
     def _expire_offsets(self, turn: Turn) -> None:
         for group in list(self._groups.values()):
@@ -401,6 +504,12 @@ def _settle(turn: Turn, token: Any) -> Decision[Change]:
             del decision.replies[position]
             break
     return decision
+
+
+def _in_transaction(
+    change: OffsetCommitted, producer: tuple[int, int] | None
+) -> OffsetCommitted | OffsetInTransaction:
+    return change if producer is None else OffsetInTransaction(*producer, change)
 
 
 def _committed_state(group: ClassicGroup) -> State:

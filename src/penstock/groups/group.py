@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from penstock.groups.changes import OffsetCommitted
 from penstock.groups.offsets import GroupOffsets
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages.groups import OffsetCommitRequest
 
 
 class Group(ABC):
@@ -18,7 +17,9 @@ class Group(ABC):
         self.offsets = GroupOffsets()
 
     @abstractmethod
-    def commit_error(self, request: OffsetCommitRequest) -> ErrorCode:
+    def commit_error(
+        self, member_id: str, instance_id: str | None, generation: int, *, in_transaction: bool
+    ) -> ErrorCode:
         """The error if the sender may not commit offsets now."""
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from penstock.protocol.messages.groups import HeartbeatResponse
 from penstock.protocol.messages.topics import CreatableTopic
 from tests.virtual import World
 
-TOPIC = "__transaction_state"
+TOPIC = "__share_group_state"
 Counted = tuple[str, int]
 
 
@@ -176,7 +176,7 @@ def test_a_decision_that_cannot_be_written_is_undone(monkeypatch: pytest.MonkeyP
     partition = loaded(world, counters(world), "a")
     assert count(world, partition, "a") == 1
 
-    def refuse(self: CoordinatorPartition[Any], changes: Iterable[Any]) -> Appended:
+    def refuse(self: CoordinatorPartition[Any], *_: Any) -> Appended:
         raise OSError(errno.ENOSPC, "no room")
 
     with monkeypatch.context() as meanwhile:
@@ -204,3 +204,14 @@ def test_requests_that_wait_are_sent_to_the_next_coordinator_when_this_one_resig
     partition.resign()
     world.run_for(6_000)
     assert [response.error_code for response in waiter.responses] == [ErrorCode.NOT_COORDINATOR]
+
+
+def test_a_coordinator_that_resigned_decides_nothing_more() -> None:
+    world = World()
+    coordinators = counters(world)
+    partition = loaded(world, coordinators, "a")
+    assert count(world, partition, "a") == 1
+    end_offset = partition.hosted.log.log_end_offset
+    partition.resign()
+    assert count(world, partition, "a") == "unavailable"
+    assert partition.hosted.log.log_end_offset == end_offset

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from penstock.broker.coordination.coordinators import Coordinators
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.partition.produced_batch import Appended
 from penstock.groups import changes
-from penstock.groups.changes import Change
 from penstock.protocol.messages.groups import FindCoordinatorRequest
 from penstock.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, DeleteTopicsRequest
 from tests.broker.coordination.test_offsets_topic import commit, committed
@@ -103,7 +101,7 @@ def test_a_topic_that_is_deleted_while_the_coordinator_cannot_write(
     """Too few replicas are in sync, and nobody may hear of the offsets even before that is over."""
     world, client = a_group_with_an_offset()
 
-    def refuse(self: CoordinatorPartition[Any], changes: Iterable[Change]) -> Appended:
+    def refuse(self: CoordinatorPartition[Any], *_: Any) -> Appended:
         raise OSError(errno.EAGAIN, "too few replicas in sync")
 
     with monkeypatch.context() as meanwhile:

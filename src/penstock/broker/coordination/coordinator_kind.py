@@ -73,6 +73,33 @@ class CoordinatorCore(Protocol[Change]):
         ...
 
 
+class TransactionalCore(Protocol[Change]):
+    """What a core adds that takes part in the transactions of producers.
+
+    A decision with a ``producer`` is stored as a transactional batch. It takes effect when a marker says that the
+    transaction committed, and never if it was aborted.
+    """
+
+    def apply_in_transaction(self, change: Change, producer_id: int, producer_epoch: int, /) -> None:
+        """Replay a committed change of a transactional batch."""
+        ...
+
+    def transaction_ended(self, producer_id: int, is_commit: bool, /) -> None:
+        """Replay a committed marker."""
+        ...
+
+    def end_transaction(self, producer_id: int, is_commit: bool, /) -> Decision[Any]:
+        """The effect of a marker, which the shell appends in place of the decision's changes."""
+        ...
+
+    def snapshot_in_transactions(self, key: str, /) -> list[tuple[tuple[int, int], list[Change]]]:
+        """As ``snapshot_of``, for open transactions: producer id and epoch, and the changes.
+
+        They are appended after those of ``snapshot_of``. If only those were appended, the log must mean the same.
+        """
+        ...
+
+
 Core = TypeVar("Core", bound=CoordinatorCore[Any])
 
 
@@ -88,3 +115,5 @@ class CoordinatorKind(Generic[Core]):
     encode: Callable[[Any], tuple[bytes, bytes | None]]
     # None: a record that this version does not know.
     decode: Callable[[Buffer, Buffer | None], Any | None]
+    # The core as one that takes part in transactions. None: this kind does not.
+    in_transactions: Callable[[Core], TransactionalCore[Any]] | None = None

@@ -4,6 +4,10 @@ This is the shell that every kind of coordinator shares. A core decides; the she
 the partition and sends the responses once they are committed, in the order of the decisions. A decision without
 changes waits behind one with changes, because its response may show what that one decided.
 
+A decision with a ``producer`` is part of that producer's transaction and is appended as a transactional batch. The
+marker that ends the transaction (``write_marker``) is a decision like the others, except that a control batch is
+appended for it. A replay meets both in the order of the log.
+
 What differs between the kinds is in a ``CoordinatorKind``: the core, and how its changes become records. The shell
 knows neither requests nor the core's state.
 
@@ -30,7 +34,15 @@ from penstock.environment import Environment, Timer
 from penstock.metadata.image import Image
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.topics import CreatableTopic
-from penstock.protocol.records import RecordFields, batches, decode_records, encode_batch
+from penstock.protocol.records import (
+    Marker,
+    RecordFields,
+    batches,
+    decode_marker,
+    decode_records,
+    encode_batch,
+    encode_marker,
+)
 
 READ_BYTES = 1024 * 1024
 # Size of one decision. A larger one is refused, as if the disk had no room for it. The largest in ordinary use, the
@@ -42,6 +54,8 @@ REWRITTEN_BYTES = 1024 * 1024
 REWRITE_BYTES_MIN = 64 * 1024 * 1024
 REWRITE_RATIO = 4
 CHANGES_PER_SLICE = 1_000
+# Not lower than any: the epoch of a transaction's coordinator is not checked, only the producer's.
+COORDINATOR_EPOCH_MAX = 2**31 - 1
 # After the state of deleted topics could not be removed: too few in-sync replicas, or a full disk.
 RECONCILE_RETRY_MS = 1_000
 
@@ -65,16 +79,26 @@ class CoordinatorHost:
 class CoordinatorPartition(Generic[Core]):
     """One coordinator and the partition it is stored in."""
 
-    def __init__(self, host: CoordinatorHost, hosted: HostedPartition, kind: CoordinatorKind[Core]) -> None:
+    def __init__(
+        self,
+        host: CoordinatorHost,
+        hosted: HostedPartition,
+        kind: CoordinatorKind[Core],
+        *,
+        on_committed: Callable[[CoordinatorPartition[Core]], None] | None = None,
+    ) -> None:
+        """``on_committed`` is called when it was loaded, and when a decision was committed."""
         self._host = host
+        self._on_committed = on_committed
         self._kind = kind
         self._environment = host.environment
-        self._hosted = hosted
+        self.hosted = hosted
         self._epoch = hosted.leader_epoch
         # Used while the log is replayed. Every change in the log was made by an earlier leader, under metadata
         # older than the one that made this broker the leader; so a topic that is not in it is gone for good.
         self._image_at_load: Image | None = host.image()
         self.core = kind.make_core(self._image)
+        self._in_transactions = kind.in_transactions(self.core) if kind.in_transactions is not None else None
         # Keys that may hold state of deleted topics.
         self._unreconciled: list[str] = []
         # Decisions that are not committed, in order: the offset to wait for (0: only for the decisions before it),
@@ -83,7 +107,7 @@ class CoordinatorPartition(Generic[Core]):
         self._timer: Timer | None = None
         self._timer_ms = 0
         self._is_rewriting = False
-        self._has_resigned = False
+        self.has_resigned = False
         # The next offset to replay; None once the replay is done.
         self._replayed: int | None = hosted.log.log_start_offset
         # Exclusive. The end of the replay: nothing is appended while the coordinator is loading.
@@ -107,6 +131,8 @@ class CoordinatorPartition(Generic[Core]):
             self.core.loaded(self._environment.clock.now_ms(), self._host.clocks.stamp_ms())
             self._arm()
             self.topics_deleted()
+            if self._on_committed is not None:
+                self._on_committed(self)
         return True
 
     def topics_deleted(self) -> None:
@@ -117,7 +143,7 @@ class CoordinatorPartition(Generic[Core]):
             self._reconcile()
 
     def _reconcile(self) -> None:
-        if self._has_resigned or not self._unreconciled:
+        if self.has_resigned or not self._unreconciled:
             return
         decision = self.core.reconcile(
             self._unreconciled,
@@ -136,7 +162,7 @@ class CoordinatorPartition(Generic[Core]):
 
     def resign(self) -> None:
         """Another broker leads the partition, or may: send all waiting clients there."""
-        self._has_resigned = True
+        self.has_resigned = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -148,14 +174,85 @@ class CoordinatorPartition(Generic[Core]):
         decide: Callable[[Core, int, int], Decision[Any]],
         answer: Callable[[Any], None],
         unavailable: Any,
+        refused: Callable[[ErrorCode], Any] | None = None,
     ) -> None:
         """Have the core decide about a request, given the monotonic and the wall time.
 
         ``answer`` gets the response once it is committed, or ``unavailable`` when it cannot be. If the decision has
         no response, it comes later as another decision's reply.
+
+        ``refused`` is needed if the decision may have a ``producer``: it makes the response for a producer that is
+        fenced (``producer_error``).
         """
+        if self.has_resigned:
+            # The request waited for something else meanwhile. This broker may lead the partition again, with
+            # another coordinator, which would not know of what this one appends.
+            answer(unavailable)
+            return
         now_ms, wall_ms = self._environment.clock.now_ms(), self._host.clocks.stamp_ms()
-        self._execute(decide(self.core, now_ms, wall_ms), answer, unavailable)
+        decision = decide(self.core, now_ms, wall_ms)
+        if decision.producer is not None and decision.changes:
+            assert refused is not None
+            error = self.producer_error(*decision.producer)
+            if error is not ErrorCode.NONE:
+                self._give_up(decision, answer, refused(error))
+                return
+        self._execute(decision, answer, unavailable)
+
+    def producer_error(self, producer_id: int, producer_epoch: int) -> ErrorCode:
+        """INVALID_PRODUCER_EPOCH if a newer producer has the id: what this one sends comes too late.
+
+        INVALID_TXN_STATE if a transaction of an earlier epoch is open: its marker must come first.
+        """
+        producers = self.hosted.log.producers
+        error = producers.check_marker(producer_id, producer_epoch, COORDINATOR_EPOCH_MAX)
+        state = producers.get(producer_id)
+        if (
+            error is ErrorCode.NONE
+            and state is not None
+            and state.epoch != producer_epoch
+            and producers.open_transaction(producer_id) is not None
+        ):
+            return ErrorCode.INVALID_TXN_STATE
+        return error
+
+    def write_marker(
+        self,
+        marker: Marker,
+        producer_id: int,
+        producer_epoch: int,
+        answer: Callable[[ErrorCode], None],
+        *,
+        is_v2: bool = False,
+    ) -> bool:
+        """End a producer's transaction in this partition; ``is_v2`` as in ``ProducerStates.check_marker``.
+
+        ``answer`` gets NONE once that is committed and the core knows; or TRANSACTION_COORDINATOR_FENCED or
+        INVALID_PRODUCER_EPOCH if it must not be written; or an error after which the sender tries again.
+        Returns whether it was appended.
+        """
+        if self.has_resigned or self._in_transactions is None:
+            answer(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return False
+        error = self.hosted.log.producers.check_marker(
+            producer_id, producer_epoch, marker.coordinator_epoch, is_v2=is_v2
+        )
+        if error is not ErrorCode.NONE:
+            answer(error)
+            return False
+        if not self.hosted.has_enough_replicas:
+            answer(ErrorCode.NOT_ENOUGH_REPLICAS)
+            return False
+        decision = self._in_transactions.end_transaction(producer_id, marker.is_commit)
+        decision.response = ErrorCode.NONE
+        batch = encode_marker(marker, producer_id, producer_epoch, self._host.clocks.stamp_ms())
+        try:
+            appended = self.hosted.append_internal(batch)
+        except OSError:
+            self._give_up(decision, answer, ErrorCode.KAFKA_STORAGE_ERROR)
+            return False
+        self._when_committed(decision, appended, answer, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return True
 
     def _execute(
         self,
@@ -170,14 +267,27 @@ class CoordinatorPartition(Generic[Core]):
         appended: Appended | None = None
         if decision.changes:
             try:
-                appended = self._append(decision.changes)
+                appended = self._append(decision.changes, decision.producer)
             except OSError:
                 self._give_up(decision, answer, unavailable)
                 return False
+        self._when_committed(decision, appended, answer, unavailable)
+        return True
+
+    def _when_committed(
+        self,
+        decision: Decision[Any],
+        appended: Appended | None,
+        answer: Callable[[Any], None] | None,
+        unavailable: Any,
+    ) -> None:
+        """When a decision (if it was appended) and all before it are committed, tell the core and respond."""
         self._arm()
 
         def committed() -> None:
             self.core.committed(decision)
+            if self._on_committed is not None:
+                self._on_committed(self)
             for call, response in decision.replies:
                 call.answer(response)
             if answer is not None and decision.response is not None:
@@ -191,20 +301,19 @@ class CoordinatorPartition(Generic[Core]):
 
         if appended is None and not self._uncommitted:
             committed()
-            return True
+            return
         offset = 0 if appended is None else appended.end_offset
         self._uncommitted.append((offset, committed, lost))
         if appended is not None:
-            self._hosted.when_acknowledged(appended, lambda error: self._settled(offset, error), by_all=True)
-        return True
+            self.hosted.when_acknowledged(appended, lambda error: self._settled(offset, error), by_all=True)
 
     def rewrite_if_large(self) -> None:
         """Replace a long log by the state it led to, a slice per turn."""
-        log = self._hosted.log
+        log = self.hosted.log
         records = log.log_end_offset - log.log_start_offset
         if (
             self._is_rewriting
-            or self._has_resigned
+            or self.has_resigned
             or log.size_bytes < REWRITE_BYTES_MIN
             or records < REWRITE_RATIO * (self.core.change_count + 1)
         ):
@@ -217,14 +326,21 @@ class CoordinatorPartition(Generic[Core]):
 
         Each key is written with its state at that moment, so no newer state of it is before ``begin``.
         """
-        if self._has_resigned:
+        if self.has_resigned:
             return
         alive: list[Any] = []
-        while keys and len(alive) < CHANGES_PER_SLICE:
-            alive += self.core.snapshot_of(keys.pop())
+        in_transactions: list[tuple[tuple[int, int], list[Any]]] = []
+        while keys and len(alive) + len(in_transactions) < CHANGES_PER_SLICE:
+            key = keys.pop()
+            alive += self.core.snapshot_of(key)
+            if self._in_transactions is not None:
+                in_transactions += self._in_transactions.snapshot_in_transactions(key)
         try:
             for some in _batched(self._encoded(alive)):
-                self._hosted.append_internal(encode_batch(some))
+                self.hosted.append_internal(encode_batch(some))
+            for producer, changes in in_transactions:
+                for some in _batched(self._encoded(changes)):
+                    self.hosted.append_internal(_transactional(some, producer))
         except OSError:
             self._is_rewriting = False  # no room for a second copy; the first one stays
             return
@@ -235,22 +351,23 @@ class CoordinatorPartition(Generic[Core]):
         def committed(error: ErrorCode) -> None:
             self._is_rewriting = False
             if not error:
-                self._hosted.delete_before(begin)
+                self.hosted.delete_before(begin)
 
         # The new copy must be flushed here and committed before the old one is deleted.
-        self._hosted.flush()
-        end_offset = self._hosted.log.log_end_offset
+        self.hosted.flush()
+        end_offset = self.hosted.log.log_end_offset
         copied = Appended(ErrorCode.NONE, end_offset=end_offset, flush_offset=end_offset)
-        self._hosted.when_acknowledged(copied, committed, by_all=True)
+        self.hosted.when_acknowledged(copied, committed, by_all=True)
 
-    def _append(self, changes: Iterable[Any]) -> Appended:
+    def _append(self, changes: Iterable[Any], producer: tuple[int, int] | None) -> Appended:
         """Raises OSError, also when there are fewer in-sync replicas than min.insync.replicas."""
-        if not self._hosted.has_enough_replicas:
+        if not self.hosted.has_enough_replicas:
             raise OSError(errno.EAGAIN, "too few replicas in sync")
-        batch = encode_batch(self._encoded(changes))
+        records = self._encoded(changes)
+        batch = encode_batch(records) if producer is None else _transactional(records, producer)
         if len(batch) > BATCH_BYTES_MAX:
             raise OSError(errno.EFBIG, "a change too large to be stored")
-        return self._hosted.append_internal(batch)
+        return self.hosted.append_internal(batch)
 
     def _encoded(self, changes: Iterable[Any]) -> Iterator[RecordFields]:
         wall_ms = self._host.clocks.stamp_ms()
@@ -291,7 +408,7 @@ class CoordinatorPartition(Generic[Core]):
 
     def _tick(self) -> None:
         self._timer = None
-        if not self._hosted.is_deleted and not self._has_resigned:
+        if not self.hosted.is_deleted and not self.has_resigned:
             now_ms, expiry_ms = self._environment.clock.now_ms(), self._host.clocks.expiry_ms()
             wall_ms = self._host.clocks.stamp_ms() if expiry_ms is None else expiry_ms
             self._execute(self.core.tick(now_ms, wall_ms, may_expire=expiry_ms is not None))
@@ -302,16 +419,26 @@ class CoordinatorPartition(Generic[Core]):
         if offset >= self._replay_end:
             return
         # Read as clients do: damage found here is reported, and another replica becomes the leader.
-        found = self._hosted.read(offset, READ_BYTES, ceiling=self._replay_end, at_least_one=True)
+        found = self.hosted.read(offset, READ_BYTES, ceiling=self._replay_end, at_least_one=True)
         assert found is not None, "the log ends before its end offset"
         data = found.file.read_at(found.position, found.size)
+        in_transactions = self._in_transactions
         for position, header in batches(data):
+            offset = header.next_offset
+            if header.is_control:
+                marker = decode_marker(data, position)
+                if marker is not None and in_transactions is not None:
+                    in_transactions.transaction_ended(header.producer_id, marker.is_commit)
+                continue
             # Not compressed: we wrote it, so the records are never larger than the batch.
             for record in decode_records(data, position, bytes_max=header.size):
                 change = self._kind.decode(record.key or b"", record.value)
-                if change is not None:
+                if change is None:
+                    continue
+                if header.is_transactional and in_transactions is not None:
+                    in_transactions.apply_in_transaction(change, header.producer_id, header.producer_epoch)
+                else:
                     self.core.apply(change)
-            offset = header.next_offset
         self._replayed = offset
 
 
@@ -319,6 +446,14 @@ def _refuse_replies(decision: Decision[Any], error: ErrorCode) -> None:
     for call, response in decision.replies:
         response.error_code = error
         call.answer(response)
+
+
+def _transactional(records: Iterable[RecordFields], producer: tuple[int, int]) -> bytearray:
+    """A batch of a producer's transaction. The sequence is that of Kafka's coordinators, and checked by nobody."""
+    producer_id, producer_epoch = producer
+    return encode_batch(
+        records, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=0, transactional=True
+    )
 
 
 def _batched(records: Iterable[RecordFields]) -> Iterator[list[RecordFields]]:

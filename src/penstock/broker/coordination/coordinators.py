@@ -61,11 +61,17 @@ class Coordinators(Generic[Core]):
         self._host = host
         self._kind = kind
         self._partitions: dict[int, CoordinatorPartition[Core]] = {}
+        # Called when a coordinator was loaded, and when a decision of it was committed.
+        self.on_committed: Callable[[CoordinatorPartition[Core]], None] | None = None
 
     def of(self, key: str) -> CoordinatorPartition[Core] | ErrorCode:
         """The coordinator of a key, if it is here and has replayed everything."""
-        index = self._index_of(key)
-        if index is None or not self._host.is_serving():
+        index = self.index_of(key)
+        return ErrorCode.NOT_COORDINATOR if index is None else self.at(index)
+
+    def at(self, index: int) -> CoordinatorPartition[Core] | ErrorCode:
+        """The coordinator of a partition, if it is here and has replayed everything."""
+        if not self._host.is_serving():
             return ErrorCode.NOT_COORDINATOR
         partition = self._partitions.get(index)
         if partition is not None and partition.is_loaded:
@@ -82,10 +88,14 @@ class Coordinators(Generic[Core]):
 
     def broker_of(self, key: str) -> BrokerId | None:
         """The broker that coordinates a key; None while the topic does not exist."""
-        index = self._index_of(key)
+        index = self.index_of(key)
         if index is None:
             return None
         return self._host.image().topics[self._kind.topic].partitions[index].leader
+
+    def knows_partition(self, topic: str, index: int) -> bool:
+        """Whether a partition of any topic is in this broker's metadata."""
+        return self._host.image().has_partition(topic, index)
 
     def when_topic_exists(self, then: Callable[[int], None]) -> None:
         """Create the topic if it does not exist; ``then`` gets the error code."""
@@ -96,6 +106,15 @@ class Coordinators(Generic[Core]):
 
     def __iter__(self) -> Iterator[CoordinatorPartition[Core]]:
         return iter([partition for partition in self._partitions.values() if partition.is_loaded])
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a coordinator that belongs to this broker has not been loaded yet."""
+        return any(
+            hosted.is_serving
+            and ((partition := self._partitions.get(hosted.index)) is None or not partition.is_loaded)
+            for hosted in self._host.partitions.of_topic(self._kind.topic)
+        )
 
     def begin_or_stop(self, hosted: HostedPartition) -> None:
         """Start or stop the coordinator, as the partition's leadership says."""
@@ -110,7 +129,9 @@ class Coordinators(Generic[Core]):
             try:
                 # The leader opens the log, so that its high watermark becomes known.
                 if hosted.replication.has_established and hosted.index not in self._partitions:
-                    partition = CoordinatorPartition(self._host, hosted, self._kind)
+                    partition = CoordinatorPartition(
+                        self._host, hosted, self._kind, on_committed=self.on_committed
+                    )
                     self._partitions[hosted.index] = partition
                     self._load(hosted, partition)
             except OSError as error:
@@ -133,7 +154,7 @@ class Coordinators(Generic[Core]):
         # Only the keys of this partition have no coordinator.
         self._host.logger.error("cannot load coordinator", partition=repr(hosted), error=str(error))
 
-    def _index_of(self, key: str) -> int | None:
+    def index_of(self, key: str) -> int | None:
         """The partition that stores a key; None while the topic does not exist."""
         topic = self._host.image().topics.get(self._kind.topic)
         return None if topic is None else partition_for(key, len(topic.partitions))

@@ -44,4 +44,5 @@ def group_coordinators(config: BrokerConfig, random: Random) -> CoordinatorKind[
         make_core=make_core,
         encode=changes.encode,
         decode=changes.decode,
+        in_transactions=lambda core: core,
     )

@@ -40,7 +40,6 @@ from penstock.groups.timers import Timer, TimerKind
 from penstock.groups.turn import Waiting
 from penstock.protocol.errors import DecodeError, ErrorCode
 from penstock.protocol.messages.consumer_protocol import ConsumerProtocolSubscription
-from penstock.protocol.messages.groups import OffsetCommitRequest
 from penstock.protocol.schema import decoder
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
@@ -197,6 +196,12 @@ class ClassicGroup(Group):
         )
 
     @property
+    def is_being_removed(self) -> bool:
+        """Whether nothing of the group is left once every decision is committed."""
+        is_undecided = self.unconfirmed or self.offsets.has_pending
+        return bool(is_undecided) and self.stored is None and self.offsets.will_be_empty
+
+    @property
     def rebalance_timeout_ms(self) -> int:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
@@ -348,20 +353,23 @@ class ClassicGroup(Group):
 
     # Offsets
 
-    def commit_error(self, request: OffsetCommitRequest) -> ErrorCode:
-        generation = request.generation_id_or_member_epoch
+    def commit_error(
+        self, member_id: str, instance_id: str | None, generation: int, *, in_transaction: bool
+    ) -> ErrorCode:
         if self.state is State.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if self.state is State.EMPTY and generation < 0:
             # An administrator, or a consumer that assigns its partitions itself.
             return ErrorCode.NONE
-        if generation < 0 and not request.member_id and request.group_instance_id is None:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        error = self.member_error(request.member_id, request.group_instance_id)
+        if generation < 0 and not member_id and instance_id is None:
+            # Transactional producers before KIP-447 do not say for which member they commit.
+            return ErrorCode.NONE if in_transaction else ErrorCode.UNKNOWN_MEMBER_ID
+        error = self.member_error(member_id, instance_id)
         if error is ErrorCode.NONE and generation != self.generation:
             return ErrorCode.ILLEGAL_GENERATION
-        if error is ErrorCode.NONE and self.state is State.COMPLETING:
-            # The member knows the new generation but not its assignment, so it cannot commit for it.
+        if error is ErrorCode.NONE and self.state is State.COMPLETING and not in_transaction:
+            # The member knows the new generation but not its assignment, so it cannot commit for it. (In a
+            # transaction it may, as in Kafka: the transaction's records would otherwise have to be aborted.)
             return ErrorCode.REBALANCE_IN_PROGRESS
         return error
 
