@@ -26,6 +26,7 @@ from penstock.protocol.messages.brokers import (
     BrokerRegistrationRequest,
     BrokerRegistrationResponse,
     BrokerState,
+    Feature,
     FlushedTopic,
     Listener,
 )
@@ -116,6 +117,7 @@ class Ensemble:
         rack: str | None = None,
         cluster: str = CLUSTER,
         flushed: Sequence[tuple[str, int]] = (),
+        features: Sequence[Feature] = (),
     ) -> BrokerRegistrationResponse:
         self.incarnations += 1
         response: BrokerRegistrationResponse = self.handle(
@@ -127,6 +129,7 @@ class Ensemble:
                     Listener(name="PLAINTEXT", host=f"host-{id}", port=9092),
                     Listener(name="INTERNAL", host=f"host-{id}", port=9192),
                 ],
+                features=list(features),
                 rack=rack,
                 log_dirs=list(directories if directories is not None else [directory(id)]),
                 previous_broker_epoch=previous,

@@ -256,7 +256,7 @@ def test_brokers_come_change_and_go() -> None:
             )
         ]
     )
-    assert image.brokers[BrokerId(2)][5:] == (True, True, (DIRECTORY,))
+    assert image.brokers[BrokerId(2)][5:8] == (True, True, (DIRECTORY,))
     image, delta = image.apply([UnregisterBrokerRecord(broker_id=2, broker_epoch=3)])
     assert set(image.brokers) == {1} and delta.brokers_changed == (2,)
 

@@ -33,13 +33,16 @@ OTHER_DEFAULTS = {
     "leader.imbalance.check.interval.seconds": "30",
     "offsets.topic.replication.factor": "1",
     "queued.max.request.bytes": str(256 << 20),
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.replication.factor": "1",
 }
 OTHER_LIMITS = {
     # Kafka 4 asks for a mebibyte.
     "segment.bytes",
     "log.segment.bytes",
-    # Kafka asks for 1, but it becomes a segment.bytes.
+    # Kafka asks for 1, but they become a segment.bytes.
     "offsets.topic.segment.bytes",
+    "transaction.state.log.segment.bytes",
     # Kafka allows 0, which would never rest.
     "log.flush.offset.checkpoint.interval.ms",
     # Kafka excludes 0; it has no meaning here anyway.

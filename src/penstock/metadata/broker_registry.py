@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterator
 
 from penstock.metadata.decided_state import CHANGES_MAX, PORTION, DecidedState
 from penstock.metadata.elections import Election
+from penstock.metadata.features import are_valid, raise_levels, ranges_of, unsupported_level
 from penstock.metadata.isr import outdated_eligible, placed_in
 from penstock.metadata.partition_index import Key
 from penstock.metadata.refusal import Refusal
@@ -34,6 +35,7 @@ from penstock.metadata.values import (
     BrokerImage,
     ConfigResource,
     Endpoint,
+    FeatureRange,
     PartitionImage,
     TopicImage,
     config_record,
@@ -241,6 +243,8 @@ class BrokerRegistry:
             if known.incarnation_id == request.incarnation_id:
                 # A retry, most likely: the response was lost.
                 self._heard(id, now_ms, self._session_ms)
+                # Unless the process that asked first was of another release.
+                self._amend(known, ranges_of(request.features))
                 return known.epoch
             self._check_is_successor(known, request, now_ms)
         # Kafka's rule: a broker that knows the epoch of its last registration has lost nothing since.
@@ -276,6 +280,7 @@ class BrokerRegistry:
             fenced=True,
             in_controlled_shutdown=False,
             directories=tuple(request.log_dirs),
+            features=ranges_of(request.features),
         )
         assert known is None or known.epoch < broker.epoch
         decided.take([registration_record(broker)])
@@ -291,13 +296,28 @@ class BrokerRegistry:
         self.fenced_since_ms[id] = self.joined_ms = now_ms
         self.to_evict[id] = True
         self._evict_all(PORTION)
+        raise_levels(decided)
         return broker.epoch
+
+    def _amend(self, known: BrokerImage, features: tuple[FeatureRange, ...]) -> None:
+        """Record the features of a broker whose registration has others: an older controller may have written it.
+
+        The epoch stays the same, as in Kafka: it is the same process.
+        """
+        decided = self._decided
+        if (
+            features != known.features
+            and are_valid(features)
+            and unsupported_level(decided.image.features, features) is None
+        ):
+            decided.take([registration_record(known._replace(features=features))])
+            raise_levels(decided)
 
     def _check_registration(self, request: BrokerRegistrationRequest) -> None:
         image = self._decided.image
         if image.cluster_id and request.cluster_id != image.cluster_id:
             raise Refusal(ErrorCode.INCONSISTENT_CLUSTER_ID)
-        directories = request.log_dirs
+        directories, features = request.log_dirs, ranges_of(request.features)
         others = [broker for broker in image.brokers.values() if broker.id != request.broker_id]
         if (
             request.broker_id < 0
@@ -308,8 +328,11 @@ class BrokerRegistry:
             or len(set(directories)) < len(directories)
             # A copied disk must not count as two replicas.
             or any(directory in broker.directories for broker in others for directory in directories)
+            or not are_valid(features)
         ):
             raise Refusal(ErrorCode.INVALID_REGISTRATION)
+        if unsupported_level(image.features, features) is not None:
+            raise Refusal(ErrorCode.UNSUPPORTED_VERSION)
 
     def _check_is_successor(
         self, known: BrokerImage, request: BrokerRegistrationRequest, now_ms: int
@@ -386,6 +409,9 @@ class BrokerRegistry:
             return BrokerHeartbeatResponse(error_code=refusal.error)
         id = known.id
         self._epochs_before.pop(id, None)
+        if request.features:
+            self._amend(known, ranges_of(request.features))
+            known = self._decided.image.brokers[id]
         if request.offline_log_dirs:
             self._directories_failed(known, request.offline_log_dirs)
         self._filled(known, request.full_log_dirs or ())
@@ -518,6 +544,8 @@ class BrokerRegistry:
         self.to_evict.pop(id, None)
         decided.full.pop(id, None)
         self._elect(PORTION)
+        # It may have been the last one of an older release.
+        raise_levels(decided)
         return UnregisterBrokerResponse(error_message=None)
 
     # Moving partitions.

@@ -30,7 +30,7 @@ from penstock.metadata.topic_settings import DURABILITY, FLUSHED, NO_TIERS, REPL
 from penstock.protocol.listeners import NODES
 
 _NO_SECURITY = "authentication, authorization and encryption are not implemented yet"
-_NO_TRANSACTIONS = "transactions are not implemented yet"
+_NO_TWO_PHASES = "two-phase commit is not implemented yet"
 _NO_JAVA = "there is no JVM to load a class into"
 
 # Settings that Kafka does not have.
@@ -98,13 +98,10 @@ _WITHOUT_MEANING = {
         metadata.log.max.record.bytes.between.snapshots metadata.log.max.snapshot.interval.ms
         metadata.log.segment.bytes metadata.log.segment.ms metadata.max.idle.interval.ms
         metadata.max.retention.bytes metadata.max.retention.ms""",
-    _NO_TRANSACTIONS: """
-        add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms
-        transaction.abort.timed.out.transaction.cleanup.interval.ms transaction.max.timeout.ms
-        transaction.partition.verification.enable transaction.remove.expired.transaction.cleanup.interval.ms
-        transaction.state.log.load.buffer.size transaction.state.log.min.isr
-        transaction.state.log.num.partitions transaction.state.log.replication.factor
-        transaction.state.log.segment.bytes transactional.id.expiration.ms""",
+    "a partition of a transaction is always verified": "transaction.partition.verification.enable",
+    "a refused partition is asked for again after a short, fixed time": """
+        add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms""",
+    "the log of transactions is read in fixed portions": "transaction.state.log.load.buffer.size",
     "only the classic group protocol is implemented": """
         group.consumer.assignment.interval.ms group.consumer.assignors group.consumer.heartbeat.interval.ms
         group.consumer.max.assignment.interval.ms group.consumer.max.heartbeat.interval.ms
@@ -227,6 +224,40 @@ BROKER: dict[str, Setting] = table(
         1,
     ),
     integer("offsets.topic.segment.bytes", 100 << 20, "Segment size of the topic of committed offsets.", 14),
+    # Transactions.
+    integer("transaction.max.timeout.ms", 900_000, "The longest timeout that a producer may ask for.", 1),
+    integer(
+        "transactional.id.expiration.ms", 604_800_000, "How long an unused transactional id is remembered.", 1
+    ),
+    integer(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        10_000,
+        "How often to look for transactions that are open too long.",
+        1,
+    ),
+    integer(
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        3_600_000,
+        "How often to look for expired transactional ids.",
+        1,
+    ),
+    integer("transaction.state.log.num.partitions", 50, "Partitions of the topic of transactions.", 1),
+    # Kafka's defaults are three and two, which is not possible on a single node.
+    short(
+        "transaction.state.log.replication.factor",
+        1,
+        "Replicas of the topic of transactions; if not set, as many as other topics have.",
+        1,
+    ),
+    integer(
+        "transaction.state.log.min.isr",
+        1,
+        "In-sync replicas of the topic of transactions; if not set, as many as other topics need.",
+        1,
+    ),
+    integer(
+        "transaction.state.log.segment.bytes", 100 << 20, "Segment size of the topic of transactions.", 14
+    ),
     # The cluster. Sessions and timeouts are the specification's.
     integer(
         "broker.heartbeat.interval.ms", 3000, "How often a broker sends a heartbeat to the controller.", 1
@@ -301,7 +332,7 @@ BROKER: dict[str, Setting] = table(
         string("max.connections.per.ip.overrides", "", "Other limits for some addresses."),
     ),
     *refused(NO_TIERS, boolean("remote.log.storage.system.enable", False, "Whether logs may be tiered.")),
-    *refused(_NO_TRANSACTIONS, boolean("transaction.two.phase.commit.enable", False, "Two-phase commit.")),
+    *refused(_NO_TWO_PHASES, boolean("transaction.two.phase.commit.enable", False, "Two-phase commit.")),
     *refused(
         "use --controllers and --internal of `penstock serve`; single nodes need neither",
         string("controller.listener.names", None, "The listeners of the metadata quorum."),

@@ -2,7 +2,7 @@
 
 This file dispatches requests and handles topics, settings and producer ids. Brokers and their sessions are in
 ``broker_registry.py``, ISR proposals in ``isr.py``, reassignments by administrators in ``reassignment.py``,
-automatic moves in ``rebalancing.py``, and elections in ``elections.py``.
+automatic moves in ``rebalancing.py``, elections in ``elections.py``, and feature levels in ``features.py``.
 
 The controller never writes and never sends. ``handle`` looks at its image and returns the changes to append to
 the metadata log, with the response to send once they are committed. It has then already applied the changes to
@@ -28,6 +28,7 @@ from penstock.metadata.broker_registry import BrokerRegistry
 from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
 from penstock.metadata.creation import Creation
 from penstock.metadata.decided_state import UNCLEAN, DecidedState
+from penstock.metadata.features import raise_levels, update_features
 from penstock.metadata.image import (
     BROKER_RESOURCE,
     ConfigResource,
@@ -54,6 +55,7 @@ from penstock.protocol.messages.brokers import (
     BrokerRegistrationRequest,
     UnregisterBrokerRequest,
 )
+from penstock.protocol.messages.cluster import UpdateFeaturesRequest
 from penstock.protocol.messages.configs import AlterConfigsRequest, IncrementalAlterConfigsRequest
 from penstock.protocol.messages.metadata_records import (
     ConfigRecord,
@@ -180,6 +182,8 @@ class Controller:
                 return self._complete(list_reassignments(decided, request))
             case ElectLeadersRequest():
                 return self._complete(elect_leaders(decided, request))
+            case UpdateFeaturesRequest():
+                return self._complete(update_features(decided, request, version))
             case _:
                 raise AssertionError(f"{type(request).__name__} is not for the controller")
 
@@ -187,6 +191,8 @@ class Controller:
         """Make the decisions that are due by time, or for which the last decision had no room."""
         self._brokers.tick(now_ms)
         self._rebalancing.tick(now_ms)
+        # Also if the last controller has registered all brokers, but was replaced before this was committed.
+        raise_levels(self._decided)
         return self._complete()
 
     def next_deadline_ms(self, now_ms: int) -> int | None:

@@ -13,6 +13,7 @@ from penstock.model import BrokerId, TopicId
 from penstock.protocol.listeners import NODES, ListenerDescription
 from penstock.protocol.messages.metadata_records import (
     BrokerEndpoint,
+    BrokerFeature,
     ConfigRecord,
     PartitionRecord,
     RegisterBrokerRecord,
@@ -59,6 +60,14 @@ class Endpoint(NamedTuple):
     security_protocol: int
 
 
+class FeatureRange(NamedTuple):
+    """The levels of a feature that a broker supports, inclusive."""
+
+    name: str
+    level_min: int
+    level_max: int
+
+
 class BrokerImage(NamedTuple):
     id: BrokerId
     # Grows with each registration. A request with an older epoch comes from a process that was replaced.
@@ -73,6 +82,8 @@ class BrokerImage(NamedTuple):
     in_controlled_shutdown: bool
     # Ids of its data directories.
     directories: tuple[bytes, ...]
+    # Empty for a broker of an older release, or one that was registered by a controller of an older release.
+    features: tuple[FeatureRange, ...] = ()
 
     def endpoint_for(self, listener: ListenerDescription) -> Endpoint:
         """The endpoint for clients of a listener: the one with its name, or else the first."""
@@ -92,6 +103,11 @@ class BrokerImage(NamedTuple):
     @property
     def is_active(self) -> bool:
         return not self.fenced and not self.in_controlled_shutdown
+
+    def supports(self, feature: str, level: int) -> bool:
+        return any(
+            [each.name == feature and each.level_min <= level <= each.level_max for each in self.features]
+        )
 
     def has(self, directory: bytes) -> bool:
         """Whether a replica in this directory can be read. A replica without a directory can."""
@@ -199,6 +215,10 @@ def registration_record(broker: BrokerImage) -> RegisterBrokerRecord:
             BrokerEndpoint(name=name, host=host, port=port, security_protocol=protocol)
             for name, host, port, protocol in broker.endpoints
         ],
+        features=[
+            BrokerFeature(name=name, min_supported_version=low, max_supported_version=high)
+            for name, low, high in broker.features
+        ],
         rack=broker.rack,
         fenced=broker.fenced,
         in_controlled_shutdown=broker.in_controlled_shutdown,
@@ -217,6 +237,10 @@ def registered(change: RegisterBrokerRecord) -> BrokerImage:
         change.fenced,
         change.in_controlled_shutdown,
         tuple(change.log_dirs),
+        tuple(
+            FeatureRange(feature.name, feature.min_supported_version, feature.max_supported_version)
+            for feature in change.features
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""The lease of a broker: never longer than the session of the controller that gave it."""
+"""The lease of a broker: never longer than the session of the controller that gave it; and its features."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pytest
 
 from penstock.broker.config import BrokerConfig
 from penstock.broker.membership.membership import Membership, State, registered_text
-from penstock.metadata.image import Endpoint
+from penstock.metadata.features import SUPPORTED_FEATURES
+from penstock.metadata.image import BrokerImage, Endpoint, Image
+from penstock.metadata.values import FeatureRange
+from penstock.model import BrokerId
+from penstock.protocol.errors import ErrorCode
 from penstock.protocol.listeners import CLIENTS
 from penstock.protocol.messages.brokers import BrokerHeartbeatResponse
 
@@ -80,3 +84,61 @@ def test_what_was_registered_reads_the_same_in_every_version() -> None:
     assert registered_text([endpoint], "a", [bytes(2)]) == (
         "([Endpoint(name='PLAINTEXT', host='host', port=9092, security_protocol=0)], 'a', ['0000'])"
     )
+
+
+class Features:
+    """A broker with an image and nothing else, to see which features it reports."""
+
+    EPOCH = 7
+
+    def __init__(
+        self, levels: dict[str, int], registered: tuple[FeatureRange, ...], epoch: int = EPOCH
+    ) -> None:
+        self.failures: list[str] = []
+        known = BrokerImage(BrokerId(1), epoch, bytes(16), (), None, False, False, (), registered)
+        consensus: Any = SimpleNamespace(image=Image(features=levels, brokers={known.id: known}))
+        logger: Any = SimpleNamespace(warning=lambda event, **values: None)
+        config, _ = BrokerConfig.load({})
+        unused: Any = None
+        self.membership = Membership(
+            unused,
+            config,
+            logger,
+            unused,
+            unused,
+            unused,
+            consensus,
+            unused,
+            node_id=1,
+            rack=None,
+            prepare_partitions=lambda then: None,
+            on_active=lambda: None,
+            on_failure=self.failures.append,
+        )
+        self.membership.epoch = self.EPOCH
+
+    def reported(self) -> list[str]:
+        return [feature.name for feature in self.membership._unregistered_features()]
+
+
+def test_a_broker_reports_its_features_while_its_registration_has_others() -> None:
+    names = [each.name for each in SUPPORTED_FEATURES]
+    assert Features({}, ()).reported() == names
+    assert Features({}, SUPPORTED_FEATURES[:1]).reported() == names
+    assert Features({}, SUPPORTED_FEATURES).reported() == []
+    assert Features({}, (), epoch=Features.EPOCH - 1).reported() == [], "the registration is on its way"
+
+
+def test_a_broker_that_is_refused_for_a_level_says_which_one() -> None:
+    stage = Features({"metadata.version": 25, "transaction.version": 3}, ())
+    stage.membership._refused(ErrorCode.UNSUPPORTED_VERSION)
+    assert stage.failures == [
+        "the cluster uses level 3 of transaction.version, which this release does not support; install a newer "
+        "release"
+    ]
+
+
+def test_a_broker_that_is_refused_before_it_knows_the_level_tries_again() -> None:
+    stage = Features({"metadata.version": 25}, ())
+    stage.membership._refused(ErrorCode.UNSUPPORTED_VERSION)
+    assert stage.failures == []

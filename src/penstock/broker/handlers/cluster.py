@@ -3,6 +3,9 @@
 ApiVersions is answered in every version: a client with a newer one gets a version 0 response with our range and
 tries again. Produce is advertised from version 0 although 3 is the oldest served, because librdkafka before 2.11
 takes a higher minimum to mean "cannot compress" (KAFKA-18659).
+
+The APIs of transactions are listed once transaction.version has a level: until then a broker of an older release,
+which does not serve them, may be in the cluster.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from typing import Any
 from penstock.broker.broker import Broker
 from penstock.broker.network.authorization import ResourceType, authorized_operations
 from penstock.broker.network.connection import Call, Encoded
-from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
+from penstock.metadata.features import SUPPORTED_FEATURES, TRANSACTION_VERSION
 from penstock.metadata.image import Image
+from penstock.metadata.values import FeatureRange
 from penstock.protocol.apis import advertised
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import OPERATIONS_OMITTED, TIME_UNKNOWN
@@ -32,14 +36,11 @@ from penstock.raft.events import KRAFT_VERSION
 
 API_VERSIONS_KEY = 18
 SOFTWARE_SINCE_VERSION = 3
-FEATURES_SINCE_VERSION = 3
 LEVEL_0_SINCE_VERSION = 4
 KRAFT_FEATURE = "kraft.version"
-# Name, lowest and highest level. The metadata records have one format, so one level.
-SUPPORTED_FEATURES = (
-    (KRAFT_FEATURE, 0, KRAFT_VERSION),
-    (METADATA_VERSION, METADATA_VERSION_LEVEL, METADATA_VERSION_LEVEL),
-)
+# AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, WriteTxnMarkers, TxnOffsetCommit, DescribeProducers,
+# DescribeTransactions and ListTransactions.
+TRANSACTION_APIS = frozenset((24, 25, 26, 27, 28, 61, 65, 66))
 ENDPOINT_BROKERS = 1
 ENDPOINT_CONTROLLERS = 2
 
@@ -54,8 +55,15 @@ def api_versions(broker: Broker, request: ApiVersionsRequest, call: Call) -> Any
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     key = (call.listener.serves, call.version)
     offset, encoded = broker.encoded_api_versions.get(key, (-1, None))
-    if encoded is None or (offset != broker.image.offset and call.version >= FEATURES_SINCE_VERSION):
-        response = ApiVersionsResponse(api_keys=_served(call.listener.serves))
+    if encoded is None or offset != broker.image.offset:
+        has_transactions = broker.image.features.get(TRANSACTION_VERSION, 0) > 0
+        response = ApiVersionsResponse(
+            api_keys=[
+                api
+                for api in _served(call.listener.serves)
+                if has_transactions or api.api_key not in TRANSACTION_APIS
+            ]
+        )
         _add_features(response, broker.image, call.version)
         encoded = Encoded(call.route.encode(response))
         broker.encoded_api_versions[key] = broker.image.offset, encoded
@@ -72,19 +80,19 @@ def unsupported_api_versions(broker: Broker, request: object, call: Call) -> Api
 
 def _served(listener: str) -> list[ApiVersion]:
     return [
-        ApiVersion(api_key=api.key, min_version=api.advertised_min, max_version=api.version_max)
+        ApiVersion(api_key=api.key, min_version=api.advertised_min, max_version=api.version_max_on(listener))
         for api in advertised(listener)
     ]
 
 
 def _add_features(response: ApiVersionsResponse, image: Image, version: int) -> None:
     """Add the feature levels (KIP-584). Only features that work are listed: no group.version (KIP-848), no
-    transaction.version, no share.version.
+    share.version.
     """
     finalized = {**image.features, KRAFT_FEATURE: KRAFT_VERSION}
     response.supported_features = [
         SupportedFeatureKey(name=name, min_version=low, max_version=high)
-        for name, low, high in SUPPORTED_FEATURES
+        for name, low, high in (FeatureRange(KRAFT_FEATURE, 0, KRAFT_VERSION), *SUPPORTED_FEATURES)
         # Older clients cannot read a range that begins at 0 (KAFKA-17492).
         if low or version >= LEVEL_0_SINCE_VERSION
     ]

@@ -28,14 +28,17 @@ from penstock.broker.membership.registration import Registration
 from penstock.broker.quorum.consensus import Consensus
 from penstock.broker.storage.storage import Storage
 from penstock.environment import Environment, Timer
+from penstock.metadata.features import SUPPORTED_FEATURES, unsupported_level
 from penstock.metadata.image import Endpoint
-from penstock.model import TopicId
+from penstock.metadata.values import FeatureRange
+from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
     BrokerRegistrationRequest,
     BrokerRegistrationResponse,
+    Feature,
     FlushedTopic,
     Listener,
 )
@@ -66,6 +69,9 @@ class State(Enum):
 
 
 class Membership:
+    # Replaced only in tests, by those of another release.
+    supported_features: tuple[FeatureRange, ...] = SUPPORTED_FEATURES
+
     def __init__(
         self,
         environment: Environment,
@@ -206,7 +212,7 @@ class Membership:
                 Listener(name=name, host=host, port=port, security_protocol=protocol)
                 for name, host, port, protocol in self._endpoints
             ],
-            features=[],
+            features=self._features(),
             rack=self._rack,
             log_dirs=storage.directory_ids,
             previous_broker_epoch=registration.previous_broker_epoch,
@@ -250,6 +256,29 @@ class Membership:
                 f"{storage.path} belongs to the cluster {storage.cluster_id}, but the controllers to another; "
                 f"choose another --data-dir"
             )
+
+        if error == ErrorCode.UNSUPPORTED_VERSION:
+            # Without an image that says so, it is tried again: the image is on its way.
+            missing = unsupported_level(self._consensus.image.features, self.supported_features)
+            if missing is not None:
+                name, level = missing
+                self._fail(
+                    f"the cluster uses level {level} of {name}, which this release does not support; "
+                    f"install a newer release"
+                )
+
+    def _features(self) -> list[Feature]:
+        return [
+            Feature(name=name, min_supported_version=low, max_supported_version=high)
+            for name, low, high in self.supported_features
+        ]
+
+    def _unregistered_features(self) -> list[Feature]:
+        """What this broker supports, if a controller of an older release has registered it without."""
+        known = self._consensus.image.brokers.get(BrokerId(self._node_id))
+        if known is None or known.epoch != self.epoch or known.features == self.supported_features:
+            return []
+        return self._features()
 
     def _prepared(self) -> None:
         """All logs that must be open are open."""
@@ -304,6 +333,7 @@ class Membership:
             time_ms=sent.wall_ms,
             steady_ms=self._clocks.steady_ms(sent),
             takes_session=True,
+            features=self._unregistered_features(),
         )
         self._controller.ask(
             request,
