@@ -21,6 +21,7 @@ from penstock.broker.coordination.coordinator_partition import CoordinatorHost
 from penstock.broker.coordination.coordinators import CoordinatorRegistry
 from penstock.broker.coordination.group_coordinators import group_coordinators
 from penstock.broker.coordination.producer_ids import ProducerIds
+from penstock.broker.coordination.transaction_coordinators import transaction_coordinators
 from penstock.broker.dynamic_settings import DynamicSettings
 from penstock.broker.logs import Logger
 from penstock.broker.membership.freshness import Freshness
@@ -43,7 +44,13 @@ from penstock.broker.replication.replication import Replication
 from penstock.broker.startup import Startup
 from penstock.broker.storage.data_directory import METADATA_DIRECTORY, Directory
 from penstock.broker.storage.storage import Storage
+from penstock.broker.transactions.coordinator_client import TransactionCoordinatorClient
+from penstock.broker.transactions.marker_sender import MarkerSender
+from penstock.broker.transactions.marker_writer import MarkerWriter
+from penstock.broker.transactions.open_elsewhere import OpenElsewhere
+from penstock.broker.transactions.verification import Verification
 from penstock.environment import Environment
+from penstock.metadata.features import TRANSACTION_VERSION
 from penstock.metadata.image import Delta, Endpoint, Image
 from penstock.model import BrokerId
 from penstock.protocol.listeners import CLIENTS, NODES
@@ -193,6 +200,8 @@ class Broker:
             )
         )
         self.group_coordinators = self.coordinators.register(group_coordinators(config, environment.random))
+        self.transaction_coordinators = self.coordinators.register(transaction_coordinators(config))
+        self._make_transactions()
         self.housekeeping = Housekeeping(
             environment,
             config,
@@ -221,6 +230,38 @@ class Broker:
             self.partition_host,
             lambda image, topic: config.topic_config(image, node_id, topic),
         )
+
+    def _make_transactions(self) -> None:
+        """What a broker does for transactions, besides being their coordinator."""
+        client = TransactionCoordinatorClient(
+            self.environment, self.peers, self.transaction_coordinators, node_id=self.node_id
+        )
+        self.verification = Verification(self.environment, client)
+        self.marker_writer = MarkerWriter(
+            self.partitions,
+            self.group_coordinators,
+            self.verification,
+            OpenElsewhere(
+                self.environment,
+                self.peers,
+                self.transaction_coordinators,
+                node_id=self.node_id,
+                image=lambda: self.consensus.image,
+                wall_ms=self.clocks.stamp_ms,
+            ),
+            image=lambda: self.consensus.image,
+            is_serving=self.membership.is_serving,
+        )
+        markers = MarkerSender(
+            self.environment,
+            self.peers,
+            self.marker_writer,
+            self.logger,
+            node_id=self.node_id,
+            image=lambda: self.consensus.image,
+            broker_epoch=lambda: self.membership.epoch,
+        )
+        self.transaction_coordinators.on_committed = markers.send_due
 
     def _make_startup_and_publisher(self) -> None:
         """The start, and the publisher of new images."""
@@ -295,6 +336,11 @@ class Broker:
             self.storage.leave_clean_marker(self.membership.epoch)
 
     # Committed state
+
+    @property
+    def serves_transactions(self) -> bool:
+        """Whether every broker of the cluster supports transactions. If not, transactional ids are refused."""
+        return self.image.features.get(TRANSACTION_VERSION, 0) > 0
 
     @property
     def image(self) -> Image:

@@ -22,6 +22,7 @@ from penstock.metadata.settings import LONG_MAX, InvalidSetting, Status, check, 
 from penstock.metadata.topic_settings import SYNONYMS, TOPIC
 from penstock.raft.settings import RaftSettings
 from penstock.replication.follower import FetchLimits
+from penstock.transactions.settings import TransactionSettings
 
 _MINUTE_MS = 60 * 1000
 
@@ -84,8 +85,13 @@ class BrokerConfig:
     offsets_topic_num_partitions: int
     offsets_topic_replication_factor: int
     offsets_topic_segment_bytes: int
+    transaction_state_log_num_partitions: int
+    transaction_state_log_replication_factor: int
+    transaction_state_log_min_isr: int
+    transaction_state_log_segment_bytes: int
 
     groups: GroupSettings
+    transactions: TransactionSettings
     # The settings that were set, as text, by Kafka's names.
     static: Mapping[str, str]
     _topics: _TopicConfigs = field(repr=False, compare=False)
@@ -106,7 +112,13 @@ class BrokerConfig:
         given = {**(_read(file) if file is not None else {}), **overrides}
         warnings = [warning for name, text in sorted(given.items()) for warning in _checked(name, text)]
         static = {**given, **(options or {})}
-        config = cls(**_values(static), groups=_groups(static), static=static, _topics=_TopicConfigs(static))
+        config = cls(
+            **_values(static),
+            groups=_groups(static),
+            transactions=_transactions(static),
+            static=static,
+            _topics=_TopicConfigs(static),
+        )
         _check_together(config, static)
         return config, warnings
 
@@ -215,6 +227,20 @@ def _groups(static: Mapping[str, str]) -> GroupSettings:
         offset_metadata_max=broker_value("offset.metadata.max.bytes", layers),
         offsets_retention_ms=broker_value("offsets.retention.minutes", layers) * _MINUTE_MS,
         offsets_retention_check_interval_ms=broker_value("offsets.retention.check.interval.ms", layers),
+    )
+
+
+def _transactions(static: Mapping[str, str]) -> TransactionSettings:
+    layers = Layers({}, {}, static)
+    return TransactionSettings(
+        timeout_ms_max=broker_value("transaction.max.timeout.ms", layers),
+        id_expiration_ms=broker_value("transactional.id.expiration.ms", layers),
+        abort_timed_out_interval_ms=broker_value(
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms", layers
+        ),
+        remove_expired_interval_ms=broker_value(
+            "transaction.remove.expired.transaction.cleanup.interval.ms", layers
+        ),
     )
 
 

@@ -174,7 +174,7 @@ REFUSED_BATCHES = {
     ),
     "transactional": (
         batch(b"v", transactional=True, producer_id=1, producer_epoch=0, base_sequence=0),
-        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     ),
     "codec 5": (edited(21, "h", 5), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
     "codec 7": (edited(21, "h", 7), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
@@ -239,15 +239,6 @@ def test_nobody_writes_to_the_offsets_topic(wire: Wire, unique: Unique) -> None:
     find_coordinator(wire, unique("g"))
     result = produce(wire, "__consumer_offsets", batch(b"v"))
     assert result.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
-
-
-def test_a_transactional_id_is_refused_until_transactions_exist(wire: Wire, topic: str) -> None:
-    request = produce_request(topic, batch(b"v"))
-    request.transactional_id = "mine"
-    result = only(only(wire.call(request, 9).responses).partition_responses)
-    assert result.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    response = wire.call(InitProducerIdRequest(transactional_id="mine", transaction_timeout_ms=1000), 4)
-    assert response.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 def test_a_request_for_nothing_is_answered_with_nothing(wire: Wire, topic: str) -> None:

@@ -17,9 +17,7 @@ from penstock.protocol.messages.configs import (
     DescribeConfigsResource,
     ListConfigResourcesRequest,
 )
-from penstock.protocol.messages.groups import FindCoordinatorRequest
 from penstock.protocol.messages.placement import DescribeLogDirsRequest
-from penstock.protocol.messages.produce import InitProducerIdRequest
 from penstock.protocol.messages.security import (
     AclCreation,
     CreateAclsRequest,
@@ -65,17 +63,6 @@ def test_acls_are_refused_one_by_one(wire: Wire, version: int) -> None:
     assert all(result.error_message and not result.matching_acls for result in deleted.filter_results)
 
 
-def test_a_transactional_id_finds_its_coordinator_and_is_refused_by_it(wire: Wire) -> None:
-    """sarama looks for a coordinator for 5 s whatever the error; a refused producer id is final to every client."""
-    found = wire.call(FindCoordinatorRequest(key="t", key_type=1), 3)
-    assert (found.error_code, found.error_message) == (ErrorCode.NONE, "NONE")
-    assert found.port == wire.socket.getpeername()[1]
-    (found,) = wire.call(FindCoordinatorRequest(coordinator_keys=["t"], key_type=1), 6).coordinators
-    assert (found.error_code, found.error_message, found.key) == (ErrorCode.NONE, "", "t")
-    refused = wire.call(InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1000), 4)
-    assert refused.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-
-
 def described(wire: Wire, kind: int, name: str, *, synonyms: bool = False) -> Any:
     asked = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
     (result,) = wire.call(DescribeConfigsRequest(resources=[asked], include_synonyms=synonyms), 4).results
@@ -113,12 +100,15 @@ def test_settings_are_described_without_a_null_message_and_with_kafkas_synonyms(
     assert synonyms["segment.bytes"] == [("log.segment.bytes", "1073741824")]
 
 
-def test_features_are_those_of_the_metadata_and_only_those(wire: Wire) -> None:
+def test_features_are_those_that_work_and_only_those(wire: Wire) -> None:
     named = ApiVersionsRequest(client_software_name="test", client_software_version="1")
     response = wire.call(named, 4)
     supported = {each.name: (each.min_version, each.max_version) for each in response.supported_features}
     finalized = {each.name: each.max_version_level for each in response.finalized_features}
-    assert finalized.keys() == supported.keys() == {"metadata.version", "kraft.version"}
+    assert (
+        finalized.keys() == supported.keys() == {"metadata.version", "kraft.version", "transaction.version"}
+    )
+    assert (supported["transaction.version"], finalized["transaction.version"]) == ((0, 2), 2)
     assert all(low <= finalized[name] <= high for name, (low, high) in supported.items())
     assert response.finalized_features_epoch >= 0
     older = wire.call(named, 3)

@@ -178,7 +178,7 @@ def test_the_brokers_own_topics_are_not_for_clients_to_create_or_delete(wire: Wi
         asked = CreatableTopic(name=name, num_partitions=1, replication_factor=1)
         assert only(wire.call(CreateTopicsRequest(topics=[asked]), 7).topics).error_code != 0
         assert only(wire.call(DeleteTopicsRequest(topic_names=[name]), 5).responses).error_code != 0
-    assert only(metadata(wire, "__transaction_state", create=True).topics).error_code != 0
+    assert only(metadata(wire, "__share_group_state", create=True).topics).error_code != 0
 
 
 def test_auto_creation_can_be_switched_off() -> None:

@@ -72,6 +72,15 @@ from penstock.protocol.messages.topics import (
     MetadataRequestTopic,
     TopicRequest,
 )
+from penstock.protocol.messages.transactions import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    DescribeProducersRequest,
+    DescribeProducersRequestTopic,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 from penstock.protocol.schema import Message
 from tests.broker.conftest import SETTINGS, Node
 from tests.broker.memory import MEGABYTE, forget_peak, open_files, peak_bytes, resident_bytes
@@ -543,6 +552,26 @@ WIDE: dict[str, tuple[Callable[[], Message], int]] = {
         ),
         9,
     ),
+    "AddPartitionsToTxn": (
+        lambda: AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id="payments",
+            v3_and_below_topics=[AddPartitionsToTxnTopic(name="no-such", partitions=list(range(MANY)))],
+        ),
+        3,
+    ),
+    "TxnOffsetCommit": (
+        lambda: TxnOffsetCommitRequest(
+            transactional_id="payments",
+            group_id="g",
+            topics=[
+                TxnOffsetCommitRequestTopic(
+                    name="no-such",
+                    partitions=[TxnOffsetCommitRequestPartition(partition_index=n) for n in range(MANY)],
+                )
+            ],
+        ),
+        5,
+    ),
     "DescribeConfigs": (
         lambda: DescribeConfigsRequest(
             resources=[
@@ -581,6 +610,21 @@ def test_a_topic_described_a_hundred_thousand_times_is_described_once(target: Ta
         resources=[asked] * MANY, include_synonyms=True, include_documentation=True
     )
     assert len(answered(target, request, 4, 100).results) == 1  # type: ignore[attr-defined]
+
+
+def test_the_producers_of_a_partition_asked_for_a_hundred_thousand_times_are_described_once(
+    target: Target, unique: Unique
+) -> None:
+    name = unique("t")
+    with target.connect() as wire:
+        create_topic(wire, name)
+        for producer_id in range(100):
+            records = batch(b"x", producer_id=producer_id, producer_epoch=0, base_sequence=0)
+            assert produce(wire, name, records).error_code == 0
+    asked = DescribeProducersRequestTopic(name=name, partition_indexes=[0] * MANY)
+    response = answered(target, DescribeProducersRequest(topics=[asked]), 0, 100)
+    ((described,),) = (topic.partitions for topic in response.topics)  # type: ignore[attr-defined]
+    assert len(described.active_producers) == 100
 
 
 # 6. Bombs

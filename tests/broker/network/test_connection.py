@@ -52,7 +52,7 @@ def test_every_version_of_the_handshake_lists_what_is_served(wire: Wire, version
     response = wire.call(request, version)
     assert response.error_code == 0
     told = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
-    assert told == {api.key: (api.advertised_min, api.version_max) for api in advertised(CLIENT)}
+    assert told == {api.key: (api.advertised_min, api.version_max_on(CLIENT)) for api in advertised(CLIENT)}
     # librdkafka before 2.11 takes a higher minimum for "cannot compress".
     assert told[0][0] == 0
 
@@ -85,9 +85,7 @@ def test_software_names_that_are_none_are_refused(wire: Wire, name: str) -> None
     assert wire.call(request, 3).error_code == ErrorCode.INVALID_REQUEST
 
 
-@pytest.mark.parametrize(
-    "key", [-1, 4, 5, 6, 7, 24, 25, 26, 27, 34, 38, 52, 53, 56, 59, 62, 63, 67, 9999, -32768]
-)
+@pytest.mark.parametrize("key", [-1, 4, 5, 6, 7, 34, 38, 52, 53, 56, 59, 62, 63, 67, 9999, -32768])
 def test_apis_that_are_not_served_close_the_connection(wire: Wire, key: int) -> None:
     assert key not in [api.key for api in advertised(CLIENT)]
     wire.send_bytes(frame(struct.pack(">hhih", key, 0, 1, -1) + bytes(64)))

@@ -27,7 +27,7 @@ from penstock.metadata.image import Image, PartitionImage, TopicImage
 from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.offsets import ListOffsetsPartition, ListOffsetsPartitionResponse
-from penstock.protocol.records import batches
+from penstock.protocol.records import Marker, batches
 from tests.broker.disks import NODE, Node
 from tests.broker.phrases import batch
 from tests.log.test_replicated import BATCH_BYTES, fetched
@@ -47,6 +47,9 @@ class Around:
 
     def live(self, broker: int) -> int | None:
         return 100 + broker
+
+    def stamp_ms(self) -> int:
+        return 1_000
 
     def may_cut(self, _: HostedPartition) -> bool:
         return False
@@ -282,7 +285,7 @@ def test_a_leader_that_does_not_know_what_is_committed_does_not_say_there_is_no_
     def ask(timestamp: int) -> tuple[int, int]:
         result = ListOffsetsPartitionResponse(partition_index=0)
         wanted = ListOffsetsPartition(partition_index=0, timestamp=timestamp)
-        _find(one, wanted, version, result)
+        _find(one, wanted, version, result, read_committed=False)
         return result.error_code, result.offset
 
     one.assign(partition(ME, 2))
@@ -424,6 +427,16 @@ def test_a_disk_that_cannot_be_read_goes_offline(two_disks: Node) -> None:
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         one.read(3, 100, at_least_one=True)
     assert two_disks.failed == [storage.directories[1]]
+
+
+def test_a_marker_that_comes_before_the_directory_is_known_is_no_failing_disk(two_disks: Node) -> None:
+    """The partition was added to a transaction, and nothing was written to it."""
+    storage = two_disks.start()
+    one = hosted(storage, partition(leader=ME, isr=(ME,)), min_insync_replicas=1)
+    appended = one.append_marker(Marker(True, 0), 7, 0)
+    assert (appended.error, two_disks.failed) == (ErrorCode.KAFKA_STORAGE_ERROR, [])
+    one.assign(partition(leader=ME, epoch=2, isr=(ME,), directories=(storage.place(one).id, bytes(16))))
+    assert one.append_marker(Marker(True, 0), 7, 0).error == ErrorCode.NONE
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])

@@ -1,10 +1,11 @@
 """Fetch (4-18), with long poll and fetch sessions (KIP-227).
 
 A fetch collects data from its partitions within its byte limits. If that is less than ``min_bytes`` it watches them
-and tries again when one changes, until ``max_wait_ms`` is over. The ceiling is the high watermark for consumers
-(also with read_committed, while there are no transactions) and the end of the log for followers. A follower's fetch
-comes in on the internal listener, and means that the follower has everything before the fetch offset. The data are
-file ranges: no record is read here.
+and tries again when one changes, until ``max_wait_ms`` is over. The ceiling is the high watermark for consumers,
+the last stable offset with read_committed, and the end of the log for followers. A read_committed consumer also
+gets the list of aborted transactions, and leaves out their records itself. A follower's fetch comes in on the
+internal listener, and means that the follower has everything before the fetch offset. The data are file ranges: no
+record is read here.
 
 A consumer that names its rack is sent to an in-sync replica there (KIP-392). Followers serve only such consumers.
 
@@ -35,6 +36,7 @@ from penstock.model import NO_TOPIC_ID
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import (
     TOPIC_IDS_SINCE_VERSION,
+    AbortedTransaction,
     EpochEndOffset,
     FetchableTopicResponse,
     FetchRequest,
@@ -231,7 +233,8 @@ class PendingFetch:
         try:
             log = hosted.log
             data.log_start_offset = log.log_start_offset
-            data.high_watermark = data.last_stable_offset = hosted.high_watermark
+            data.high_watermark = hosted.high_watermark
+            data.last_stable_offset = log.last_stable_offset(hosted.high_watermark)
             if partition.last_fetched_epoch >= 0:
                 known_epoch, end_offset = log.epochs.end_offset_for(
                     partition.last_fetched_epoch, log.log_end_offset
@@ -245,12 +248,13 @@ class PendingFetch:
                 ceiling = log.log_end_offset
                 error = self._count(hosted, partition, ceiling)
                 # This fetch may have moved the high watermark.
-                data.high_watermark = data.last_stable_offset = hosted.high_watermark
+                data.high_watermark = hosted.high_watermark
+                data.last_stable_offset = log.last_stable_offset(hosted.high_watermark)
                 if error:
                     data.error_code = error
                     return data, 0
             else:
-                ceiling = hosted.high_watermark
+                ceiling = data.last_stable_offset if self._read_committed else hosted.high_watermark
                 if self._rack and hosted.is_leader:
                     data.preferred_read_replica = nearest_replica(
                         self._broker, hosted, self._rack, partition.fetch_offset
@@ -262,6 +266,11 @@ class PendingFetch:
             if limit <= 0 and not at_least_one:
                 return data, 0
             found = hosted.read(partition.fetch_offset, limit, at_least_one=at_least_one, ceiling=ceiling)
+            if found is not None and self._read_committed:
+                data.aborted_transactions = [
+                    AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
+                    for each in log.aborted_transactions(partition.fetch_offset, log.end_offset_of(found))
+                ]
         except OffsetOutOfRange:
             data.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
             return data, 0

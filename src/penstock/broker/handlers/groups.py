@@ -4,8 +4,9 @@ OffsetDelete (0) and ConsumerGroupHeartbeat (0-1).
 
 The rules of groups are in ``penstock.groups``. This module finds the coordinator, converts topic ids to names and
 back, and refuses commits to topics that do not exist. The first FindCoordinator creates the offsets topic and waits
-for it. The coordinator of any transactional id is this broker, which refuses it at InitProducerId. Requests of the
-consumer protocol (KIP-848) get an error response, as from a Kafka broker where it is disabled.
+for it; the same with the topic of transactions. Until all brokers support transactions, the coordinator of any
+transactional id is this broker, which refuses it at InitProducerId. Requests of the consumer protocol (KIP-848) get
+an error response, as from a Kafka broker where it is disabled.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.broker.broker import Broker
+from penstock.broker.coordination.coordinators import Coordinators
 from penstock.broker.network.authorization import ResourceType, authorized_operations
 from penstock.broker.network.connection import WAITING, Call
 from penstock.decision import Decision
@@ -71,9 +73,12 @@ NO_CONSUMER_PROTOCOL = "the consumer group protocol is not supported yet; use gr
 def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call) -> Any:
     batched = call.version >= FIND_BATCHED
     keys = request.coordinator_keys if batched else [request.key]
+    coordinators: Coordinators[Any] = broker.group_coordinators
+    if request.key_type == TRANSACTION_KEY:
+        coordinators = broker.transaction_coordinators
 
     def coordinator(key: str, error: int, message: str | None) -> Coordinator:
-        leader = None if error else broker.group_coordinators.broker_of(key)
+        leader = None if error else coordinators.broker_of(key)
         known = None if leader is None else broker.image.brokers.get(leader)
         if known is None:
             return Coordinator(
@@ -112,13 +117,13 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
             port=only.port,
         )
 
-    if request.key_type == TRANSACTION_KEY:
+    if request.key_type == TRANSACTION_KEY and not broker.serves_transactions:
         # InitProducerId refuses it, which every client treats as final. An error here would not be: sarama asks for
         # a coordinator again and again, whatever the error. Any broker can refuse, so it is this one.
         return found_here()
-    if request.key_type != GROUP_KEY:
+    if request.key_type not in (GROUP_KEY, TRANSACTION_KEY):
         return answer(ErrorCode.INVALID_REQUEST, f"coordinators of type {request.key_type} do not exist here")
-    broker.group_coordinators.when_topic_exists(lambda error: call.answer(answer(error)))
+    coordinators.when_topic_exists(lambda error: call.answer(answer(error)))
     return WAITING
 
 

@@ -41,11 +41,13 @@ SPECIAL_SINCE_VERSION = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 NOT_AVAILABLE_SINCE_VERSION = 5
+READ_COMMITTED = 1
 # DeleteRecords: everything below the high watermark.
 ALL = -1
 
 
 def list_offsets(broker: Broker, request: ListOffsetsRequest, call: Call) -> ListOffsetsResponse:
+    read_committed = request.isolation_level == READ_COMMITTED
     seen: set[tuple[str, int]] = set()
     repeated: set[tuple[str, int]] = set()
     for topic in request.topics:
@@ -66,7 +68,7 @@ def list_offsets(broker: Broker, request: ListOffsetsRequest, call: Call) -> Lis
                 result.error_code = hosted
                 continue
             try:
-                _find(hosted, wanted, call.version, result)
+                _find(hosted, wanted, call.version, result, read_committed=read_committed)
             except OSError:
                 result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=results))
@@ -74,9 +76,16 @@ def list_offsets(broker: Broker, request: ListOffsetsRequest, call: Call) -> Lis
 
 
 def _find(
-    hosted: HostedPartition, wanted: ListOffsetsPartition, version: int, result: ListOffsetsPartitionResponse
+    hosted: HostedPartition,
+    wanted: ListOffsetsPartition,
+    version: int,
+    result: ListOffsetsPartitionResponse,
+    *,
+    read_committed: bool,
 ) -> None:
     log = hosted.log
+    # Exclusive: what this consumer can read.
+    end_offset = hosted.last_stable_offset if read_committed else hosted.high_watermark
     match wanted.timestamp:
         case timestamp if version < SPECIAL_SINCE_VERSION.get(timestamp, 0):
             result.error_code = ErrorCode.UNSUPPORTED_VERSION
@@ -84,7 +93,7 @@ def _find(
             # The high watermark is not known yet, so any answer could turn out wrong (KIP-207).
             result.error_code = _not_available(version)
         case -1:  # latest
-            result.offset = hosted.high_watermark
+            result.offset = end_offset
             result.leader_epoch = hosted.leader_epoch
         case -2 | -4:  # earliest, earliest local
             result.offset = log.log_start_offset
@@ -101,7 +110,7 @@ def _find(
                 return
             else:
                 found = log.offset_for_timestamp(timestamp)
-            if found is not None and found[0] < hosted.high_watermark:
+            if found is not None and found[0] < end_offset:
                 result.offset, result.timestamp, result.leader_epoch = found
             elif not hosted.replication.has_established:
                 # A later record may match (KIP-207). A client told "none" would continue at the end and skip it.

@@ -6,8 +6,11 @@ REQUEST_TIMED_OUT the records may be there, and an idempotent producer's retry f
 lead a partition names the leader (KIP-951). With acks=0 the client expects no response, so an error closes the
 connection: the only sign that such a producer notices.
 
-Departures from Kafka: records inside a batch are not inspected (the header and the CRC are), and transactional ids
-are refused until transactions exist.
+The first batch of a transaction in a partition is verified with the transaction's coordinator
+(``transactions/verification.py``), and the response waits for that too. InitProducerId with a transactional id is
+decided by its coordinator.
+
+Departure from Kafka: records inside a batch are not inspected (the header and the CRC are).
 """
 
 from __future__ import annotations
@@ -33,15 +36,18 @@ from penstock.protocol.messages.produce import (
 
 ZSTD_SINCE_VERSION = 7
 TOPIC_IDS_SINCE_VERSION = 13
+# From this version of InitProducerId on, clients know PRODUCER_FENCED.
+FENCED_SINCE_VERSION = 4
 
 ALL = -1
 
 
 def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
     acks = request.acks
-    if request.transactional_id is not None:
+    transactional_id = request.transactional_id
+    if transactional_id is not None and not broker.serves_transactions:
         return _refused(request, call, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    if not -1 <= acks <= 1:
+    if not -1 <= acks <= 1 or (transactional_id is not None and acks == 0):
         return _refused(request, call, ErrorCode.INVALID_REQUIRED_ACKS)
     failed = False
     allow_zstd = call.version >= ZSTD_SINCE_VERSION
@@ -49,6 +55,7 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
     is_serving = broker.membership.is_serving()
     topics = []
     waiting: list[tuple[HostedPartition, Appended, PartitionProduceResponse]] = []
+    held: list[_Held] = []
     leaders: dict[int, None] = {}
     for topic in request.topic_data:
         name = broker.image.topic_name(topic.topic_id) if by_id else topic.name
@@ -71,12 +78,26 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
             elif is_internal(name):
                 error = ErrorCode.INVALID_TOPIC_EXCEPTION
             else:
-                appended = hosted.append(records, allow_zstd=allow_zstd, by_all=acks == ALL)
+                if transactional_id is None:
+                    appended = hosted.append(records, allow_zstd=allow_zstd, by_all=acks == ALL)
+                else:
+                    slot = _Held(hosted, result)
+                    verified = broker.verification.append(
+                        hosted,
+                        records,
+                        transactional_id,
+                        call.version,
+                        slot.verified,
+                        allow_zstd=allow_zstd,
+                        by_all=acks == ALL,
+                    )
+                    if verified is None:
+                        held.append(slot)
+                        continue
+                    appended = verified
                 error = appended.error
                 if not error:
-                    result.base_offset = appended.base_offset
-                    result.log_append_time_ms = appended.log_append_time_ms
-                    result.log_start_offset = hosted.log.log_start_offset
+                    _succeed(result, hosted, appended)
                     if acks and not hosted.is_acknowledged(appended, by_all=acks == ALL):
                         waiting.append((hosted, appended, result))
             if error:
@@ -90,9 +111,11 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
     response = ProduceResponse(responses=topics)
     if leaders:
         response.node_endpoints = endpoints_of(broker, call, leaders)
-    if not waiting:
+    if not waiting and not held:
         return response
-    _PendingProduce(broker, call, response, waiting, request.timeout_ms, by_all=acks == ALL)
+    pending = _PendingProduce(broker, call, response, waiting, request.timeout_ms, by_all=acks == ALL)
+    if held:
+        pending.wait_for(held)
     return WAITING
 
 
@@ -106,10 +129,26 @@ def _why_not_here(broker: Broker, name: str, index: int, *, by_id: bool) -> Erro
     return ErrorCode.UNKNOWN_TOPIC_ID if by_id and not name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+class _Held:
+    """A partition's batch that is held back until its transaction is verified."""
+
+    __slots__ = ("hosted", "pending", "result")
+
+    def __init__(self, hosted: HostedPartition, result: PartitionProduceResponse) -> None:
+        self.hosted = hosted
+        self.result = result
+        self.pending: _PendingProduce | None = None
+
+    def verified(self, appended: Appended) -> None:
+        # Never called in the turn of the request, so there is a pending response.
+        assert self.pending is not None
+        self.pending.verified(self, appended)
+
+
 class _PendingProduce:
     """A response that waits until every partition's batch is acknowledged, or the timeout is over."""
 
-    __slots__ = ("_call", "_response", "_timer", "_unfinished")
+    __slots__ = ("_by_all", "_call", "_response", "_timer", "_unfinished")
 
     def __init__(
         self,
@@ -123,14 +162,35 @@ class _PendingProduce:
     ) -> None:
         self._call = call
         self._response = response
+        self._by_all = by_all
         self._unfinished = {id(result): result for _, _, result in waiting}
         self._timer = broker.environment.spawn.later(max(0, timeout_ms), self._timed_out)
         for hosted, appended, result in waiting:
-            hosted.when_acknowledged(
-                appended,
-                lambda error, result=result: self._committed(result, error),  # type: ignore[misc]
-                by_all=by_all,
-            )
+            self._when_acknowledged(hosted, appended, result)
+
+    def wait_for(self, held: list[_Held]) -> None:
+        for slot in held:
+            slot.pending = self
+            self._unfinished[id(slot.result)] = slot.result
+
+    def verified(self, slot: _Held, appended: Appended) -> None:
+        """A batch that was held back was appended or refused. The response may have timed out before."""
+        result, hosted = slot.result, slot.hosted
+        if id(result) not in self._unfinished:
+            return
+        if appended.error:
+            self._committed(result, appended.error)
+            return
+        _succeed(result, hosted, appended)
+        if hosted.is_acknowledged(appended, by_all=self._by_all):
+            self._committed(result, ErrorCode.NONE)
+        else:
+            self._when_acknowledged(hosted, appended, result)
+
+    def _when_acknowledged(
+        self, hosted: HostedPartition, appended: Appended, result: PartitionProduceResponse
+    ) -> None:
+        hosted.when_acknowledged(appended, lambda error: self._committed(result, error), by_all=self._by_all)
 
     def _committed(self, result: PartitionProduceResponse, error: ErrorCode) -> None:
         if self._unfinished.pop(id(result), None) is None:
@@ -150,6 +210,12 @@ class _PendingProduce:
         self._call.answer(self._response)
 
 
+def _succeed(result: PartitionProduceResponse, hosted: HostedPartition, appended: Appended) -> None:
+    result.base_offset = appended.base_offset
+    result.log_append_time_ms = appended.log_append_time_ms
+    result.log_start_offset = hosted.log.log_start_offset
+
+
 def _fail(result: PartitionProduceResponse, error: ErrorCode) -> None:
     result.error_code = error
     result.base_offset = -1
@@ -160,13 +226,50 @@ def init_producer_id(broker: Broker, request: InitProducerIdRequest, call: Call)
     if request.transactional_id == "" or (request.producer_id < 0) != (request.producer_epoch < 0):
         return error_response(request, call.version, ErrorCode.INVALID_REQUEST)
     if request.transactional_id is not None:
-        return error_response(request, call.version, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        if not broker.serves_transactions:
+            return error_response(request, call.version, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        return _init_transactional(broker, request, request.transactional_id, call)
 
     def allocated(producer_id: int) -> None:
         call.answer(InitProducerIdResponse(producer_id=producer_id, producer_epoch=0))
 
-    def refused() -> None:
-        call.answer(error_response(request, call.version, ErrorCode.COORDINATOR_NOT_AVAILABLE))
-
-    broker.producer_ids.next(allocated, refused)
+    broker.producer_ids.next(allocated, lambda: _no_producer_id(request, call))
     return WAITING
+
+
+def _init_transactional(
+    broker: Broker, request: InitProducerIdRequest, transactional_id: str, call: Call
+) -> Any:
+    partition = broker.transaction_coordinators.of(transactional_id)
+    if isinstance(partition, ErrorCode):
+        return error_response(request, call.version, partition)
+
+    def decide(producer_id: int | None) -> None:
+        # The coordinator may have changed while the producer id was fetched.
+        partition = broker.transaction_coordinators.of(transactional_id)
+        if isinstance(partition, ErrorCode):
+            call.answer(error_response(request, call.version, partition))
+            return
+
+        def answer(response: InitProducerIdResponse) -> None:
+            if response.error_code == ErrorCode.PRODUCER_FENCED and call.version < FENCED_SINCE_VERSION:
+                response.error_code = ErrorCode.INVALID_PRODUCER_EPOCH
+            call.answer(response)
+
+        partition.handle(
+            lambda core, now_ms, wall_ms: core.init_producer_id(
+                request, new_producer_id=producer_id, now_ms=now_ms, wall_ms=wall_ms
+            ),
+            answer,
+            error_response(request, call.version, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        )
+
+    if partition.core.needs_producer_id(transactional_id, is_init=True):
+        broker.producer_ids.next(decide, lambda: _no_producer_id(request, call))
+    else:
+        decide(None)
+    return WAITING
+
+
+def _no_producer_id(request: InitProducerIdRequest, call: Call) -> None:
+    call.answer(error_response(request, call.version, ErrorCode.COORDINATOR_NOT_AVAILABLE))

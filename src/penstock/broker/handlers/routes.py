@@ -64,6 +64,19 @@ HANDLERS = {
         "produce", "init_producer_id", Right(WRITE, TRANSACTIONAL_ID), Right(IDEMPOTENT_WRITE, CLUSTER)
     ),
     23: _handler("offsets", "offset_for_leader_epoch", Right(DESCRIBE, TOPIC)),
+    24: _handler(
+        "transactions", "add_partitions_to_txn", Right(WRITE, TRANSACTIONAL_ID), Right(WRITE, TOPIC)
+    ),
+    25: _handler("transactions", "add_offsets_to_txn", Right(WRITE, TRANSACTIONAL_ID), on_its_group(READ)),
+    26: _handler("transactions", "end_txn", Right(WRITE, TRANSACTIONAL_ID)),
+    27: _handler("transactions", "write_txn_markers", on_cluster(CLUSTER_ACTION)),
+    28: _handler(
+        "transactions",
+        "txn_offset_commit",
+        Right(WRITE, TRANSACTIONAL_ID),
+        on_its_group(READ),
+        Right(READ, TOPIC),
+    ),
     29: _handler("security", "describe_acls", on_cluster(DESCRIBE)),
     30: _handler("security", "create_acls", on_cluster(ALTER)),
     31: _handler("security", "delete_acls", on_cluster(ALTER)),
@@ -85,11 +98,15 @@ HANDLERS = {
     54: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # EndQuorumEpoch
     55: _handler("quorum", "ask_leader", on_cluster(DESCRIBE)),  # DescribeQuorum
     56: _handler("controller", "decide", on_cluster(CLUSTER_ACTION)),  # AlterPartition
+    57: _handler("controller", "decide", on_cluster(ALTER)),  # UpdateFeatures
     59: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # FetchSnapshot
     60: _handler("cluster", "describe_cluster"),
+    61: _handler("transactions", "describe_producers", Right(READ, TOPIC)),
     62: _handler("brokers", "broker_registration", on_cluster(CLUSTER_ACTION)),
     63: _handler("brokers", "broker_heartbeat", on_cluster(CLUSTER_ACTION)),
     64: _handler("brokers", "unregister_broker", on_cluster(ALTER)),
+    65: _handler("transactions", "describe_transactions", Right(DESCRIBE, TRANSACTIONAL_ID)),
+    66: _handler("transactions", "list_transactions", Right(DESCRIBE, TRANSACTIONAL_ID)),
     67: _handler("controller", "decide", on_cluster(CLUSTER_ACTION)),  # AllocateProducerIds
     68: _handler("groups", "consumer_group_heartbeat", on_its_group(READ), Right(DESCRIBE, TOPIC)),
     73: _handler("controller", "decide", on_cluster(CLUSTER_ACTION)),  # AssignReplicasToDirs
@@ -107,7 +124,7 @@ def make_route(key: int, version: int, listener: str) -> Route | None:
     api = APIS.get(key)
     if api is None or listener not in api.listeners:
         return None
-    if not api.serves(version):
+    if not api.serves(version, listener):
         return _unsupported_api_versions() if key == API_VERSIONS else None
     handler = HANDLERS[key]
     return Route(

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from penstock.broker.config import TopicConfig
 from penstock.broker.partition.follower_log import FollowerLog
 from penstock.broker.partition.partition_host import PartitionHost
-from penstock.broker.partition.produced_batch import Appended, check_batch
+from penstock.broker.partition.produced_batch import NOT_VERIFIED, Appended, check_batch
 from penstock.broker.partition.waiters import Waiters
 from penstock.broker.storage.flushing import Flushing
 from penstock.broker.storage.storage import Storage
@@ -33,8 +33,10 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import (
     NO_TIMESTAMP,
     BatchHeader,
+    Marker,
     check_produced,
     decode_header,
+    encode_marker,
     set_log_append_time,
 )
 from penstock.replication.events import Assignment
@@ -333,10 +335,19 @@ class HostedPartition:
 
     # Writing
 
-    def append(self, records: memoryview, *, allow_zstd: bool = True, by_all: bool = False) -> Appended:
+    def append(
+        self,
+        records: memoryview,
+        *,
+        allow_zstd: bool = True,
+        by_all: bool = False,
+        is_transactional: bool = False,
+        is_verified: bool = False,
+    ) -> Appended:
         """Append one batch from a producer, if it is valid and new.
 
-        With ``by_all`` only if the ISR has min.insync.replicas members.
+        With ``by_all`` only if the ISR has min.insync.replicas members. ``is_transactional`` says whether the
+        request has a transactional id; then the first batch of a transaction must be verified (NOT_VERIFIED).
         """
         config = self._topic_config
         if not self.is_leader:
@@ -348,6 +359,12 @@ class HostedPartition:
         if isinstance(checked, ErrorCode):
             return Appended(checked)
         header, stamped = checked
+        if header.is_transactional != is_transactional:
+            return Appended(
+                ErrorCode.INVALID_RECORD
+                if is_transactional
+                else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            )
         try:
             log = self.log
             if by_all and not self.has_enough_replicas:
@@ -366,8 +383,18 @@ class HostedPartition:
                     )
                 if verdict is TRY_AGAIN:
                     return self._not_now(header, verdict)
+                if verdict is ErrorCode.INVALID_TXN_STATE and is_transactional and not is_verified:
+                    # Of a newer epoch than the open transaction (v2). The marker that ends it may be on its way,
+                    # which only the coordinator knows.
+                    return NOT_VERIFIED
                 if verdict is not None:
                     return Appended(verdict)
+                if (
+                    is_transactional
+                    and not is_verified
+                    and log.producers.open_transaction(header.producer_id) is None
+                ):
+                    return NOT_VERIFIED
             if self._storage.is_any_full and self._storage.has_no_room(self):
                 return self._not_now(header, ErrorCode.KAFKA_STORAGE_ERROR)
             if not self._has_directory and not self.make_directory():
@@ -412,6 +439,41 @@ class HostedPartition:
             raise
         flush_offset = self._appended(log)
         return Appended(ErrorCode.NONE, base_offset, NO_TIMESTAMP, log.log_end_offset, flush_offset)
+
+    def append_marker(
+        self, marker: Marker, producer_id: int, producer_epoch: int, *, is_v2: bool = False
+    ) -> Appended:
+        """Append the marker that ends a producer's transaction, unless it is there already."""
+        if not self.is_leader:
+            return Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if self.is_offline:
+            return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
+        try:
+            log = self.log
+            if not self.has_enough_replicas:
+                return Appended(ErrorCode.NOT_ENOUGH_REPLICAS)
+            producers = log.producers
+            error = producers.check_marker(producer_id, producer_epoch, marker.coordinator_epoch, is_v2=is_v2)
+            if error:
+                return Appended(error)
+            state = producers.get(producer_id)
+            if (
+                state is not None
+                and state.epoch == producer_epoch
+                and state.coordinator_epoch == marker.coordinator_epoch
+                and producers.open_transaction(producer_id) is None
+            ):
+                # Written before, and the answer was lost. It may not be committed yet.
+                end_offset = log.log_end_offset
+                flush_offset = end_offset if self._counts_flushed and end_offset > log.recovery_point else 0
+                return Appended(ErrorCode.NONE, -1, NO_TIMESTAMP, end_offset, flush_offset)
+            return self.append_internal(
+                encode_marker(marker, producer_id, producer_epoch, self._host.stamp_ms())
+            )
+        except OSError as failure:
+            if failure.errno != errno.EAGAIN:  # then it cannot be written yet, and the disk is well
+                self.write_failed(failure)
+            return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
 
     def make_directory(self) -> bool:
         """False while the metadata does not say which of several directories the partition is in.
@@ -496,6 +558,11 @@ class HostedPartition:
         self.flushing.fail_waiters(error)
 
     # Reading
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Exclusive: below it there are no records of open transactions. Raises OSError."""
+        return self.log.last_stable_offset(self.high_watermark)
 
     def read(
         self, offset: int, bytes_max: int, *, at_least_one: bool, ceiling: int | None = None

@@ -25,6 +25,10 @@ class Appended(NamedTuple):
     flush_offset: int = 0
 
 
+# The coordinator of the transaction must be asked before the batch is appended.
+NOT_VERIFIED = Appended(ErrorCode.CONCURRENT_TRANSACTIONS)
+
+
 def check_batch(
     records: memoryview, config: TopicConfig, wall_ms: int, host: PartitionHost, *, allow_zstd: bool
 ) -> tuple[BatchHeader, int] | ErrorCode:
@@ -32,8 +36,6 @@ def check_batch(
     header = check_produced(records, max_message_bytes=config.max_message_bytes, allow_zstd=allow_zstd)
     if not isinstance(header, BatchHeader):
         return header
-    if header.is_transactional:
-        return ErrorCode.INVALID_TXN_STATE
     if config.is_log_append_time:
         return header, host.stamp_ms()
     if (
