@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from penstock.protocol.apis import API_VERSIONS, APIS, Api
 from penstock.protocol.messages.cluster import ApiVersion, ApiVersionsResponse
@@ -33,7 +33,7 @@ class FakeBroker:
         self.asked: list[Any] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
-    def __enter__(self) -> FakeBroker:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

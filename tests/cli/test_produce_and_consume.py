@@ -353,3 +353,17 @@ def test_a_reader_that_goes_away_ends_the_reading_quietly(
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(timeout=30) == 1
+
+
+@pytest.mark.parametrize("level", ["read_committed", "read_uncommitted"])
+def test_records_outside_transactions_are_printed_at_both_levels(
+    kafka: Penstock, topic: str, level: str
+) -> None:
+    kafka("produce", topic, stdin=b"one\ntwo\n")
+    words = ("consume", topic, "--no-follow", "--isolation", level)
+    assert sorted(kafka(*words).out.splitlines()) == ["one", "two"]
+    assert len(kafka(*words, "--from=-1", "--partition", "0").out.splitlines()) <= 1
+
+
+def test_an_unknown_isolation_level_is_refused(kafka: Penstock, topic: str) -> None:
+    assert "read_committed" in kafka("consume", topic, "--isolation", "serializable", code=2).err

@@ -282,6 +282,38 @@ def test_an_abort_that_ended_before_the_start_does_not_reach_beyond_it(columns: 
 
 
 @at_both_speeds
+def test_an_abort_that_began_before_the_start_reaches_beyond_it(columns: Any) -> None:
+    data = bytes(
+        transaction(7, 2, 0)  # aborted, before the start
+        + transaction(8, 1, 2)  # aborted and ended, before the start
+        + marker(8, 3, ABORT_MARKER)
+        + transaction(8, 1, 4)
+        + transaction(7, 1, 5)
+        + marker(7, 6, ABORT_MARKER)
+        + transaction(7, 1, 7)
+    )
+    for start, found in ((0, [4, 7]), (2, [4, 7]), (4, [4, 7]), (5, [7]), (7, [7])):
+        assert offsets(everything(columns, data, start=start, aborted=[(7, 0), (8, 2)])) == found
+
+
+@at_both_speeds
+def test_an_answer_with_many_aborts_is_read_from_any_place(columns: Any) -> None:
+    data, aborted, kept = bytearray(), [], []
+    for number in range(60):
+        producer, base = number % 7, 3 * number
+        data += transaction(producer, 2, base)
+        if number % 3:
+            aborted.append((producer, base))
+            data += marker(producer, base + 2, ABORT_MARKER)
+        else:
+            kept += [base, base + 1]
+            data += marker(producer, base + 2, COMMIT_MARKER)
+    for start in range(0, 180, 11):
+        decoded = everything(columns, bytes(data), start=start, aborted=reversed(aborted))
+        assert offsets(decoded) == [offset for offset in kept if offset >= start]
+
+
+@at_both_speeds
 def test_an_abort_marker_that_is_no_record_is_refused(columns: Any) -> None:
     broken = with_body(marker(7, 1, ABORT_MARKER), b"\xff\xff")
     with pytest.raises(CorruptBatch):

@@ -388,3 +388,24 @@ def test_a_stream_that_stands_behind_an_open_transaction_has_lost_nothing(
     assert planner.available(at(topic, 4)).ends == offsets(topic, 4)
     with pytest.raises(DataLossError, match="but ends at"):
         planner.available(at(topic, 6))
+
+
+def test_a_given_offset_behind_an_open_transaction_is_no_lost_data(
+    plan: Plan, topics: Topics, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = topics.create(unique("t"), 1)
+    topics.send(topic, [b"v"] * 5)
+    real = Client.list_offsets
+
+    def stable(client: Client, wanted: Any, *, read_committed: bool = False) -> Any:
+        found = real(client, wanted, read_committed=read_committed)
+        return (
+            {each: OffsetAt(min(2, at.offset), -1) for each, at in found.items()} if read_committed else found
+        )
+
+    monkeypatch.setattr(Client, "list_offsets", stable)
+    committed = {"subscribe": topic, "kafka__isolation__level": "read_committed"}
+    planner = plan("batch", **committed, endingOffsets=f'{{"{topic}": {{"0": 4}}}}')
+    assert [(each.start, each.end) for each in planner.batch_ranges()] == [(0, 4)]
+    with pytest.raises(DataLossError, match="from 0 to 5"):
+        plan("batch", **committed, endingOffsets=f'{{"{topic}": {{"0": 6}}}}').batch_ranges()

@@ -1,5 +1,5 @@
-"""Whatever happens in whatever order: each batch is acknowledged once and is in the log once, in order; and a
-reader sees each batch of the log once, in order."""
+"""Whatever happens in whatever order: each batch is acknowledged once and is in the log once, in order; a reader
+sees each batch of the log once, in order; and of a transaction everything counts or nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import batches, decode_header, decode_records
 from penstock.wire import operations
 from penstock.wire.operations import FetchSettings
+from penstock.wire.transacting import State
+from penstock.wire.transactions import NO_MEMBER
 from tests.wire.fake import WALL_MS, FakeCluster, FakeShell, Writing
+from tests.wire.fake_transactions import TransactionalCluster, Transactions
 
 PLACES = [TopicPartition("orders", number) for number in range(3)]
 REFUSALS = [
@@ -159,3 +162,63 @@ def test_a_reader_sees_every_batch_once_in_order(seed: int) -> None:
         assert fetched.next_offset > offset
         offset = fetched.next_offset
     assert seen == list(range(0, 90, 3))
+
+
+@settings(max_examples=80, deadline=None)
+@given(SEEDS, st.sampled_from([1, 2]))
+def test_of_a_transaction_everything_counts_or_nothing(seed: int, level: int) -> None:
+    chance = random.Random(seed)
+    cluster = TransactionalCluster(level)
+    transactions = Transactions(cluster)
+    shell, transacting = transactions.shell, transactions.transacting
+    # The producer checks the sequences of an epoch only once it has begun, as Apache Kafka does.
+    mischief = Mischief(cluster, is_kafka=True)
+    steps = iter(happenings(chance))
+
+    def disturb_until(done: Any) -> None:
+        for kind, which in steps:
+            if done():
+                return
+            if kind % 25 == 24:
+                cluster.coordinator = 1 + which % 3
+            disturb(shell, cluster, mischief, kind, which)
+            transacting.check()
+        mischief.next = None
+        shell.refusing.clear()
+        shell.run(done)
+
+    def do(operation: Any) -> None:
+        task = shell.start("doing", operation)
+        disturb_until(lambda: task.is_done)
+        task.outcome()
+        transacting.check()
+
+    do(transacting.init)
+    expected: dict[TopicPartition, list[bytes]] = {at: [] for at in PLACES}
+    committed = -1
+    producing = transacting.producing
+    for number in range(12):
+        transactions.begin()
+        sent = [(chance.choice(PLACES), b"%d-%d" % (number, place)) for place in range(chance.randrange(6))]
+        for at, value in sent:
+            transactions.send(at, value)
+        if chance.random() < 0.4:
+            disturb_until(lambda: producing.has_requests or not producing.unacknowledged)
+            transacting.give_up()
+            disturb_until(lambda: not producing.has_requests)
+            do(transacting.abort)
+        else:
+            offsets = {PLACES[0]: number}
+            do(
+                lambda core, task, offsets=offsets: transacting.send_offsets(
+                    core, task, "g", offsets, NO_MEMBER
+                )
+            )
+            disturb_until(lambda: not producing.unacknowledged)
+            do(transacting.commit)
+            committed = number
+            for at, value in sent:
+                expected[at].append(value)
+        assert transacting.state is State.READY
+    assert {at: cluster.read(at) for at in PLACES} == expected
+    assert cluster.offsets.get(("g", PLACES[0]), -1) == committed

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from confluent_kafka import (
+    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicCollection,
@@ -160,18 +161,27 @@ def start_offsets(admin: AdminClient, topic: str, partitions: Iterable[int]) -> 
     return _offsets(admin, topic, partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
 
-def end_offsets(admin: AdminClient, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-    return _offsets(admin, topic, partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+def end_offsets(
+    admin: AdminClient, topic: str, partitions: Iterable[int], *, read_committed: bool = False
+) -> dict[int, int]:
+    """The high watermarks; with ``read_committed`` the last stable offsets."""
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    return _offsets(admin, topic, partitions, latest, read_committed=read_committed)
 
 
 def offsets_at_time(
-    admin: AdminClient, topic: str, partitions: Iterable[int], timestamp_ms: int
+    admin: AdminClient,
+    topic: str,
+    partitions: Iterable[int],
+    timestamp_ms: int,
+    *,
+    read_committed: bool = False,
 ) -> dict[int, int]:
     """Each partition's first offset at or after a time; its end if every record is older."""
     spec = OffsetSpec.for_timestamp(timestamp_ms)
-    found = _offsets(admin, topic, partitions, spec)
+    found = _offsets(admin, topic, partitions, spec, read_committed=read_committed)
     late = [partition for partition, offset in found.items() if offset < 0]
-    return {**found, **end_offsets(admin, topic, late)}
+    return {**found, **end_offsets(admin, topic, late, read_committed=read_committed)}
 
 
 def describe_group(admin: AdminClient, group: str) -> ConsumerGroupDescription:
@@ -206,13 +216,21 @@ def _usable(admin: AdminClient, topic: str) -> bool:
     return all(partition.leader is not None and partition.leader.id >= 0 for partition in partitions)
 
 
-def _offsets(admin: AdminClient, topic: str, partitions: Iterable[int], spec: OffsetSpec) -> dict[int, int]:
+def _offsets(
+    admin: AdminClient,
+    topic: str,
+    partitions: Iterable[int],
+    spec: OffsetSpec,
+    *,
+    read_committed: bool = False,
+) -> dict[int, int]:
+    level = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
     asked = {TopicPartition(topic, partition): spec for partition in partitions}
     if not asked:
         return {}
 
     def ask() -> dict[int, int]:
-        answers = admin.list_offsets(asked, request_timeout=REQUEST_TIMEOUT_S)
+        answers = admin.list_offsets(asked, isolation_level=level, request_timeout=REQUEST_TIMEOUT_S)
         return {place.partition: settle(answer).offset for place, answer in answers.items()}
 
     return when_ready(ask)

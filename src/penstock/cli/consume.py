@@ -3,7 +3,8 @@
 It follows the topic until Ctrl-C, as kcat and kafka-console-consumer do; `--no-follow` stops at the topic's end as
 of the start. It begins at the beginning, as kcat does, because an empty screen puzzles new users. With `--group`
 it continues at the group's committed offsets, and commits records only after they are written out: after a crash a
-record is printed twice rather than not at all.
+record is printed twice rather than not at all. As kafka-console-consumer it prints records of open and aborted
+transactions too, unless told otherwise.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -37,6 +39,13 @@ ENDS_SHOWN_MAX = 3
 TERMINATED = 128 + signal.SIGTERM
 
 Place = tuple[str, int]
+
+
+class Isolation(StrEnum):
+    """Kafka's words."""
+
+    UNCOMMITTED = "read_uncommitted"
+    COMMITTED = "read_committed"
 
 
 class Reading:
@@ -143,6 +152,13 @@ def consume(
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Wait for new records, or stop at the end.")
     ] = True,
+    isolation: Annotated[
+        Isolation,
+        typer.Option(
+            "--isolation",
+            help="Whether to print records of open and aborted transactions too, or only committed ones.",
+        ),
+    ] = Isolation.UNCOMMITTED,
     keys: Annotated[bool, typer.Option("--keys", help="Show keys.")] = False,
     headers: Annotated[bool, typer.Option("--headers", help="Show headers.")] = False,
     timestamps: Annotated[bool, typer.Option("--timestamps", help="Show times.")] = False,
@@ -180,10 +196,11 @@ def consume(
     signal.signal(signal.SIGTERM, _terminate)
     admin = client.connect(bootstrap)
     numbers = {topic: _partitions(admin, topic, partitions or []) for topic in dict.fromkeys(topics)}
-    reading = Reading(_consumer(bootstrap, group, position, follow=follow), commits=group is not None)
+    consumer = _consumer(bootstrap, group, position, isolation, follow=follow)
+    reading = Reading(consumer, commits=group is not None)
     try:
         if group is None:
-            _assign(admin, reading, numbers, position, follow=follow)
+            _assign(admin, reading, numbers, position, isolation, follow=follow)
         else:
             reading.consumer.subscribe(
                 list(numbers),
@@ -218,16 +235,18 @@ def _assign(
     reading: Reading,
     numbers: dict[str, list[int]],
     position: positions.Position,
+    isolation: Isolation,
     *,
     follow: bool,
 ) -> None:
     """Read partitions without a group, from a position to their current ends."""
+    read_committed = isolation is Isolation.COMMITTED
     begin: dict[Place, int] = {}
     for topic, listed in numbers.items():
-        offsets = positions.resolve(admin, topic, listed, position)
+        offsets = positions.resolve(admin, topic, listed, position, read_committed=read_committed)
         begin |= {(topic, number): offsets[number] for number in listed}
         if not follow:
-            ends = client.end_offsets(admin, topic, listed)
+            ends = client.end_offsets(admin, topic, listed, read_committed=read_committed)
             reading.ends |= {(topic, number): ends[number] for number in listed}
     if position.kind in {"offset", "time"}:
         _say_what_is_beyond(admin, begin, position, follow=follow)
@@ -263,7 +282,14 @@ def _partitions(admin: Any, topic: str, wanted: list[int]) -> list[int]:
     return sorted(set(wanted)) or existing
 
 
-def _consumer(bootstrap: str, group: str | None, position: positions.Position, *, follow: bool) -> Consumer:
+def _consumer(
+    bootstrap: str,
+    group: str | None,
+    position: positions.Position,
+    isolation: Isolation,
+    *,
+    follow: bool,
+) -> Consumer:
     return Consumer(
         client.settings(
             bootstrap,
@@ -272,6 +298,8 @@ def _consumer(bootstrap: str, group: str | None, position: positions.Position, *
                 "group.id": group or f"penstock-cli-{uuid.uuid4()}",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
+                # librdkafka's own default is read_committed, Kafka's is not.
+                "isolation.level": isolation.value,
                 "auto.offset.reset": "latest" if position.kind == "end" else "earliest",
                 # The end of a partition is noticed when a fetch returns empty, so keep it short when it matters.
                 "fetch.wait.max.ms": FOLLOW_WAIT_MS if follow else END_WAIT_MS,

@@ -45,14 +45,24 @@ def parse_position(text: str) -> Position:
     return Position("time", round(when.astimezone().timestamp() * 1000))
 
 
-def resolve(admin: AdminClient, topic: str, partitions: Sequence[int], position: Position) -> dict[int, int]:
-    """The offset of a position in each partition, clamped to the partition's log."""
+def resolve(
+    admin: AdminClient,
+    topic: str,
+    partitions: Sequence[int],
+    position: Position,
+    *,
+    read_committed: bool = False,
+) -> dict[int, int]:
+    """The offset of a position in each partition, clamped to the partition's log.
+
+    With ``read_committed`` the log ends where its first open transaction begins.
+    """
     starts = client.start_offsets(admin, topic, partitions)
     if position.kind == "beginning":
         return starts
     if position.kind == "time":
-        return client.offsets_at_time(admin, topic, partitions, position.value)
-    ends = client.end_offsets(admin, topic, partitions)
+        return client.offsets_at_time(admin, topic, partitions, position.value, read_committed=read_committed)
+    ends = client.end_offsets(admin, topic, partitions, read_committed=read_committed)
     if position.kind == "end":
         return ends
     if position.kind == "last":

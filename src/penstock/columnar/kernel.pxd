@@ -57,8 +57,8 @@ cdef class Rows:
     view="const unsigned char[::1]", size=Py_ssize_t, position=Py_ssize_t, batch_size=Py_ssize_t,
     base_offset="long long", last_offset="long long", last_offset_delta="long long",
     expected_offset="long long", next_offset="long long", bytes_left="long long", attributes="unsigned int",
-    count="long long", is_wanted=bint, body_at=Py_ssize_t, body_end=Py_ssize_t, pending_at=Py_ssize_t,
-    section=Section,
+    count="long long", is_wanted=bint, is_aborted=bint, is_marker=bint, body_at=Py_ssize_t,
+    body_end=Py_ssize_t, pending_at=Py_ssize_t, section=Section,
 )
 cpdef tuple find(object records, long long start, long long end, object aborted, long long bytes_max)
 

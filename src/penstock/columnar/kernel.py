@@ -156,32 +156,27 @@ def find(
         if base_offset >= end:
             next_offset = end
             break
-        if last_offset < start:
-            # Nobody wants its records; but an abort that ends here must not take what comes behind.
-            is_control = (view[position + 22] & CONTROL) != 0
-            if pending and is_control and _is_abort_marker(records[position : position + batch_size]):
+        # The CRC covers two bytes of attributes, and none beyond the first is defined.
+        attributes = view[position + 22]
+        is_aborted = False
+        if attributes & TRANSACTIONAL and pending:
+            # Also of batches before the start: an abort that ends there must not take what comes behind.
+            while pending_at < len(pending) and pending[pending_at][1] <= last_offset:
+                aborting.add(pending[pending_at][0])
+                pending_at += 1
+            if aborting:
                 producer_id = _int64(view, position + 43)
-                pending = [each for each in pending if each[0] != producer_id or each[1] > last_offset]
+                is_aborted = producer_id in aborting
+                is_marker = is_aborted and attributes & CONTROL != 0
+                if is_marker and _is_abort_marker(records[position : position + batch_size]):
+                    aborting.discard(producer_id)
+        if last_offset < start:
             position += batch_size
             continue
         if crc32c(records[position + 21 : position + batch_size]) != _uint32(view, position + 17):
             raise damaged(base_offset, "the CRC is wrong")
-        # The CRC covers two bytes of attributes, and none beyond the first is defined.
-        attributes = view[position + 22]
         count = _int32(view, position + 57)
-        is_wanted = count > 0
-        if attributes & TRANSACTIONAL and pending:
-            while pending_at < len(pending) and pending[pending_at][1] <= last_offset:
-                aborting.add(pending[pending_at][0])
-                pending_at += 1
-            producer_id = _int64(view, position + 43)
-            if attributes & CONTROL:
-                if producer_id in aborting and _is_abort_marker(records[position : position + batch_size]):
-                    aborting.discard(producer_id)
-            elif producer_id in aborting:
-                is_wanted = False
-        if attributes & CONTROL:
-            is_wanted = False
+        is_wanted = count > 0 and not is_aborted and not attributes & CONTROL
         if count < 0:
             raise damaged(base_offset, "a negative count of records")
         if is_wanted:

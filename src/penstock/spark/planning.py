@@ -204,21 +204,22 @@ class Planner:
         foreign = {topic: old for topic, old in place.topic_ids.items() if self._is_other(topic, old)}
         self._lose_replaced(foreign, f"{place.option} is for the old one", "on without them")
         earliest, latest = self.earliest(requested), self.latest(requested)
+        reach = self._existing(requested, latest)
         offsets: Offsets = {}
         for each, offset in requested.items():
             if offset == EARLIEST or each.topic in foreign:
                 offsets[each] = earliest[each]
             elif offset == LATEST:
                 offsets[each] = latest[each]
-            elif earliest[each] <= offset <= latest[each]:
+            elif earliest[each] <= offset <= reach[each]:
                 offsets[each] = offset
             else:
-                bounds = f"from {earliest[each]} to {latest[each]}"
+                bounds = f"from {earliest[each]} to {reach[each]}"
                 lose(
                     self._settings,
                     f"{place.option} asks for offset {offset} of {each}, which reaches {bounds}",
                 )
-                offsets[each] = min(max(offset, earliest[each]), latest[each])
+                offsets[each] = min(max(offset, earliest[each]), reach[each])
         return offsets
 
     # Streams
@@ -315,12 +316,19 @@ class Planner:
         return topic in until.topic_ids and self._is_other(topic, until.topic_ids[topic])
 
     def _shrunk(self, needed: Offsets, latest: Offsets) -> set[TopicPartition]:
-        short = {each for each in needed.keys() & latest.keys() if latest[each] < needed[each]}
-        if short and self._settings.read_committed:
-            # Records after an open transaction are not stable, but they exist.
-            ends = self._client.list_offsets(dict.fromkeys(short, LATEST))
-            short = {each for each in short if ends[each].offset < needed[each]}
-        return short
+        reach = self._existing(needed, latest)
+        return {each for each in needed.keys() & latest.keys() if reach[each] < needed[each]}
+
+    def _existing(self, needed: Offsets, latest: Offsets) -> Offsets:
+        """Where the partitions end that seem to end before a needed offset; ``latest`` for the others.
+
+        With read_committed, records after an open transaction cannot be read yet, but they exist.
+        """
+        short = [each for each in needed.keys() & latest.keys() if latest[each] < needed[each]]
+        if not short or not self._settings.read_committed:
+            return latest
+        ends = self._client.list_offsets(dict.fromkeys(short, LATEST))
+        return {**latest, **{each: ends[each].offset for each in short}}
 
     def reach(self) -> StreamOffset:
         """The ends of the subscribed partitions that are visible now. Never fails for missing ones."""

@@ -87,8 +87,8 @@ NAMES = Names(
         "kafka.compression.zstd.level",
     ),
     refused={
-        "kafka.transactional.id": "this sink is at-least-once; transactions are not supported so far",
-        "kafka.transaction.timeout.ms": "this sink is at-least-once; transactions are not supported so far",
+        "kafka.transactional.id": "this sink is at-least-once and does not write in transactions yet",
+        "kafka.transaction.timeout.ms": "this sink is at-least-once and does not write in transactions yet",
         "kafka.key.serializer": "keys are sent unchanged; cast the column to string or binary",
         "kafka.value.serializer": "values are sent unchanged; cast the column to string or binary",
         "kafka.partitioner.class": "Java classes cannot run here; compute a column partition instead",

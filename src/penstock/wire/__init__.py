@@ -1,7 +1,8 @@
 """A small Kafka client on our own codec, for Spark tasks: it moves raw batches and never builds single records.
 
-``core.py`` is the client without sockets and clocks, ``blocking.py`` adds the sockets, ``client.py`` and
-``producer.py`` are the public API. Applications should use librdkafka; this client moves batches at disk speed.
+``core.py`` is the client without sockets and clocks, ``blocking.py`` adds the sockets. ``client.py``,
+``producer.py`` and ``transactional_producer.py`` are the public API. Applications should use librdkafka; this
+client moves batches at disk speed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from penstock.wire.errors import (
     GroupInUse,
     OffsetOutOfRange,
     OutOfSequence,
+    ProducerFenced,
     TimedOut,
     TopicReplaced,
+    TransactionFailed,
     UnknownTopic,
     Unreachable,
     UnsupportedBroker,
@@ -25,6 +28,8 @@ from penstock.wire.errors import (
 )
 from penstock.wire.operations import EARLIEST, LATEST, MAX_TIMESTAMP, Fetched, OffsetAt
 from penstock.wire.producer import Producer
+from penstock.wire.transactional_producer import TransactionalProducer
+from penstock.wire.transactions import GroupMember
 
 __all__ = [
     "EARLIEST",
@@ -36,15 +41,19 @@ __all__ = [
     "Client",
     "Fetched",
     "GroupInUse",
+    "GroupMember",
     "OffsetAt",
     "OffsetOutOfRange",
     "OutOfSequence",
     "PartitionInfo",
     "Producer",
+    "ProducerFenced",
     "TimedOut",
     "TopicInfo",
     "TopicPartition",
     "TopicReplaced",
+    "TransactionFailed",
+    "TransactionalProducer",
     "UnknownTopic",
     "Unreachable",
     "UnsupportedBroker",

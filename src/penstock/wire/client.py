@@ -19,12 +19,18 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from penstock.model import TopicPartition
-from penstock.wire import admin, groups, operations
+from penstock.wire import admin, groups, operations, transaction_admin
 from penstock.wire.blocking import Shell
 from penstock.wire.cluster import TopicInfo
 from penstock.wire.core import Core, Steps, Task
 from penstock.wire.errors import TimedOut
 from penstock.wire.operations import Fetched, FetchSettings, OffsetAt
+from penstock.wire.transaction_admin import (
+    DescribedTransaction,
+    ListedTransaction,
+    ListFilter,
+    PartitionProducer,
+)
 
 FETCH_BYTES = 8 * 1024 * 1024
 FETCH_WAIT_MS = 500
@@ -197,6 +203,39 @@ class Client:
             return {}
         return self._do(
             "reading the settings of topics", lambda core, task: admin.topic_configs(core, task, wanted)
+        )
+
+    # Transactions, for operators
+
+    def list_transactions(self, wanted: ListFilter | None = None) -> list[ListedTransaction]:
+        """The transactional ids that the cluster's coordinators know, in order."""
+        return self._do(
+            "listing transactions",
+            lambda core, task: transaction_admin.list_transactions(core, task, wanted or ListFilter()),
+        )
+
+    def describe_transaction(self, transactional_id: str) -> DescribedTransaction | None:
+        """The state of a transactional id; None if its coordinator does not know it."""
+        return self._do(
+            f"describing the transaction of {transactional_id}",
+            lambda core, task: transaction_admin.describe_transaction(core, task, transactional_id),
+        )
+
+    def partition_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, list[PartitionProducer]]:
+        """The producers that the leaders of partitions remember, with their open transactions."""
+        wanted = list(dict.fromkeys(partitions))
+        return self._do(
+            "describing producers",
+            lambda core, task: transaction_admin.partition_producers(core, task, wanted),
+        )
+
+    def abort_in_partition(self, at: TopicPartition, producer: PartitionProducer) -> None:
+        """End a hanging transaction in one partition with an abort marker. See ``transaction_admin``."""
+        self._do(
+            f"aborting the transaction of producer {producer.producer_id} in {at}",
+            lambda core, task: transaction_admin.abort_in_partition(core, task, at, producer),
         )
 
     def close(self) -> None:

@@ -44,12 +44,14 @@ class Cluster:
         self.controller_id = NO_LEADER
         self.topics: dict[str, TopicInfo] = {}
         self.names: dict[bytes, str] = {}
-        # The coordinators of groups.
+        # The coordinators of groups, and of transactional ids.
         self.coordinators: dict[str, Address] = {}
+        self.transaction_coordinators: dict[str, Address] = {}
 
     def start_over(self) -> None:
         """Forget everything but the bootstrap list."""
-        self.brokers, self.topics, self.names, self.coordinators = {}, {}, {}, {}
+        self.brokers, self.topics, self.names = {}, {}, {}
+        self.coordinators, self.transaction_coordinators = {}, {}
 
     def learn(self, response: Any) -> None:
         """Update the cache from any Metadata response."""

@@ -108,6 +108,14 @@ class OutOfSequence(BrokerRefused):
     """Continuing might lose, repeat or reorder records."""
 
 
+class TransactionFailed(BrokerRefused):
+    """The open transaction cannot be committed: abort it, then begin another."""
+
+
+class ProducerFenced(BrokerRefused):
+    """A newer producer has the transactional id, or the coordinator timed the transaction out."""
+
+
 def words_of(code: int, message: str | None = None) -> str:
     """The broker's error message if there is one, else the name of the code."""
     try:

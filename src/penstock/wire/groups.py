@@ -1,4 +1,4 @@
-"""A group's committed offsets: find the coordinator, commit, fetch.
+"""A group's committed offsets: commit and fetch them at its coordinator.
 
 The group must have no members: this client is not a member and commits like a tool, with generation -1 and no
 member id. Topics are given by name (version 9 at most), because a group's offsets belong to the topic's name.
@@ -12,7 +12,6 @@ from typing import Any
 from penstock.model import TopicPartition
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import (
-    FindCoordinatorRequest,
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
@@ -21,23 +20,20 @@ from penstock.protocol.messages.groups import (
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
-from penstock.wire.core import Core, Question, Steps, Task
+from penstock.wire import coordinators
+from penstock.wire.coordinators import Kind
+from penstock.wire.core import Core, Steps, Task
 from penstock.wire.errors import (
     BUSY,
     COORDINATOR_MOVED,
     BrokerRefused,
     GroupInUse,
     UnknownTopic,
-    UnsupportedBroker,
     words_of,
 )
-from penstock.wire.links import Address, Ask, Channel, Failed
-from penstock.wire.operations import ask_anybody, back_off
 
-OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 8, 9, 10
+OFFSET_COMMIT, OFFSET_FETCH = 8, 9
 BY_NAME_VERSION_MAX = 9
-# From this version on FindCoordinator takes several keys.
-MANY_COORDINATORS = 4
 # The coordinator may not know a new topic yet, as in ``operations.UNKNOWN_TOPIC_MS``.
 UNKNOWN_TOPIC_TRIES = 5
 
@@ -47,28 +43,6 @@ IN_USE = (
     ErrorCode.REBALANCE_IN_PROGRESS,
     ErrorCode.STALE_MEMBER_EPOCH,
 )
-
-
-def coordinator(core: Core, task: Task[Any], group: str) -> Steps[Address]:
-    """The address of the group's coordinator; retries until there is one."""
-
-    def build(version: int) -> FindCoordinatorRequest:
-        if version >= MANY_COORDINATORS:
-            return FindCoordinatorRequest(coordinator_keys=[group])
-        return FindCoordinatorRequest(key=group)
-
-    while True:
-        known = core.cluster.coordinators.get(group)
-        if known is not None:
-            return known
-        answer = yield from ask_anybody(core, task, Ask(FIND_COORDINATOR, build))
-        response = answer.message
-        found = response.coordinators[0] if answer.version >= MANY_COORDINATORS else response
-        if found.error_code == ErrorCode.NONE:
-            address = core.cluster.coordinators[group] = Address(found.host, found.port)
-            return address
-        _retry_or_raise(task, group, found.error_code, found.error_message)
-        yield from back_off(core, task)
 
 
 def commit(
@@ -88,7 +62,9 @@ def commit(
             group_id=group,
             topics=[OffsetCommitRequestTopic(name=name, partitions=each) for name, each in by_topic.items()],
         )
-        response = yield from _ask_coordinator(core, task, group, OFFSET_COMMIT, message)
+        response = yield from coordinators.ask(
+            core, task, Kind.GROUP, group, OFFSET_COMMIT, message, version_max=BY_NAME_VERSION_MAX
+        )
         if response is None:
             continue
         for topic in response.topics:
@@ -104,7 +80,7 @@ def commit(
                 else:
                     _retry_or_raise(task, group, each.error_code)
         if left:
-            yield from _forget_coordinator(core, task, group)
+            yield from coordinators.forget(core, task, Kind.GROUP, group)
 
 
 def committed(
@@ -130,7 +106,9 @@ def committed(
         require_stable=True,
     )
     while True:
-        response = yield from _ask_coordinator(core, task, group, OFFSET_FETCH, message)
+        response = yield from coordinators.ask(
+            core, task, Kind.GROUP, group, OFFSET_FETCH, message, version_max=BY_NAME_VERSION_MAX
+        )
         if response is None:
             continue
         answer = response.groups[0] if response.groups else response
@@ -147,26 +125,7 @@ def committed(
         if code == ErrorCode.NONE:
             return found
         _retry_or_raise(task, group, code)
-        yield from _forget_coordinator(core, task, group)
-
-
-def _ask_coordinator(core: Core, task: Task[Any], group: str, key: int, message: Any) -> Steps[Any]:
-    """The coordinator's response; None when there was none and the coordinator must be looked up again."""
-    address = yield from coordinator(core, task, group)
-    ask = Ask(key, lambda _: message, BY_NAME_VERSION_MAX)
-    answer = (yield [Question(address, Channel.CONTROL, ask)])[0]
-    if not isinstance(answer, Failed):
-        return answer.message
-    if answer.is_unsupported:
-        raise UnsupportedBroker(answer.why)
-    task.trouble = answer.why
-    yield from _forget_coordinator(core, task, group)
-    return None
-
-
-def _forget_coordinator(core: Core, task: Task[Any], group: str) -> Steps[None]:
-    core.cluster.coordinators.pop(group, None)
-    yield from back_off(core, task)
+        yield from coordinators.forget(core, task, Kind.GROUP, group)
 
 
 def _retry_or_raise(task: Task[Any], group: str, code: int, message: str | None = None) -> None:

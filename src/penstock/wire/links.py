@@ -191,6 +191,9 @@ class Links:
         self.effects: list[Effect] = []
         # Whether any broker has ever answered.
         self.has_contact = False
+        # The cluster's finalized features (KIP-584) and their epoch, which grows with every change.
+        self.features: dict[str, int] = {}
+        self._features_epoch = -1
 
     # For the core
 
@@ -354,6 +357,9 @@ class Links:
         if message.error_code or not message.api_keys:
             raise DecodeError("a broker that does not say its versions")
         link.versions = {each.api_key: (each.min_version, each.max_version) for each in message.api_keys}
+        if message.finalized_features_epoch >= self._features_epoch:
+            self._features_epoch = message.finalized_features_epoch
+            self.features = {each.name: each.max_version_level for each in message.finalized_features}
         link.state = State.READY
         link.inbox.frame_bytes_max = FRAME_BYTES_MAX
         self.has_contact = True

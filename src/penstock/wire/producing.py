@@ -7,6 +7,9 @@ next. A batch that the broker already has (DUPLICATE_SEQUENCE_NUMBER) counts as 
 Careful with OUT_OF_ORDER_SEQUENCE_NUMBER. For a batch after a refused one it means nothing: the batch is sent again
 with the others. For the first of the queue it means that the broker has lost acknowledged records; then no retry is
 right, and the producer fails, as it does whenever records might silently be lost, repeated or reordered.
+
+With an ``Enlistment`` the batches are those of transactions. Then the identity comes from ``transacting.py``, and a
+failure ends only the transaction: after its abort ``restart`` lets the producer go on.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ from penstock.protocol.messages.produce import (
     ProduceRequest,
     TopicProduceData,
 )
+from penstock.protocol.messages.transactions import PRODUCE_V2
 from penstock.protocol.records import decode_header
 from penstock.protocol.schema import VERSION_MAX
 from penstock.wire.core import Core, Steps, Task
+from penstock.wire.enlistment import Enlistment
 from penstock.wire.errors import (
     BUSY,
     COORDINATOR_MOVED,
@@ -41,6 +46,7 @@ from penstock.wire.errors import (
 from penstock.wire.links import Address, Answer, Ask, Channel, Failed
 from penstock.wire.operations import UNKNOWN_TOPIC_MS, ask_anybody, back_off, no_such, refresh
 from penstock.wire.sequences import Batch, Identity, OnAck, Queue
+from penstock.wire.transactions import refusal
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22
 # From this version on Produce identifies topics by id.
@@ -60,6 +66,9 @@ RETRIED = frozenset(
         ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     )
 )
+# In transactions these too are retried, at the same leader: it could not ask the coordinator, or the coordinator
+# is still ending the previous transaction.
+RETRIED_IN_TRANSACTIONS = frozenset((*COORDINATOR_MOVED, ErrorCode.CONCURRENT_TRANSACTIONS))
 # After these errors the batch may be in the log nevertheless.
 PERHAPS_WRITTEN = frozenset(
     (
@@ -78,12 +87,15 @@ LOST_SEQUENCE = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODU
 class Producing:
     """A ``Participant`` of the core: after every event it sends what it can."""
 
-    def __init__(self, core: Core, *, acks: int, in_flight: int) -> None:
+    def __init__(
+        self, core: Core, *, acks: int, in_flight: int, enlistment: Enlistment | None = None
+    ) -> None:
         self._core = core
+        self._enlistment = enlistment
         self._acks = acks
         self._in_flight_max = in_flight
         # The identity for new partitions.
-        self._identity: Identity | None = None
+        self.identity: Identity | None = None
         # Every partition written to, for its sequences; and those with batches now.
         self._queues: dict[TopicPartition, Queue] = {}
         self._busy: dict[TopicPartition, Queue] = {}
@@ -117,16 +129,34 @@ class Producing:
             raise ValueError(f"{len(data)} bytes for {at} are not exactly one record batch")
         queue = self._queues.get(at)
         if queue is None:
-            queue = self._queues[at] = Queue(at, self._identity)
+            is_transactional = self._enlistment is not None
+            queue = self._queues[at] = Queue(at, self.identity, is_transactional=is_transactional)
         self._busy[at] = queue
         queue.batches.append(Batch(at, data, header.count, now_ms + self._core.deadline_ms, on_ack))
         self.unacknowledged += 1
         self.unacknowledged_bytes += len(data)
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether requests are in flight, perhaps for batches that were given up."""
+        return bool(self._requests)
+
+    def restart(self, identity: Identity) -> None:
+        """Go on with the next transaction. With another identity the sequences begin again."""
+        assert self._enlistment is not None and not self.unacknowledged and not self._requests
+        assert self.error is None or identity != self.identity, "after a failure the sequences are unknown"
+        self.error = None
+        self.acked.clear()
+        if identity != self.identity:
+            self.identity = identity
+            self._queues.clear()
+            self._written.clear()
+            self._other_since_ms.clear()
+
     def close(self) -> None:
         """Give up unacknowledged batches; they may or may not be written."""
         if self.error is None:
-            self._fail(WireError("this producer is closed"))
+            self.fail(WireError("this producer is closed"))
         if self in self._core.participants:
             self._core.participants.remove(self)
 
@@ -136,6 +166,10 @@ class Producing:
         if self.error is not None or not self.unacknowledged:
             return
         self._end_tasks()
+        if self._enlistment is not None and self.error is None:
+            refused = self._enlistment.step(self._busy)
+            if refused is not None:
+                self.fail(refused)
         self._expire()
         if self.error is None:
             self._drain()
@@ -173,6 +207,8 @@ class Producing:
             queue.check()
             assert (at in self._busy) == bool(queue.batches)
         assert self.unacknowledged == sum(len(queue.batches) for queue in self._queues.values())
+        if self._enlistment is not None:
+            self._enlistment.check()
 
     # Private: before sending
 
@@ -181,18 +217,18 @@ class Producing:
         if task is not None and task.is_done:
             self._identifying = None
             if task.error is not None:
-                self._fail(task.error)
+                self.fail(task.error)
                 return
-            self._identity = task.outcome()
+            self.identity = task.outcome()
             for queue in list(self._queues.values()):
                 if queue.identity is None and not queue.in_flight and self.error is None:
-                    self._identify(queue, self._identity)
+                    self._identify(queue, self.identity)
         locating = self._locating
         if locating is not None and locating.is_done:
             self._locating = None
             names, self._asked = self._asked, {}
             if locating.error is not None:
-                self._fail(locating.error)
+                self.fail(locating.error)
                 return
             for queue in list(self._busy.values()):
                 if queue.at.topic in names and self.error is None:
@@ -202,7 +238,7 @@ class Producing:
         try:
             queue.identify(identity)
         except OutOfSequence as error:
-            self._fail(error)
+            self.fail(error)
 
     def _located(self, queue: Queue) -> None:
         """The topic's metadata is current; the topic may be missing or without a leader."""
@@ -221,7 +257,7 @@ class Producing:
         if queue.unknown_since_ms is None:
             queue.unknown_since_ms = now_ms
         elif now_ms - queue.unknown_since_ms >= UNKNOWN_TOPIC_MS:
-            self._fail(UnknownTopic(queue.trouble))
+            self.fail(UnknownTopic(queue.trouble))
 
     def _expire(self) -> None:
         for queue in self._busy.values():
@@ -232,11 +268,11 @@ class Producing:
     def _overdue(self, queue: Queue) -> None:
         for task in (self._locating, self._identifying):
             if task is not None and task.is_cut_off:
-                self._fail(self._core.unreachable(task.trouble))
+                self.fail(self._core.unreachable(task.trouble))
                 return
         seconds = self._core.deadline_ms / 1000
         why = queue.trouble or "no answer"
-        self._fail(TimedOut(f"a batch for {queue.at} was not acknowledged within {seconds:g} s: {why}"))
+        self.fail(TimedOut(f"a batch for {queue.at} was not acknowledged within {seconds:g} s: {why}"))
 
     # Private: sending
 
@@ -273,7 +309,7 @@ class Producing:
         topic, now_ms = queue.at.topic, self._core.now_ms
         queue.trouble = f"topic {topic} was deleted and recreated while it was written to"
         if now_ms - self._other_since_ms.setdefault(topic, now_ms) >= UNKNOWN_TOPIC_MS:
-            self._fail(TopicReplaced(queue.trouble))
+            self.fail(TopicReplaced(queue.trouble))
             return
         queue.failures += 1
         queue.not_before_ms = now_ms + self._core.back_off_ms(queue.failures)
@@ -285,6 +321,7 @@ class Producing:
             and queue.not_before_ms <= self._core.now_ms
             and queue.at.topic not in self._stale
             and queue.at.topic not in self._asked
+            and (self._enlistment is None or self._enlistment.may_send(queue.at))
         )
 
     def _gather(self, queues: list[Queue]) -> list[Batch]:
@@ -297,6 +334,8 @@ class Producing:
             size += len(batch.data)
             batches.append(batch)
             queue.sent(batch)
+            if self._enlistment is not None:
+                self._enlistment.sent(queue.at)
             # To the end of the line: other partitions may not have fit.
             self._busy[queue.at] = self._busy.pop(queue.at)
         return batches
@@ -308,7 +347,9 @@ class Producing:
             by_topic.setdefault(batch.at.topic, []).append(
                 PartitionProduceData(index=batch.at.partition, records=memoryview(batch.data))
             )
+        enlistment = self._enlistment
         message = ProduceRequest(
+            transactional_id=enlistment.transactional_id if enlistment is not None else None,
             acks=self._acks,
             timeout_ms=self._core.request_timeout_ms,
             topic_data=[
@@ -317,8 +358,15 @@ class Producing:
             ],
         )
         version_max = PRODUCE_BY_ID - 1 if NO_TOPIC_ID in ids.values() else VERSION_MAX
+        version_min = 0
+        if enlistment is not None and enlistment.is_v2:
+            version_min = PRODUCE_V2
+        elif enlistment is not None:
+            # A newer version would add the partitions to the transaction by itself.
+            version_max = PRODUCE_V2 - 1
         # The broker may wait for followers for the request's timeout, and answer after that.
-        ask = Ask(PRODUCE, lambda _: message, version_max, patience_ms=self._core.request_timeout_ms)
+        patience_ms = self._core.request_timeout_ms
+        ask = Ask(PRODUCE, lambda _: message, version_max, version_min, patience_ms)
         names = {topic_id: name for name, topic_id in ids.items()}
         sent = {batch.at: batch for batch in batches}
         self._requests[address] = self._requests.get(address, 0) + 1
@@ -345,7 +393,7 @@ class Producing:
         left = dict(sent)
         if isinstance(answer, Failed):
             if answer.is_unsupported:
-                self._fail(UnsupportedBroker(answer.why))
+                self.fail(UnsupportedBroker(answer.why))
                 return
             why, may_be_done = answer.why, answer.may_be_done
         else:
@@ -370,22 +418,25 @@ class Producing:
             is_told = self._core.cluster.hint(at, result.current_leader, endpoints)
             why = f"{at}: {words_of(code, result.error_message)}"
             self._again(batch, why, maybe_written=code in PERHAPS_WRITTEN, is_stale=not is_told)
+        elif self._enlistment is not None and code in RETRIED_IN_TRANSACTIONS:
+            why = f"{at}: {words_of(code, result.error_message)}"
+            self._again(batch, why, maybe_written=False, is_stale=False)
         elif code in LOST_SEQUENCE and batch is not queue.batches[0]:
             # Refused only because an earlier batch was refused.
             self._again(batch, f"{at}: {words_of(code)}", maybe_written=False)
-        elif code == ErrorCode.UNKNOWN_PRODUCER_ID:
+        elif code == ErrorCode.UNKNOWN_PRODUCER_ID and self._enlistment is None:
             # Retention deleted all our records, and the broker's state of this producer with them: get a new
             # identity.
             queue.identity = None
             self._again(batch, f"{at}: {words_of(code)}", maybe_written=False)
         else:
-            self._fail(_final(batch, code, result.error_message))
+            self.fail(_final(batch, code, result.error_message, self._enlistment))
 
     def _acknowledge(self, queue: Queue, batch: Batch, base_offset: int) -> None:
         try:
             queue.acknowledged(batch, base_offset)
         except OutOfSequence as error:
-            self._fail(error)
+            self.fail(error)
             return
         assert queue.topic_id is not None
         self._written.setdefault(queue.at.topic, queue.topic_id)
@@ -409,22 +460,28 @@ class Producing:
         if is_stale:
             self._stale[batch.at.topic] = None
 
-    def _fail(self, error: WireError) -> None:
-        """Fail the producer for good. Only the first error counts."""
+    def fail(self, error: WireError) -> None:
+        """Fail the producer for good, or its transaction. Only the first error counts."""
         if self.error is not None:
             return
         self.error = error
+        if self._enlistment is not None:
+            self._enlistment.stop()
         for task in (self._identifying, self._locating):
             if task is not None:
                 self._core.cancel(task)
+        self._identifying = self._locating = None
+        self._stale, self._asked = {}, {}
         self._queues.clear()
         self._busy.clear()
         self.unacknowledged = self.unacknowledged_bytes = 0
 
 
-def _final(batch: Batch, code: int, message: str | None) -> WireError:
+def _final(batch: Batch, code: int, message: str | None, enlistment: Enlistment | None) -> WireError:
     """The error for a refusal that no retry changes."""
     at = batch.at
+    if code == ErrorCode.PRODUCER_FENCED and enlistment is not None:
+        return refusal(f"writing to {at}", code, message)
     if code in LOST_SEQUENCE:
         return OutOfSequence(
             f"the leader of {at} has lost records that were acknowledged ({words_of(code)} at sequence "

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from penstock.model import TopicPartition
-from penstock.protocol.records import CRC_START, SEQUENCE_MAX
+from penstock.protocol.records import CRC_START, SEQUENCE_MAX, TRANSACTIONAL
 from penstock.wire.errors import OutOfSequence
 
 # A broker remembers this many batches per producer, so at most this many may be in flight.
@@ -42,6 +42,8 @@ _PRODUCER = Struct(">qhi")
 _PRODUCER_AT = 43
 _CRC = Struct(">I")
 _CRC_AT = 17
+# The lower byte, with all attributes that are defined.
+_ATTRIBUTES_AT = 22
 
 # Called with the offset of the batch's first record; -1 when unknown (the broker had the batch already).
 OnAck = Callable[[int], None]
@@ -74,8 +76,11 @@ class Batch:
 
 
 class Queue:
-    def __init__(self, at: TopicPartition, identity: Identity | None) -> None:
+    def __init__(
+        self, at: TopicPartition, identity: Identity | None, *, is_transactional: bool = False
+    ) -> None:
         self.at = at
+        self._is_transactional = is_transactional
         self.batches: deque[Batch] = deque()
         self.in_flight = 0
         # The producer of these sequences. None while there is no producer id or a new one is needed.
@@ -114,6 +119,8 @@ class Queue:
             return
         batch.sequence = self.next_sequence
         self.next_sequence = (self.next_sequence + batch.count) & SEQUENCE_MAX
+        if self._is_transactional:
+            batch.data[_ATTRIBUTES_AT] |= TRANSACTIONAL
         _PRODUCER.pack_into(batch.data, _PRODUCER_AT, *self.identity, batch.sequence)
         with memoryview(batch.data) as view, view[CRC_START:] as covered:
             crc = crc32c(covered)
