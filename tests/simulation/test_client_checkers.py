@@ -335,3 +335,17 @@ def test_images_that_differ_at_an_offset() -> None:
     images.saw(Image(offset=4, next_producer_id=2), "node-2")
     with pytest.raises(Violation, match="offset 4"):
         images.saw(Image(offset=4, next_producer_id=1), "node-1")
+
+
+def test_late_offsets_of_a_classic_client_may_replace_later_ones(checkers: ClientCheckers) -> None:
+    commits = checkers.commits
+    for offset in (5, 9):
+        commits.committing("group", HERE, 1, offset)
+        commits.acked("group", HERE, 1, offset)
+    with pytest.raises(Violation, match="lost commit"):
+        commits.fetched("group", HERE, 5, "member")
+    commits.may_come_late("group", HERE, 5)
+    commits.fetched("group", HERE, 5, "member")
+    assert commits.excused == 1
+    with pytest.raises(Violation, match="lost commit"):
+        commits.fetched("group", HERE, 7, "member")

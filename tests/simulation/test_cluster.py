@@ -93,14 +93,29 @@ def explain(report: Report) -> str:
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
 def test_a_cluster_keeps_its_promises(seed: int) -> None:
-    # Every other one with the plans of the first generation: those of the others have more in them.
-    report = swarm.run(seed, seconds=SECONDS, generation=1 + seed % NEWEST)
+    # Every other one with the plans of the first generation: those of the others have more in them. Transactions
+    # take longest.
+    generation = NEWEST if seed % 6 == 1 else 1 + seed % 2
+    report = swarm.run(seed, seconds=SECONDS, generation=generation)
     assert report.is_good, explain(report)
 
 
 @pytest.mark.parametrize(("seed", "seconds", "nodes"), PINNED)
 def test_what_was_found_stays_mended(seed: int, seconds: float, nodes: int) -> None:
     report = swarm.run(seed, seconds=seconds, nodes=nodes)
+    assert report.is_good, explain(report)
+
+
+# And of the third.
+PINNED_THIRD = (
+    (9022, 60, 3),  # a late EndTxn of a classic client commits its next transaction: the checker's own fault
+    (920000068, 60, 3),  # late offsets of a classic client, committed with its next transaction: likewise
+)
+
+
+@pytest.mark.parametrize(("seed", "seconds", "nodes"), PINNED_THIRD)
+def test_what_plans_with_transactions_found_stays_mended(seed: int, seconds: float, nodes: int) -> None:
+    report = swarm.run(seed, seconds=seconds, nodes=nodes, generation=3)
     assert report.is_good, explain(report)
 
 
@@ -272,6 +287,8 @@ def test_every_kind_of_trouble_is_in_some_plan() -> None:
     assert {plan.racks for plan in plans} == {0, 2, 3}
     assert any(len(set(plan.flushed_nodes)) == 2 for plan in plans)
     assert {plan.static_members for plan in plans} == {0, 1, 2}
+    assert {is_v2 for plan in plans for is_v2 in (*plan.processors, *sum(plan.tellers, ()))} == {False, True}
+    assert {len(set(tellers)) for plan in plans for tellers in plan.tellers} == {1, 2}
     assert {plan.asks_by_time for plan in plans} == {plan.recreates for plan in plans} == {False, True}
 
 

@@ -33,7 +33,7 @@ from penstock.protocol.messages.topics import (
 from penstock.sim.client import Client, Place
 from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.loop import Process
-from penstock.sim.topics import MORTAL, RECREATED, Topics
+from penstock.sim.topics import INPUTS, MORTAL, RECREATED, TRANSACTIONAL, Topics
 
 # Resource types, and operations on a setting.
 TOPIC = 2
@@ -108,7 +108,8 @@ class Administrator:
             places = self._client.places.get(name, [])
             # A broker that lags may still return the deleted topic with this name.
             if len(places) > before and places[0].topic_id not in self._topics.deleting:
-                self._topics.existing[name] = places[0].topic_id
+                known = self._topics.transactional if name in TRANSACTIONAL else self._topics.existing
+                known[name] = places[0].topic_id
                 self._topics.since_ms[places[0].topic_id] = self.process.loop.now_ms
                 self._on_made(places[before:])
                 return
@@ -192,7 +193,8 @@ class Administrator:
 
     async def _reassign(self) -> None:
         """Move a partition to other brokers, or to the same ones in another order."""
-        name = self._any()
+        alive = [*self._alive(), *self._topics.transactional]
+        name = self._chance.choice(alive) if alive else None
         places = self._client.places.get(name or "", [])
         brokers = sorted(self._client.brokers)
         if not places or len(brokers) < max(2, self._replication_factor):
@@ -238,8 +240,8 @@ class Administrator:
     async def _delete_records(self) -> None:
         name = self._any()
         places = self._client.places.get(name or "", [])
-        # DeleteRecords goes by name: a late request must not reach another topic.
-        if not places or MORTAL in places[0].topic:
+        # DeleteRecords goes by name: a late request must not reach another topic. Every input has an output.
+        if not places or MORTAL in places[0].topic or name == INPUTS:
             return
         place = self._chance.choice(places)
         end = self._checkers.values.end(place)

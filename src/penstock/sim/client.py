@@ -27,6 +27,9 @@ METADATA_VERSION = 12
 FIND_COORDINATOR_VERSION = 4
 CALL_TIMEOUT_MS = 5_000
 CLIENT_ID = b"simulated"
+# What a coordinator is asked for by: a group or a transactional id.
+GROUP = 0
+TRANSACTION = 1
 
 Address = tuple[str, int]
 
@@ -58,6 +61,8 @@ class Connection:
         self._received = bytearray()
         self._unsent = bytearray()
         self.is_closed = False
+        # Nobody waits for the answers.
+        self.closes_when_sent = False
         network.connect(*address, self._connected)
 
     def _connected(self, stream: Stream | None, error: OSError | None) -> None:
@@ -102,6 +107,8 @@ class Connection:
             self.close()
             return
         self._stream.on_writable(self._flush if self._unsent else None)
+        if self.closes_when_sent and not self._unsent:
+            self.close()
 
     def _readable(self) -> None:
         assert self._stream is not None
@@ -191,6 +198,17 @@ class Client:
             return None
         return await self.connection(address, channel).call(request, version, timeout_ms)
 
+    def send_late(self, broker: int, request: Message, version: int, delay_ms: float) -> None:
+        """A copy of the request arrives after this time, on a connection that the client has given up by then."""
+        address = self.brokers[broker]
+
+        def arrive() -> None:
+            connection = Connection(self.process, self._network, address)
+            connection.closes_when_sent = True
+            connection.call(request, version, CALL_TIMEOUT_MS)
+
+        self.process.spawn.later(delay_ms, arrive)
+
     async def refresh(self, topics: list[str], *, create: bool = False) -> MetadataResponse | None:
         request = MetadataRequest(
             topics=[MetadataRequestTopic(name=name) for name in topics], allow_auto_topic_creation=create
@@ -222,9 +240,9 @@ class Client:
                 self.places[topic.name] = places
         return response
 
-    async def find_coordinator(self, group: str) -> int | None:
-        """The broker that coordinates a group. Its address is known from then on."""
-        request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
+    async def find_coordinator(self, key: str, key_type: int = GROUP) -> int | None:
+        """The broker that coordinates a group or a transactional id. Its address is known from then on."""
+        request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=[key])
         response = await self.call(None, request, FIND_COORDINATOR_VERSION)
         if response is None or response.coordinators[0].error_code:
             return None

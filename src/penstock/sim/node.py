@@ -107,6 +107,9 @@ class RunningNode:
         broker = self.broker
         broker.membership.check()
         broker.replication.check()
+        broker.verification.check()
+        for coordinator in broker.transaction_coordinators:
+            coordinator.core.check()
         for hosted in broker.partitions:
             if hosted.is_open and not hosted.is_offline:
                 hosted.replication.check()

@@ -52,7 +52,10 @@ CHANGED_SETTINGS = (
     "unclean.leader.election.enable",
 )
 
-NEWEST = 2
+# The transaction timeouts of clients.
+TRANSACTION_TIMEOUTS_MS = (2_000, 6_000, 15_000)
+
+NEWEST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,27 @@ class Plan:
     # Whether a topic is deleted and created again repeatedly, with a group that commits to it.
     recreates: bool = False
 
+    # Fields since the third generation.
+    # The tellers of each transactional id: whether they speak transactions v2. Several are zombies to each other.
+    tellers: tuple[tuple[bool, ...], ...] = ()
+    # The processors: whether they speak transactions v2.
+    processors: tuple[bool, ...] = ()
+    # Partitions of the accounts.
+    accounts: int = 2
+    transaction_timeout_ms: int = 6_000
+    transfer_interval_ms: float = 1_000.0
+    # How often tellers sleep within a transaction, and for how long at most.
+    sleeps: float = 0.0
+    sleep_ms_max: float = 0.0
+    # How often a client does not wait for the answer to a request, and sends it again.
+    impatience: float = 0.0
+    # How often a request gets stuck: the client sends it again, and the first copy arrives later.
+    lateness: float = 0.0
+
+    @property
+    def has_transactions(self) -> bool:
+        return bool(self.tellers or self.processors)
+
     @property
     def in_sync_min(self) -> int:
         """The lowest min.insync.replicas that may be set during the run.
@@ -148,6 +172,13 @@ class Plan:
         if self.generation > 1:
             # Records that expire wrongly must have the time to do so.
             settings["log.retention.check.interval.ms"] = "5000"
+        if self.generation > 2:
+            settings |= {
+                "transaction.state.log.num.partitions": "2",
+                "transaction.state.log.replication.factor": str(self.replication_factor),
+                "transaction.state.log.segment.bytes": str(max(self.segment_bytes, 4_096)),
+                "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+            }
         return settings
 
     @property
@@ -166,7 +197,10 @@ def _durability(is_flushed: bool) -> str:
 def plan_for(seed: int, *, seconds: float, nodes: int | None = None, generation: int = 1) -> Plan:
     assert 1 <= generation <= NEWEST
     first = _first_generation(seed, seconds, nodes)
-    return first if generation == 1 else _second_generation(first)
+    if generation == 1:
+        return first
+    second = _second_generation(first)
+    return second if generation == 2 else _third_generation(second)
 
 
 def _first_generation(seed: int, seconds: float, nodes: int | None) -> Plan:
@@ -252,3 +286,30 @@ def _second_generation(plan: Plan) -> Plan:
     # Some records are only in memory: only one machine at a time may lose power, and only if there are others.
     spared = ("power of all",) if has_copies else ("power", "power of all")
     return replace(made, faults=tuple(fault for fault in made.faults if fault not in spared))
+
+
+def _third_generation(plan: Plan) -> Plan:
+    chance = Streams(plan.seed)["plan transactions"]
+    # A client speaks one generation of the protocol, but the one that replaces it may be newer.
+    is_v2 = [chance.random() < 0.6 for _ in range(6)]
+    timeout_ms = chance.choice(TRANSACTION_TIMEOUTS_MS)
+    tellers: list[tuple[bool, ...]] = []
+    for number in range(chance.choice([1, 2, 2, 3])):
+        again = chance.choice([(), (), (is_v2[number],), (not is_v2[number],)])
+        tellers.append((is_v2[number], *again))
+    return replace(
+        plan,
+        generation=3,
+        tellers=tuple(tellers),
+        processors=tuple(is_v2[3 : 3 + chance.choice([0, 1, 2, 3])]),
+        accounts=chance.choice([2, 2, 3, 5]),
+        transaction_timeout_ms=timeout_ms,
+        sleeps=chance.choice([0.05, 0.05, 0.5]),
+        # Longer than the timeout, or just long enough for something to come in between.
+        sleep_ms_max=chance.choice([500.0, 2.5 * timeout_ms]),
+        transfer_interval_ms=chance.choice([300.0, 1_000.0, 3_000.0]),
+        impatience=chance.choice([0.0, 0.04, 0.04, 0.2]),
+        lateness=chance.choice([0.0, 0.0, 0.03, 0.15]),
+        # The traffic of the earlier generations is still there, but less of it.
+        produce_interval_ms=max(plan.produce_interval_ms, 1_000.0),
+    )

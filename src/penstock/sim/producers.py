@@ -261,9 +261,12 @@ class OneShotProducer:
                 self._checkers.promises.acked(value, result.base_offset)
 
 
-def produce_request(place: Place, batch: bytearray, version: int, acks: int) -> ProduceRequest:
+def produce_request(
+    place: Place, batch: bytearray, version: int, acks: int, *, transactional_id: str | None = None
+) -> ProduceRequest:
     by_id = version >= TOPIC_IDS_SINCE_VERSION
     return ProduceRequest(
+        transactional_id=transactional_id,
         acks=acks,
         timeout_ms=PRODUCE_TIMEOUT_MS,
         topic_data=[

@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 from crc32c import crc32c
 
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from penstock.protocol.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
 from penstock.protocol.records import CRC_START, CorruptBatch, batches, decode_records
 from penstock.sim.client import Client, Place
 from penstock.sim.client_checkers import ClientCheckers
@@ -23,6 +29,8 @@ from penstock.sim.topics import EARLIEST, Topics, list_offset
 FETCH_WAIT_MS = 500
 RECORDS_BYTES_MAX = 1 << 24
 TOPIC_IDS_SINCE_VERSION = 13
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
 
 
 class Position:
@@ -59,12 +67,14 @@ class Reader:
         # A broker that is cut off may answer for a deleted topic with the same name, in the same epoch. Only the
         # id distinguishes them, as in Kafka.
         by_id: bool = False,
+        isolation_level: int = READ_UNCOMMITTED,
     ) -> None:
         self._client = client
         self._chance = client.chance
         self._checkers = checkers
         self._topics = topics
         self.name = name
+        self._isolation_level = isolation_level
         version = self._chance.choice([11, 12, 13, 15, 17])
         self.version = max(version, TOPIC_IDS_SINCE_VERSION) if by_id else version
         self.positions: dict[Place, Position] = {}
@@ -80,7 +90,7 @@ class Reader:
         client = self._client
         polling: dict[int, bool] = {}
         while True:
-            names = self._topics.alive()
+            names = self._names()
             await client.refresh(names)
             for name in names:
                 for place in client.places.get(name, []):
@@ -90,6 +100,10 @@ class Reader:
                     polling[broker] = True
                     start(client.process, self._poll(broker))
             await client.pause(self._chance.uniform(500, 3_000))
+
+    def _names(self) -> list[str]:
+        """The topics to read."""
+        return self._topics.alive()
 
     def offset(self, place: Place) -> int:
         """The offset after the last record read."""
@@ -136,6 +150,7 @@ class Reader:
                 session_id,
                 session_epoch,
                 rack=self._rack,
+                isolation_level=self._isolation_level,
             )
             # The state at the time of the request: it may change before the response.
             asking = _Asking(
@@ -208,17 +223,17 @@ class Reader:
                     )
                     self.read_nearby += not is_leader
                     if is_leader:  # a restarted follower has to learn the high watermark first
-                        self._watermark_moved(place, epoch, data.high_watermark)
+                        self._watermark_moved(place, epoch, data)
                     try:
-                        self._read(place, position, _bytes(data.records), data.high_watermark)
+                        self._read(place, position, data)
                     except CorruptBatch as error:
                         raise Violation(
                             f"{self.name} was served damaged bytes of {place}: {error}"
                         ) from error
         return is_good
 
-    def _watermark_moved(self, place: Place, epoch: int, high_watermark: int) -> None:
-        key = (place, epoch)
+    def _watermark_moved(self, place: Place, epoch: int, data: PartitionData) -> None:
+        key, high_watermark = (place, epoch), data.high_watermark
         known = self._watermarks.get(key, 0)
         if high_watermark < known:
             raise Violation(
@@ -227,7 +242,8 @@ class Reader:
             )
         self._watermarks[key] = max(known, high_watermark)
 
-    def _read(self, place: Place, position: Position, records: bytes, high_watermark: int) -> None:
+    def _read(self, place: Place, position: Position, data: PartitionData) -> None:
+        records, high_watermark = record_bytes(data), data.high_watermark
         for at, header in batches(records):
             if header.size > len(records) - at:
                 break  # cut off by the limit
@@ -275,12 +291,14 @@ def fetch_request(
     session_epoch: int,
     *,
     rack: str = "",
+    isolation_level: int = READ_UNCOMMITTED,
 ) -> FetchRequest:
     by_id = version >= TOPIC_IDS_SINCE_VERSION
     return FetchRequest(
         max_wait_ms=FETCH_WAIT_MS,
         min_bytes=1,
         max_bytes=1 << 20,
+        isolation_level=isolation_level,
         session_id=session_id,
         session_epoch=session_epoch,
         rack_id=rack,
@@ -314,5 +332,6 @@ def _was_answered(response: FetchResponse, place: Place, version: int) -> bool:
     )
 
 
-def _bytes(records: Any) -> bytes:
+def record_bytes(data: PartitionData) -> bytes:
+    records: Any = data.records
     return bytes(records or b"")

@@ -27,7 +27,8 @@ from penstock.sim.plans import Plan, plan_for
 from penstock.sim.producers import IdempotentProducer, Identity, OneShotProducer
 from penstock.sim.readers import Reader
 from penstock.sim.report import Report, Violation
-from penstock.sim.topics import RECREATED, Topics
+from penstock.sim.topics import RECREATED, TRANSACTIONAL, Topics
+from penstock.sim.transaction_workload import TransactionWorkload
 
 INSPECTION_MS = 250
 # Limits after everything was healed.
@@ -63,6 +64,11 @@ class Run:
             machine.wall_skew_ms = chance.randint(-plan.clock_skew_ms, plan.clock_skew_ms)
             machine.rate = 1 + chance.uniform(-plan.clock_drift, plan.clock_drift)
         self.inspector = Inspector(self.cluster, self.topics)
+        self.transactions: TransactionWorkload | None = None
+        if plan.has_transactions:
+            self.transactions = TransactionWorkload(
+                plan, self.loop, self.cluster, self.checkers, self.topics, self._client
+            )
         self.nemesis: Nemesis | None = None
         # Whether producers have stopped writing new records.
         self._is_closing = False
@@ -121,10 +127,16 @@ class Run:
             self.cluster.start(machine)
         plan = self.plan
         self.administrator = self._administrator(self._client("admin"))
-        made = start(self.administrator.process, self.administrator.create("orders", plan.partitions, {}))
+        self._make_topic("orders", plan.partitions)
+        for name, partitions in self.transactions.topics if self.transactions is not None else ():
+            self._make_topic(name, partitions)
+        self._inspect()
+
+    def _make_topic(self, name: str, partitions: int) -> None:
+        assert self.administrator is not None
+        made = start(self.administrator.process, self.administrator.create(name, partitions, {}))
         if not self.loop.run_until(lambda: made.is_kept, LIVENESS_MS):
             raise Violation(f"no topic could be made within {LIVENESS_MS} ms of the first start")
-        self._inspect()
 
     def _be_unsafe(self) -> None:
         plan = self.plan
@@ -147,6 +159,8 @@ class Run:
             assert self.administrator is not None
             start(self.administrator.process, self.administrator.run())
         self._start_later_clients()
+        if self.transactions is not None:
+            self.transactions.start()
         self.nemesis = Nemesis(
             self.cluster,
             faults=plan.faults,
@@ -180,7 +194,13 @@ class Run:
         # Everything that can be written is written in a healthy cluster.
         before = [producer.acknowledged for producer in self.producers]
         heartbeats = sum(member.heartbeats for member in self.members)
+        transfers: dict[str, int] = {}
+        if self.transactions is not None:
+            self.transactions.calm()
+            transfers = self.transactions.transfers()
         self.loop.run_for(SETTLING_MS)
+        if self.transactions is not None:
+            self.transactions.went_on(transfers, LIVENESS_MS)
         for producer, count in zip(self.producers, before):
             if producer.is_wanted and producer.acknowledged == count:
                 raise Violation(
@@ -195,27 +215,40 @@ class Run:
             one_shot.is_open = False
         for member in self.members:
             member.is_open = False
+        if self.transactions is not None:
+            self.transactions.close()
         if not self.loop.run_until(lambda: all(producer.is_idle for producer in self.producers), LIVENESS_MS):
             waiting = [str(producer) for producer in self.producers if not producer.is_idle]
             raise Violation(f"never acknowledged in {LIVENESS_MS} ms without faults: {waiting}")
+        if self.transactions is not None:
+            self.transactions.settle(LIVENESS_MS)
 
     def _end(self) -> None:
         """Read everything again from the beginning, and compare."""
         self.loop.run_for(5_000)
-        ends = self.inspector.ends()
+        all_ends = self.inspector.ends()
+        ends = {place: end for place, end in all_ends.items() if place.topic not in TRANSACTIONAL}
+        transactional_ends = {place: end for place, end in all_ends.items() if place.topic in TRANSACTIONAL}
         last = self._start_reader("last-reader")
+        if self.transactions is not None:
+            self.transactions.start_last_readers()
 
         def unread() -> list[str]:
-            return [
+            unread = [
                 f"{reader.name} {place} to {reader.offset(place)} of {end}"
                 for reader in (last, *self.readers)
                 for place, end in ends.items()
                 if reader.offset(place) < end
             ]
+            if self.transactions is not None:
+                unread += self.transactions.unread(transactional_ends)
+            return unread
 
         if not self.loop.run_until(lambda: not unread(), LIVENESS_MS):
             raise Violation(f"unseen after {LIVENESS_MS} ms without faults: {', '.join(unread())}")
         self.checkers.promises.final({place: position.offset for place, position in last.positions.items()})
+        if self.transactions is not None:
+            self.transactions.final()
         self.inspector.final()
         self._assert_that_much_happened()
 
@@ -286,6 +319,10 @@ class Run:
     def _use(self, places: list[Place]) -> None:
         """Start producers for new partitions."""
         plan, chance = self.plan, self.loop.streams["swarm"]
+        if places[0].topic in TRANSACTIONAL:
+            for place in places:
+                self.inspector.expect(place)
+            return
         shared, identity = self._client(f"producer-{len(self.producers)}"), Identity()
         for place in places:
             self.inspector.expect(place)
@@ -328,6 +365,8 @@ class Run:
 
     def _inspect(self) -> None:
         self.inspector.look()
+        if self.transactions is not None:
+            self.transactions.log.look()
         self.loop.after(INSPECTION_MS, self._inspect, "inspect")
 
     def _counts(self) -> dict[str, int]:
@@ -353,6 +392,8 @@ class Run:
                 "metadata compared": self.inspector.metadata_compared,
                 "read from followers": sum(reader.read_nearby for reader in self.readers),
             }
+        if self.transactions is not None:
+            counts |= self.transactions.counts()
         if self.nemesis is not None:
             counts["faults"] = sum(self.nemesis.counts.values())
             counts |= {f"fault: {name}": count for name, count in sorted(self.nemesis.counts.items())}

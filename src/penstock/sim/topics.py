@@ -11,12 +11,19 @@ LATEST = -1
 MORTAL = "mortal"
 # The topic that only a ``Recreator`` deletes and creates again.
 RECREATED = f"{MORTAL}-again"
+# Topics that are written in transactions, and the one whose records are processed in transactions.
+ACCOUNTS = "accounts"
+OUTPUTS = "outputs"
+INPUTS = "inputs"
+TRANSACTIONAL = (ACCOUNTS, OUTPUTS)
 
 
 class Topics:
     def __init__(self) -> None:
         # Existing topics, as far as any client knows: name -> id.
         self.existing: dict[str, bytes] = {}
+        # The same for topics that are written in transactions. They are never deleted.
+        self.transactional: dict[str, bytes] = {}
         # By id: topics that are being or have been deleted. Nothing is guaranteed for them.
         self.deleting: dict[bytes, None] = {}
         # By id: when a client first knew of it.
