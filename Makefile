@@ -15,7 +15,7 @@ TESTS ?=
 # Of `make upgrade`.
 FROM ?= HEAD~1
 
-.PHONY: help run test lint types contracts check chaos sim sim-long upgrade spark-long bench wheel clean
+.PHONY: help run test lint types contracts check chaos interop-long sim sim-long upgrade spark-long bench wheel clean
 
 help:
 	@echo "make run        three brokers on 127.0.0.1:$(PORT) and the ports behind it, until Ctrl-C"
@@ -27,6 +27,10 @@ help:
 	@echo
 	@echo "make sim-long   simulations for hours (SEEDS=$(SEEDS) CLUSTER_SEEDS=$(CLUSTER_SEEDS))"
 	@echo "make chaos      the tests that kill real brokers, longer (PENSTOCK_CHAOS_SECONDS, PENSTOCK_CHAOS_SEED)"
+	@echo "make interop-long transactions with the clients that make test leaves out"
+	@echo "make chaos-transactions"
+	@echo "                transactions while brokers and clients are killed, paused and supplanted"
+	@echo "                (PENSTOCK_CHAOS_FAULTS=500, PENSTOCK_CHAOS_SEED)"
 	@echo "make upgrade    a cluster of an earlier commit upgraded under load (FROM=COMMIT, now $(FROM))"
 	@echo "make spark-long archives of ten million records, and twenty kills (PENSTOCK_SPARK_RECORDS, PENSTOCK_SPARK_KILLS)"
 	@echo "make wheel      an sdist and a wheel in dist/"
@@ -90,13 +94,20 @@ chaos: $(VENV)/.installed
 	PENSTOCK_CHAOS_SECONDS=$${PENSTOCK_CHAOS_SECONDS:-600} \
 	PENSTOCK_CHAOS_SEED=$${PENSTOCK_CHAOS_SEED:-random} $(BIN)/python -m pytest tests/chaos tests/cluster -m chaos -s --timeout 3600
 
+interop-long: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/interop tests/cluster -m interop_long
+
+chaos-transactions: $(VENV)/.installed
+	PENSTOCK_CHAOS_FAULTS=$${PENSTOCK_CHAOS_FAULTS:-500} \
+	PENSTOCK_CHAOS_SEED=$${PENSTOCK_CHAOS_SEED:-random} $(BIN)/python -m pytest tests/chaos/test_transactions.py -s
+
 sim: $(VENV)/.installed
 	$(BIN)/penstock sim cores --seeds 200
-	$(BIN)/penstock sim --seeds 20 --plans 2
+	$(BIN)/penstock sim --seeds 20 --plans 3
 
 sim-long: $(VENV)/.installed
 	$(BIN)/penstock sim cores --seeds $(SEEDS) --jobs 2
-	$(BIN)/penstock sim --seeds $(CLUSTER_SEEDS) --seconds 60 --plans 2 --jobs 2
+	$(BIN)/penstock sim --seeds $(CLUSTER_SEEDS) --seconds 60 --plans 3 --jobs 2
 
 upgrade: $(VENV)/.installed
 	PENSTOCK_UPGRADE_FROM=$(FROM) $(BIN)/python -m pytest tests/chaos/upgrade.py -s

@@ -163,8 +163,10 @@ def produce_with_endpoints(
     return answer.responses[0].partition_responses[0], endpoints
 
 
-def fetch(wire: Wire, topic: str, partition: int, offset: int, *, rack: str = "") -> Any:
-    """At most a megabyte from an offset, at once; the partition's answer."""
+def fetch(
+    wire: Wire, topic: str, partition: int, offset: int, *, rack: str = "", is_committed: bool = False
+) -> Any:
+    """At most a megabyte from an offset, at once, of all or of what is committed; the partition's answer."""
     wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)
     answer = wire.call(
         FetchRequest(
@@ -172,6 +174,7 @@ def fetch(wire: Wire, topic: str, partition: int, offset: int, *, rack: str = ""
             min_bytes=0,
             max_bytes=1 << 20,
             session_epoch=-1,
+            isolation_level=int(is_committed),
             topics=[FetchTopic(topic=topic, partitions=[wanted])],
             rack_id=rack,
         ),

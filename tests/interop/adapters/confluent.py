@@ -200,11 +200,17 @@ class ConfluentClient:
             members.append(MemberView(member.client_id, partitions, member.group_instance_id))
         return GroupView(described.state.name, described.partition_assignor, tuple(members))
 
-    def committed(self, group: str, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+    def committed(
+        self, group: str, topic: str, partitions: Iterable[int], *, require_stable: bool = False
+    ) -> dict[int, int]:
         asked = [TopicPartition(topic, partition) for partition in partitions]
         request = [ConsumerGroupTopicPartitions(group, asked)]
-        answer = _result(self.admin.list_consumer_group_offsets(request)[group])
-        return {each.partition: each.offset for each in answer.topic_partitions if each.offset >= 0}
+        futures = self.admin.list_consumer_group_offsets(request, require_stable=require_stable)
+        found = _result(futures[group]).topic_partitions
+        for each in found:
+            if each.error:
+                raise _named(each.error)
+        return {each.partition: each.offset for each in found if each.offset >= 0}
 
     def alter_committed(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         wanted = [TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]

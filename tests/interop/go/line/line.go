@@ -39,6 +39,16 @@ type Command struct {
 	Configs    map[string]string `json:"configs"`
 	Name       string            `json:"name"`
 	Value      *string           `json:"value"`
+
+	// Of transactions.
+	ID        string     `json:"id"`
+	TimeoutMs int        `json:"timeout_ms"`
+	Source    string     `json:"source"`
+	Producer  int        `json:"producer"`
+	Commit    bool       `json:"commit"`
+	Isolation string     `json:"isolation"`
+	Ends      [][2]int64 `json:"ends"`
+	LingerMs  int        `json:"linger_ms"`
 }
 
 // Outgoing is a record to be written. JSON carries its bytes as base64, which is Go's own way.
@@ -168,7 +178,11 @@ func Serve(handlers Handlers, join func(Command) (*Member, error), nameOf func(e
 	}
 	handlers["member"] = func(command Command) (any, error) { return members[command.Member].view() }
 	handlers["leave"] = func(command Command) (any, error) { return members[command.Member].leave() }
+	Answer(handlers, nameOf)
+}
 
+// Answer answers commands until the input ends.
+func Answer(handlers Handlers, nameOf func(error) string) {
 	lines := bufio.NewScanner(os.Stdin)
 	lines.Buffer(nil, 64<<20)
 	answers := json.NewEncoder(os.Stdout)
