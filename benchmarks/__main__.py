@@ -20,6 +20,7 @@ BENCHMARKS = {
     "replication": "three copies against one, on three brokers",
     "failover": "how long clients wait when a broker is gone",
     "scale": "a hundred thousand partitions on three brokers",
+    "transactions": "transactions a second, and exactly once against at least once; also on Apache Kafka",
     "spark": "reading topics with Spark, against its own Kafka connector; the archive against its Parquet writer",
     "decode": "record batches to Arrow and back, on one core",
 }

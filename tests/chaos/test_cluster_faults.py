@@ -193,7 +193,8 @@ def read_every_copy(cluster: Cluster, places: list[Place]) -> None:
                     )
                     time.sleep(0.2)
                 end = end if answer.error_code else max(1, answer.high_watermark)
-    cluster.wait_in_sync("loaded", deadline_s=RECOVERY_S)
+    for topic in {place.topic for place in places}:
+        cluster.wait_in_sync(topic, deadline_s=RECOVERY_S)
 
 
 def assert_same_bytes(cluster: Cluster, places: list[Place]) -> None:
