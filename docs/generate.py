@@ -70,22 +70,30 @@ def protocol_page() -> str:
         "",
         "## To clients",
         "",
-        *_api_table(advertised(CLIENT)),
+        *_api_table(advertised(CLIENT), CLIENT),
         "",
         "## Between nodes",
         "",
         "On the internal listener, where nodes also forward clients' requests, all of the above and:",
         "",
-        *_api_table([api for api in advertised(INTERNAL) if CLIENT not in api.listeners]),
+        *_api_table(
+            [
+                api
+                for api in advertised(INTERNAL)
+                if CLIENT not in api.listeners or api.version_max_on(CLIENT) < api.version_max
+            ],
+            INTERNAL,
+        ),
     ]
     return "\n".join(lines) + "\n" + DEPARTURES
 
 
-def _api_table(apis: list[Api]) -> list[str]:
+def _api_table(apis: list[Api], listener: str) -> list[str]:
     lines = ["| API | Key | Versions | Flexible from |", "|---|---|---|---|"]
     for api in apis:
         flexible = "" if api.flexible_from is None else str(api.flexible_from)
-        lines.append(f"| {api.name} | {api.key} | {api.version_min}-{api.version_max} | {flexible} |")
+        versions = f"{api.version_min}-{api.version_max_on(listener)}"
+        lines.append(f"| {api.name} | {api.key} | {versions} | {flexible} |")
     return lines
 
 
@@ -116,15 +124,33 @@ connection, except ApiVersions, which answers with the range we have.
   overtaken batch; 4.5 answers out of order, which ends a librdkafka producer for good.
 - **OffsetFetch waits** until the coordinator has applied all metadata committed at the time of the request, at most
   a second, so that it never returns an offset of a deleted topic.
-- **Transactional ids are refused** by InitProducerId with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client
-  treats as final; FindCoordinator names the broker that was asked. `cleanup.policy=compact` is refused with
-  INVALID_CONFIG. Every ConsumerGroupHeartbeat is answered with UNSUPPORTED_VERSION: groups use the classic protocol
-  (`group.protocol=classic`).
+- **Until every broker supports transactions**, transactional ids are refused by InitProducerId with
+  TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client treats as final; FindCoordinator names the broker that
+  was asked.
+- **Every transaction is verified**: `transaction.partition.verification.enable` has no effect. A leader repeats
+  its question for up to 200 ms while the previous transaction is being ended, so that clients need not back off.
+- **Identities of transactional producers** are compared with the previous one as stored, not by arithmetic on
+  epochs. An earlier producer cannot abort the transaction of its successor; an answer lost before a failover is
+  repeated after it. A classic producer whose transaction timed out gets the next epoch if it asks with
+  InitProducerId; Kafka fences it. An EndTxn abort without a transaction (v2) goes to CompleteAbort directly.
+- **A classic EndTxn is dropped if its connection is closed** by the time it is handled: it may mean an earlier
+  transaction. Kafka carries it out.
+- **Brokers number the markers** that they send each other, in a tagged field of WriteTxnMarkers, so that a delayed
+  one does not end the next classic transaction.
+- **WriteTxnMarkers on the listener for clients** only aborts, and only a transaction that is open in the partition
+  with this producer epoch and that no coordinator has open (KIP-664). AddPartitionsToTxn is served to clients up
+  to version 3; later versions are for brokers. ListTransactions has no pattern (version 2), and with a duration it
+  lists only ids with a transaction; Kafka lists the others too. InitProducerId has no two-phase commit (version
+  6).
+- **`cleanup.policy=compact` is refused** with INVALID_CONFIG. Every ConsumerGroupHeartbeat is answered with
+  UNSUPPORTED_VERSION: groups use the classic protocol (`group.protocol=classic`).
 - **No security, and requests about it say so**: SaslHandshake and SaslAuthenticate answer ILLEGAL_SASL_STATE and
   no mechanisms, the APIs of ACLs SECURITY_DISABLED, as Kafka does on a PLAINTEXT listener without an authorizer.
 - **Only topics and brokers have settings.** Groups, clients' metrics and brokers' loggers are refused with
   INVALID_REQUEST and the reason, and ListConfigResources lists none of them.
-- **Features** are `metadata.version` and `kraft.version`, each at one level; UpdateFeatures is not served.
+- **Features** are `metadata.version` and `kraft.version`, each at one level, and `transaction.version` at 1 or 2.
+  The controller sets it to 2 by itself once every registered broker supports it; UpdateFeatures can set it to 1
+  and to 2, but not turn it off. Until it is set, the APIs of transactions are not advertised.
 - **Replicas are not moved between the disks of one broker**: AlterReplicaLogDirs is not served. A reassignment
   moves a replica to another broker.
 - **`default.replication.factor` and `offsets.topic.replication.factor` are described as they apply**: unless they
