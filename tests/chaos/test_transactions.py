@@ -33,7 +33,7 @@ from tests.chaos.transactions.faults import BrokerFaults, ClientFaults, Hand, wa
 from tests.chaos.transactions.processes import Clients, Slot, java_program, python_program
 from tests.chaos.transactions.readers import Auditor, Follower, assert_agree, ends_of, read_everything
 from tests.cluster import wire
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import Cluster, Node
 from tests.cluster.wire import Wire
 from tests.support import wait_until
 
@@ -207,26 +207,39 @@ def final(bootstrap: str, ledger: Ledger, outcomes: Outcomes) -> Transfers:
 
 
 def assert_same_aborted(cluster: Cluster, places: list[Place]) -> None:
-    """Every replica tells those who read from it the same aborted transactions, and ends at the same offset."""
+    """Every replica tells those who read from it the same aborted transactions, and ends at the same offset.
+
+    A follower learns of the last stable offset with its next fetch.
+    """
     for place in places:
-        answers = {}
-        for node in cluster.nodes.values():
-            aborted, offset, end = set(), 0, 1
-            while offset < end:
-                with Wire(node.address) as connection:
-                    answer = wire.fetch(connection, *place, offset, rack="of no broker", is_committed=True)
-                assert answer.error_code == 0, f"{place}: node {node.id} answers {answer.error_code}"
-                listed = [(each.first_offset, each.producer_id) for each in answer.aborted_transactions or ()]
-                assert listed == sorted(listed), f"{place}: node {node.id} lists {listed}"
-                aborted |= set(listed)
-                end = max(1, answer.last_stable_offset)
-                before = offset
-                for _, header in batches(bytes(answer.records or b"")):
-                    offset = header.base_offset + header.last_offset_delta + 1
-                assert offset > before, f"{place}: node {node.id} has nothing at {offset}, before {end}"
-            answers[node.id] = (end, sorted(aborted))
-        first = next(iter(answers.values()))
-        assert all(each == first for each in answers.values()), f"{place}: {answers}"
+
+        def answers(place: Place = place) -> list[tuple[int, list[tuple[int, int]]]]:
+            return [aborted_on(node, place) for node in cluster.nodes.values()]
+
+        def agree() -> bool:
+            first, *others = answers()
+            return all(each == first for each in others)
+
+        wait_until(agree, 10.0, f"{place}: all replicas tell the same; now {answers()}")
+
+
+def aborted_on(node: Node, place: Place) -> tuple[int, list[tuple[int, int]]]:
+    """The last stable offset on a replica, and the aborted transactions below it."""
+    aborted: set[tuple[int, int]] = set()
+    offset, end = 0, 1
+    while offset < end:
+        with Wire(node.address) as connection:
+            answer = wire.fetch(connection, *place, offset, rack="of no broker", is_committed=True)
+        assert answer.error_code == 0, f"{place}: node {node.id} answers {answer.error_code}"
+        listed = [(each.first_offset, each.producer_id) for each in answer.aborted_transactions or ()]
+        assert listed == sorted(listed), f"{place}: node {node.id} lists {listed}"
+        aborted |= set(listed)
+        end = max(1, answer.last_stable_offset)
+        before = offset
+        for _, header in batches(bytes(answer.records or b"")):
+            offset = header.base_offset + header.last_offset_delta + 1
+        assert offset > before, f"{place}: node {node.id} has nothing at {offset}, before {end}"
+    return end, sorted(aborted)
 
 
 def show(hands: list[Hand], slots: list[Slot]) -> None:
