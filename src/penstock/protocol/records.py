@@ -57,6 +57,11 @@ CONTROL = 0x20
 # Key of a marker: version and type. Value: version and coordinator epoch.
 _MARKER_KEY = Struct(">hh")
 _MARKER_VALUE = Struct(">hi")
+# The record of a marker as we and Kafka write it. Its lengths are varints of one byte, which are twice the number.
+_MARKER_RECORD = Struct(">BBBB B4s B6s B")
+_MARKER_KEY_LENGTH = 2 * _MARKER_KEY.size
+_MARKER_VALUE_LENGTH = 2 * _MARKER_VALUE.size
+_MARKER_RECORD_LENGTH = 2 * (_MARKER_RECORD.size - 1)
 _ABORT, _COMMIT = 0, 1
 _MARKER_BYTES_MAX = 256
 
@@ -262,25 +267,42 @@ def encode_batch(
         count += 1
     if count == 0:
         raise ValueError("a batch holds at least one record")
-    payload = body if codec == Codec.NONE else compress(codec, body)
-    attributes = codec | (TRANSACTIONAL if transactional else 0) | (CONTROL if control else 0)
+    return _batch(
+        body if codec == Codec.NONE else compress(codec, body),
+        codec | (TRANSACTIONAL if transactional else 0) | (CONTROL if control else 0),
+        count,
+        (base_timestamp, max_timestamp),
+        (producer_id, producer_epoch, base_sequence),
+        base_offset,
+        leader_epoch,
+    )
+
+
+def _batch(
+    payload: Buffer,
+    attributes: int,
+    count: int,
+    timestamps: tuple[int, int],
+    producer: tuple[int, int, int],
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+) -> bytearray:
+    """Put the header before the records."""
     batch = bytearray(HEADER_SIZE)
     batch += payload
+    length = len(batch) - _PREFIX_SIZE
     _HEADER.pack_into(
         batch,
         0,
         base_offset,
-        len(batch) - _PREFIX_SIZE,
+        length,
         leader_epoch,
         MAGIC,
         0,
         attributes,
         count - 1,
-        base_timestamp,
-        max_timestamp,
-        producer_id,
-        producer_epoch,
-        base_sequence,
+        *timestamps,
+        *producer,
         count,
     )
     with memoryview(batch) as view, view[CRC_START:] as covered:
@@ -314,13 +336,11 @@ def encode_marker(marker: Marker, producer_id: int, producer_epoch: int, timesta
     """A control batch that ends the producer's transaction in a partition."""
     key = _MARKER_KEY.pack(0, _COMMIT if marker.is_commit else _ABORT)
     value = _MARKER_VALUE.pack(0, marker.coordinator_epoch)
-    return encode_batch(
-        [(timestamp, key, value, ())],
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        control=True,
-        transactional=True,
+    record = _MARKER_RECORD.pack(
+        _MARKER_RECORD_LENGTH, 0, 0, 0, _MARKER_KEY_LENGTH, key, _MARKER_VALUE_LENGTH, value, 0
     )
+    producer = producer_id, producer_epoch, NO_SEQUENCE
+    return _batch(record, TRANSACTIONAL | CONTROL, 1, (timestamp, timestamp), producer)
 
 
 def decode_marker(buffer: Buffer, position: int = 0) -> Marker | None:

@@ -14,7 +14,7 @@ the opposite. After a failover all markers of a transaction are due again; parti
 
 A change is the whole state of an id, and at most one of them is uncommitted, except that partitions may be added
 while the completion of the last transaction or another addition is not committed. Other requests get
-CONCURRENT_TRANSACTIONS until it is, and also while markers are being written (``is_ending``); clients retry.
+CONCURRENT_TRANSACTIONS until it is, and also while markers are being written; clients retry.
 
 Two requests may need a new producer id: see ``needs_producer_id``. The shell gets one first and passes it in; it is
 wasted if it turns out not to be needed.
@@ -253,15 +253,6 @@ class TransactionCoordinator:
         return decision
 
     # Markers
-
-    def is_ending(self, transactional_id: str) -> bool:
-        """Whether markers are to be written before the next transaction: worth waiting for, rather than to refuse.
-
-        Ask again after each ``markers_written``. Partitions may be added as soon as it returns the last decision.
-        """
-        producer = self._producers.get(transactional_id)
-        stored = None if producer is None else producer.decided
-        return stored is not None and stored.state.is_prepared
 
     def take_markers(self) -> list[MarkersDue]:
         """The markers that became due since the last call."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.broker.transactions.marker_sender import MarkerSender
+from penstock.broker.transactions.marker_sender import RETRY_MS, MarkerSender
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.transactions import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from penstock.transactions.changes import Partition
@@ -100,6 +100,23 @@ def test_each_end_of_an_id_gets_its_own_markers() -> None:
     scene.answer()
     scene.answer()
     assert (3, [("orders", 1), ("orders", 2)]) in scene.coordinator.written
+
+
+def test_an_end_of_many_partitions_is_one_marker_and_each_partition_has_its_own_answer() -> None:
+    scene = Scene()
+    scene.send(1, 0, 1, 2)
+    request, answer = scene.requests.pop(0)
+    assert [[topic.partition_indexes for topic in marker.topics] for marker in request.markers] == [
+        [[0, 1, 2]]
+    ]
+    response = WriteTxnMarkersResponse.for_error(request, 2, ErrorCode.NONE)
+    response.markers[0].topics[0].partitions[1].error_code = ErrorCode.NOT_ENOUGH_REPLICAS
+    answer(response)
+    scene.run()
+    assert scene.coordinator.written == [(1, [("orders", 0), ("orders", 2)])]
+    scene.spawn.run_until(scene.clock.now_ms() + RETRY_MS)
+    scene.answer()
+    assert scene.coordinator.written[1:] == [(1, [("orders", 1)])]
 
 
 def test_a_marker_that_is_no_longer_due_is_not_sent() -> None:

@@ -8,6 +8,7 @@ to the next coordinator, which replays the same log.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, Generic
 
 from penstock.broker.coordination.coordinator_kind import CoordinatorKind, Core
@@ -17,6 +18,8 @@ from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
 
 REWRITE_CHECK_INTERVAL_MS = 60_000
+# Keys whose partition is remembered. The same few come again and again, and Python is slow at hashing as Java does.
+HASHED_KEYS_MAX = 1_000
 
 
 class CoordinatorRegistry:
@@ -160,6 +163,7 @@ class Coordinators(Generic[Core]):
         return None if topic is None else partition_for(key, len(topic.partitions))
 
 
+@lru_cache(HASHED_KEYS_MAX)
 def partition_for(key: str, partition_count: int) -> int:
     """The partition of an internal topic that stores a key: Java's String.hashCode, made non-negative.
 

@@ -1,13 +1,14 @@
 """Asks the coordinators of transactional ids, on this broker or on another, about partitions of transactions.
 
 Leaders ask before they append the first batch of a transaction (KIP-890). Questions to the same broker are
-collected while one request to it is under way, so many partitions cost one request.
+collected while one request to it is under way, so many partitions cost one request. Those about one transaction are
+put together: its coordinator writes one record then, not one for each partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from penstock.broker.coordination.coordinators import Coordinators
 from penstock.broker.network.peers import Peers
@@ -93,23 +94,15 @@ class TransactionCoordinatorClient:
         if not asked:
             self._busy.discard(broker)
             return
-        request = AddPartitionsToTxnRequest(
-            transactions=[
-                AddPartitionsToTxnTransaction(
-                    transactional_id=question.transactional_id,
-                    producer_id=question.producer_id,
-                    producer_epoch=question.producer_epoch,
-                    verify_only=question.verify_only,
-                    topics=[AddPartitionsToTxnTopic(name=question.topic, partitions=[question.partition])],
-                )
-                for question, _ in asked
-            ]
-        )
+        request = _request(question for question, _ in asked)
 
         def answered(response: AddPartitionsToTxnResponse | None) -> None:
-            results = _results(response, len(asked))
-            for (_, done), error in zip(asked, results, strict=True):
-                done(error)
+            errors = _errors(request, response)
+            otherwise = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            if response is not None and response.error_code:
+                otherwise = ErrorCode(response.error_code)
+            for question, done in asked:
+                done(errors.get(question, otherwise))
             # In a turn of its own: this broker may answer at once, and there may be very many.
             self._environment.spawn.soon(lambda: self._send(broker))
 
@@ -121,20 +114,53 @@ class TransactionCoordinatorClient:
             )
 
 
-def _results(response: AddPartitionsToTxnResponse | None, count: int) -> list[ErrorCode]:
-    """The error of each question, which has one partition."""
-    if response is None:
-        return [ErrorCode.COORDINATOR_NOT_AVAILABLE] * count
-    if response.error_code:
-        return [ErrorCode(response.error_code)] * count
-    errors = [
-        ErrorCode(result.topic_results[0].results_by_partition[0].partition_error_code)
-        for result in response.results_by_transaction
-    ]
+def _request(questions: Iterable[PartitionQuestion]) -> AddPartitionsToTxnRequest:
+    """One transaction for all questions about it, each partition once."""
+    transactions: dict[tuple[str, int, int, bool], dict[str, dict[int, None]]] = {}
+    for transactional_id, producer_id, epoch, topic, partition, verify_only in questions:
+        topics = transactions.setdefault((transactional_id, producer_id, epoch, verify_only), {})
+        topics.setdefault(topic, {})[partition] = None
+    return AddPartitionsToTxnRequest(
+        transactions=[
+            AddPartitionsToTxnTransaction(
+                transactional_id=transactional_id,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                verify_only=verify_only,
+                topics=[
+                    AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))
+                    for topic, partitions in topics.items()
+                ],
+            )
+            for (transactional_id, producer_id, epoch, verify_only), topics in transactions.items()
+        ]
+    )
+
+
+def _errors(
+    request: AddPartitionsToTxnRequest, response: AddPartitionsToTxnResponse | None
+) -> dict[PartitionQuestion, ErrorCode]:
+    """The answer to each question of a request; a coordinator answers transactions in the order of the request."""
+    if response is None or response.error_code:
+        return {}
+    return {
+        PartitionQuestion(
+            transaction.transactional_id,
+            transaction.producer_id,
+            transaction.producer_epoch,
+            topic.name,
+            partition.partition_index,
+            transaction.verify_only,
+        ): _for_leader(partition.partition_error_code)
+        for transaction, result in zip(request.transactions, response.results_by_transaction, strict=True)
+        for topic in result.topic_results
+        for partition in topic.results_by_partition
+    }
+
+
+def _for_leader(error: int) -> ErrorCode:
     # As Kafka's leaders tell it to producers: one whose time was up may go on after that, so it is not fatal.
-    return [
-        ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error for error in errors
-    ]
+    return ErrorCode.INVALID_PRODUCER_EPOCH if error == ErrorCode.PRODUCER_FENCED else ErrorCode(error)
 
 
 def add_partitions(
@@ -168,7 +194,7 @@ def _add(
 ) -> None:
     topics = transaction.topics
 
-    def all_with(error: Any) -> None:
+    def all_with(error: ErrorCode) -> None:
         settled(partition_results(topics, error))
 
     partition = coordinators.of(transaction.transactional_id)
@@ -183,36 +209,42 @@ def _add(
         if isinstance(verified, ErrorCode):
             all_with(verified)
         else:
-            settled(
-                [
-                    AddPartitionsToTxnTopicResult(
-                        name=topic.name,
-                        results_by_partition=[
-                            AddPartitionsToTxnPartitionResult(
-                                partition_index=index, partition_error_code=verified[topic.name, index]
-                            )
-                            for index in topic.partitions
-                        ],
-                    )
-                    for topic in topics
-                ]
-            )
+            settled(_results(topics, verified))
         return
-    if not all(coordinators.knows_partition(*each) for each in partitions):
-        # The leader has newer metadata than we have. Without the partition in ours, we would take it for deleted
-        # at the end of the transaction, and not send it a marker.
-        all_with(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    known = [each for each in partitions if coordinators.knows_partition(*each)]
+    # The leader of the others has newer metadata than we have. Without a partition in ours, we would take it for
+    # deleted at the end of the transaction, and not send it a marker.
+    unknown = dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    if not known:
+        settled(_results(topics, unknown))
         return
     partition.handle(
         lambda core, now_ms, wall_ms: core.add_partitions(
             transaction.transactional_id,
             transaction.producer_id,
             transaction.producer_epoch,
-            partitions,
+            known,
             is_v2=True,
             now_ms=now_ms,
             wall_ms=wall_ms,
         ),
-        all_with,
+        lambda error: settled(_results(topics, unknown | dict.fromkeys(known, error))),
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
     )
+
+
+def _results(
+    topics: list[AddPartitionsToTxnTopic], errors: Mapping[tuple[str, int], ErrorCode]
+) -> list[AddPartitionsToTxnTopicResult]:
+    return [
+        AddPartitionsToTxnTopicResult(
+            name=topic.name,
+            results_by_partition=[
+                AddPartitionsToTxnPartitionResult(
+                    partition_index=index, partition_error_code=errors[topic.name, index]
+                )
+                for index in topic.partitions
+            ],
+        )
+        for topic in topics
+    ]

@@ -130,23 +130,13 @@ class MarkerSender:
             else:
                 self._busy.discard(broker)
             return
-        request = WriteTxnMarkersRequest(
-            markers=[
-                WritableTxnMarker(
-                    producer_id=marker.due.producer_id,
-                    producer_epoch=marker.due.producer_epoch,
-                    transaction_result=marker.due.is_commit,
-                    topics=[WritableTxnMarkerTopic(name=marker.topic, partition_indexes=[marker.partition])],
-                    coordinator_epoch=marker.coordinator.leader_epoch,
-                    number=marker.number,
-                    transaction_version=V2 if marker.due.is_v2 else CLASSIC,
-                )
-                for marker in sent
-            ]
-        )
+        ends: dict[int, list[_Marker]] = {}
+        for marker in sent:
+            ends.setdefault(marker.number, []).append(marker)
+        request = WriteTxnMarkersRequest(markers=[_writable(markers) for markers in ends.values()])
 
         def answered(response: WriteTxnMarkersResponse | None) -> None:
-            self._answered(sent, response)
+            self._answered(ends, response)
             # In a turn of its own: this broker may answer at once, and there may be very many.
             self._environment.spawn.soon(lambda: self._send(broker))
 
@@ -155,31 +145,39 @@ class MarkerSender:
         else:
             self._peers.call(broker, CHANNEL, request, WRITE_MARKERS_VERSION, answered, timeout_ms=TIMEOUT_MS)
 
-    def _answered(self, sent: list[_Marker], response: WriteTxnMarkersResponse | None) -> None:
-        written: dict[int, tuple[Coordinator, MarkersDue, list[tuple[str, int]]]] = {}
-        for place, marker in enumerate(sent):
-            error = ErrorCode.REQUEST_TIMED_OUT
+    def _answered(self, ends: dict[int, list[_Marker]], response: WriteTxnMarkersResponse | None) -> None:
+        for place, markers in enumerate(ends.values()):
+            errors: dict[tuple[str, int], int] = {}
             if response is not None:
-                error = ErrorCode(response.markers[place].topics[0].partitions[0].error_code)
-            if error == ErrorCode.TRANSACTION_COORDINATOR_FENCED:
-                continue  # a later coordinator has ended a later transaction of this producer there
-            if error == ErrorCode.INVALID_PRODUCER_EPOCH:
-                # The partition has a later epoch, so it has no open transaction of this one.
-                self._logger.warning(
-                    "a marker is older than its partition's producer",
-                    transactional_id=marker.due.transactional_id,
-                    topic=marker.topic,
-                    partition=marker.partition,
-                )
-            elif error:
-                self._try_later(marker)
-                continue
-            # One end may be late: the coordinator has completed it without the marker, whose topic was deleted.
-            key = marker.number
-            _, _, partitions = written.setdefault(key, (marker.coordinator, marker.due, []))
-            partitions.append((marker.topic, marker.partition))
-        for coordinator, due, partitions in written.values():
-            self._written(coordinator, due, partitions)
+                errors = {
+                    (topic.name, each.partition_index): each.error_code
+                    for topic in response.markers[place].topics
+                    for each in topic.partitions
+                }
+            written = []
+            for marker in markers:
+                partition = marker.topic, marker.partition
+                if self._is_settled(marker, errors.get(partition, ErrorCode.REQUEST_TIMED_OUT)):
+                    written.append(partition)
+            if written:
+                self._written(markers[0].coordinator, markers[0].due, written)
+
+    def _is_settled(self, marker: _Marker, error: int) -> bool:
+        """Whether the partition needs no marker any more."""
+        if error == ErrorCode.TRANSACTION_COORDINATOR_FENCED:
+            return False  # a later coordinator has ended a later transaction of this producer there
+        if error == ErrorCode.INVALID_PRODUCER_EPOCH:
+            # The partition has a later epoch, so it has no open transaction of this one.
+            self._logger.warning(
+                "a marker is older than its partition's producer",
+                transactional_id=marker.due.transactional_id,
+                topic=marker.topic,
+                partition=marker.partition,
+            )
+            return True
+        if error:
+            self._try_later(marker)
+        return not error
 
     def _written(self, coordinator: Coordinator, due: MarkersDue, partitions: list[tuple[str, int]]) -> None:
         if not coordinator.has_resigned:
@@ -190,6 +188,25 @@ class MarkerSender:
                 lambda _: None,
                 None,
             )
+
+
+def _writable(markers: list[_Marker]) -> WritableTxnMarker:
+    """The markers of one end of a transaction, for some of its partitions."""
+    topics: dict[str, list[int]] = {}
+    for marker in markers:
+        topics.setdefault(marker.topic, []).append(marker.partition)
+    due = markers[0].due
+    return WritableTxnMarker(
+        producer_id=due.producer_id,
+        producer_epoch=due.producer_epoch,
+        transaction_result=due.is_commit,
+        topics=[
+            WritableTxnMarkerTopic(name=topic, partition_indexes=indexes) for topic, indexes in topics.items()
+        ],
+        coordinator_epoch=markers[0].coordinator.leader_epoch,
+        number=markers[0].number,
+        transaction_version=V2 if due.is_v2 else CLASSIC,
+    )
 
 
 def _is_due(marker: _Marker) -> bool:
