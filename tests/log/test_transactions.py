@@ -490,6 +490,21 @@ def test_truncation_opens_transactions_again(files: FakeFiles) -> None:
     assert log.aborted_transactions(0, 21) == []
 
 
+def test_an_index_that_was_cut_to_nothing_takes_entries_again(files: FakeFiles) -> None:
+    log = opened(files, SMALL)
+    write(log, 7)
+    abort(log, 7)
+    assert log.aborted_transactions(0, 2) == [AbortedTransaction(7, 0, 1, 2)]
+    log.truncate_to(1)
+    for _ in range(20):
+        append(log)
+    log.check()
+    log.truncate_to(1)
+    abort(log, 7)
+    assert log.aborted_transactions(0, 2) == [AbortedTransaction(7, 0, 1, 2)]
+    log.check()
+
+
 def test_a_log_that_starts_over_has_no_transactions(files: FakeFiles) -> None:
     log = opened(files, SMALL)
     filled(log)

@@ -121,6 +121,7 @@ class AbortedIndex:
     def suspect(self, *, durable: bool) -> None:
         """Have the entries rebuilt before they are used, also by a later process."""
         self.is_suspect = True
+        self._is_checked = False
         self.close()
         self._data = None
         self.is_durable = False
@@ -174,9 +175,10 @@ class AbortedIndex:
 
     def _entries(self) -> bytearray:
         if self._data is None:
-            # A file has at least one entry. One that is empty was cut, perhaps by a crash: the batches know.
+            # An empty file may have been cut by a crash, unless we have cut it: then the batches know better.
+            if_empty = b"" if self._is_checked else _INVALID
             self._data = (
-                bytearray(self._files.read(self.path) or _INVALID)
+                bytearray(self._files.read(self.path) or if_empty)
                 if self._files.exists(self.path)
                 else bytearray()
             )
