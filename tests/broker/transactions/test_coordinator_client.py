@@ -5,14 +5,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from penstock.broker.transactions.coordinator_client import PartitionQuestion, TransactionCoordinatorClient
 from penstock.decision import Decision
+from penstock.model import TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.transactions.changes import Change, Partition
 from tests.support_files import FakeClock
 from tests.virtual import VirtualSpawn
 
 ME = 1
+IDS = {"orders": TopicId(b"1" * 16), "refunds": TopicId(b"2" * 16)}
 
 
 class FakeCoordinator:
@@ -56,15 +60,23 @@ class Scene:
         coordinators: Any = SimpleNamespace(
             broker_of=lambda _: ME,
             of=lambda _: self.coordinator,
-            knows_partition=lambda topic, _: topic != "new",
+            knows_partition=lambda topic, topic_id, _: topic_id == IDS[topic],
         )
         nobody: Any = None
         self.client = TransactionCoordinatorClient(environment, nobody, coordinators, node_id=ME)  # type: ignore[arg-type]
         self.answers: list[tuple[str, int, ErrorCode]] = []
 
-    def ask(self, topic: str, index: int, *, producer_id: int = 7, verify_only: bool = False) -> None:
+    def ask(
+        self,
+        topic: str,
+        index: int,
+        *,
+        producer_id: int = 7,
+        verify_only: bool = False,
+        topic_id: TopicId | None = None,
+    ) -> None:
         self.client.ask(
-            PartitionQuestion("payments", producer_id, 0, topic, index, verify_only),
+            PartitionQuestion("payments", producer_id, 0, topic, topic_id or IDS[topic], index, verify_only),
             lambda error: self.answers.append((topic, index, error)),
         )
 
@@ -105,13 +117,20 @@ def test_two_producers_of_an_id_get_their_own_answers() -> None:
     ]
 
 
-def test_a_partition_unknown_to_the_coordinator_does_not_stop_the_others() -> None:
+@pytest.mark.parametrize("verify_only", [False, True])
+def test_a_topic_that_is_another_for_the_coordinator_does_not_stop_the_others(verify_only: bool) -> None:
+    # Created again, which one of the two does not know yet.
     scene = Scene()
-    scene.ask("orders", 0)
-    scene.ask("new", 0)
+    scene.ask("orders", 0, verify_only=verify_only)
+    scene.ask("refunds", 0, verify_only=verify_only, topic_id=TopicId(b"3" * 16))
+    scene.ask("orders", 0, verify_only=verify_only, topic_id=TopicId(b"4" * 16))
     scene.run()
-    assert scene.coordinator.added == [[("orders", 0)]]
-    assert scene.answers == [("orders", 0, ErrorCode.NONE), ("new", 0, ErrorCode.COORDINATOR_NOT_AVAILABLE)]
+    assert (scene.coordinator.verified if verify_only else scene.coordinator.added) == [[("orders", 0)]]
+    assert scene.answers == [
+        ("orders", 0, ErrorCode.NONE),
+        ("refunds", 0, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        ("orders", 0, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+    ]
 
 
 def test_each_verified_partition_has_its_own_answer() -> None:

@@ -51,7 +51,7 @@ class Scene:
         self.coordinator = FakeCoordinator()
         environment: Any = SimpleNamespace(clock=clock, spawn=self.spawn)
         partition = SimpleNamespace(leader=ME)
-        topic = SimpleNamespace(partitions=[partition] * 10)
+        topic = SimpleNamespace(partitions=[partition] * 10, id=b"1" * 16)
         image: Any = SimpleNamespace(has_partition=lambda *_: True, topics={"orders": topic})
         writer: Any = SimpleNamespace(write=lambda request, answer: self.requests.append((request, answer)))
         nobody: Any = None

@@ -64,12 +64,19 @@ class Scene:
             is_serving=lambda: True,
         )
 
-    def write(self, number: int, *, coordinator_epoch: int = 5, is_commit: bool = True) -> None:
+    def write(
+        self,
+        number: int,
+        *,
+        coordinator_epoch: int = 5,
+        is_commit: bool = True,
+        topic_id: bytes = FakePartition.topic_id,
+    ) -> None:
         marker = WritableTxnMarker(
             producer_id=7,
             producer_epoch=0,
             transaction_result=is_commit,
-            topics=[WritableTxnMarkerTopic(name="orders", partition_indexes=[0])],
+            topics=[WritableTxnMarkerTopic(name="orders", partition_indexes=[0], topic_id=topic_id)],
             coordinator_epoch=coordinator_epoch,
             number=number,
         )
@@ -99,6 +106,16 @@ def test_a_delayed_marker_does_not_end_the_next_transaction(scene: Scene) -> Non
     scene.write(2, is_commit=False)
     scene.write(1)
     assert [marker.is_commit for marker, _ in scene.partition.markers] == [True, False]
+
+
+def test_a_marker_for_the_topic_of_before_does_not_end_a_transaction_in_its_successor(scene: Scene) -> None:
+    scene.write(1, topic_id=b"0" * 16)
+    assert scene.written == 0
+    error = scene.answers[0].markers[0].topics[0].partitions[0].error_code
+    assert error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    # An operator names no id.
+    scene.write(1, topic_id=bytes(16))
+    assert scene.written == 1
 
 
 def test_the_next_coordinator_counts_from_the_beginning(scene: Scene) -> None:

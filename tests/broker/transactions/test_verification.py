@@ -11,12 +11,14 @@ from penstock.broker.partition.produced_batch import NOT_VERIFIED, Appended
 from penstock.broker.transactions import verification
 from penstock.broker.transactions.coordinator_client import PartitionQuestion
 from penstock.broker.transactions.verification import Verification
+from penstock.model import TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import decode_header, encode_batch
 from tests.support_files import FakeClock
 from tests.virtual import VirtualSpawn
 
 CLASSIC, V2 = 11, 12
+TOPIC_ID = TopicId(b"1" * 16)
 
 
 class FakeClient:
@@ -35,7 +37,7 @@ class FakeClient:
 class FakePartition:
     """Takes what is verified, or continues an open transaction."""
 
-    topic, topic_id, index = "orders", b"1" * 16, 0
+    topic, topic_id, index = "orders", TOPIC_ID, 0
 
     def __init__(self) -> None:
         self.leader_epoch = 3
@@ -109,7 +111,9 @@ def scene() -> Scene:
 def test_the_first_batch_waits_and_later_ones_wait_behind_it(scene: Scene) -> None:
     assert [scene.produce(0), scene.produce(1), scene.produce(2)] == [None, None, None]
     assert len(scene.client.asked) == 1
-    assert scene.client.asked[0][0] == PartitionQuestion("payments", 7, 0, "orders", 0, verify_only=True)
+    assert scene.client.asked[0][0] == PartitionQuestion(
+        "payments", 7, 0, "orders", TOPIC_ID, 0, verify_only=True
+    )
     assert scene.partition.appended == []
     scene.client.answer()
     assert scene.partition.appended == [0, 1, 2]
@@ -172,7 +176,7 @@ def test_a_batch_whose_topic_is_deleted_while_it_is_verified_is_refused(scene: S
 def test_offsets_are_refused_when_their_partition_is_gone(scene: Scene) -> None:
     hosted: Any = scene.partition
     errors: list[ErrorCode] = []
-    question = PartitionQuestion("payments", 7, 0, "__consumer_offsets", 0, verify_only=True)
+    question = PartitionQuestion("payments", 7, 0, "__consumer_offsets", TOPIC_ID, 0, verify_only=True)
     scene.verification.verify(hosted, question, errors.append)
     scene.partition.is_deleted = True
     scene.client.answer()
@@ -245,7 +249,7 @@ def test_bytes_that_are_no_batch_are_refused(scene: Scene, size: int) -> None:
 def test_offsets_are_verified_and_cancelled_likewise(scene: Scene) -> None:
     hosted: Any = scene.partition
     errors: list[ErrorCode] = []
-    question = PartitionQuestion("payments", 7, 0, "__consumer_offsets", 0, verify_only=True)
+    question = PartitionQuestion("payments", 7, 0, "__consumer_offsets", TOPIC_ID, 0, verify_only=True)
     scene.verification.verify(hosted, question, errors.append)
     scene.verification.verify(hosted, question, errors.append)
     scene.client.answer()

@@ -14,7 +14,7 @@ from typing import Any, Generic
 from penstock.broker.coordination.coordinator_kind import CoordinatorKind, Core
 from penstock.broker.coordination.coordinator_partition import CoordinatorHost, CoordinatorPartition
 from penstock.broker.partition.hosted_partition import HostedPartition
-from penstock.model import BrokerId
+from penstock.model import NO_TOPIC_ID, BrokerId
 from penstock.protocol.errors import ErrorCode
 
 REWRITE_CHECK_INTERVAL_MS = 60_000
@@ -96,9 +96,10 @@ class Coordinators(Generic[Core]):
             return None
         return self._host.image().topics[self._kind.topic].partitions[index].leader
 
-    def knows_partition(self, topic: str, index: int) -> bool:
-        """Whether a partition of any topic is in this broker's metadata."""
-        return self._host.image().has_partition(topic, index)
+    def knows_partition(self, topic: str, topic_id: bytes, index: int) -> bool:
+        """Whether a partition of any topic is in this broker's metadata. NO_TOPIC_ID fits every topic."""
+        image = self._host.image()
+        return image.has_partition(topic, index) and topic_id in (NO_TOPIC_ID, image.topics[topic].id)
 
     def when_topic_exists(self, then: Callable[[int], None]) -> None:
         """Create the topic if it does not exist; ``then`` gets the error code."""

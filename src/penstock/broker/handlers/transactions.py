@@ -227,6 +227,7 @@ def _commit_offsets(broker: Broker, request: TxnOffsetCommitRequest, call: Call)
         request.producer_id,
         request.producer_epoch,
         CONSUMER_OFFSETS,
+        hosted.topic_id,
         hosted.index,
         verify_only=call.version < TXN_OFFSET_COMMIT_V2,
     )

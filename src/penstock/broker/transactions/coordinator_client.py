@@ -14,7 +14,7 @@ from penstock.broker.coordination.coordinators import Coordinators
 from penstock.broker.network.peers import Peers
 from penstock.broker.transactions.local_call import within
 from penstock.environment import Environment
-from penstock.model import BrokerId
+from penstock.model import BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.transactions import (
     AddPartitionsToTxnPartitionResult,
@@ -44,6 +44,7 @@ class PartitionQuestion(NamedTuple):
     producer_id: int
     producer_epoch: int
     topic: str
+    topic_id: TopicId
     partition: int
     # Only verify. Otherwise the partition becomes part of the transaction (transactions v2).
     verify_only: bool
@@ -116,10 +117,10 @@ class TransactionCoordinatorClient:
 
 def _request(questions: Iterable[PartitionQuestion]) -> AddPartitionsToTxnRequest:
     """One transaction for all questions about it, each partition once."""
-    transactions: dict[tuple[str, int, int, bool], dict[str, dict[int, None]]] = {}
-    for transactional_id, producer_id, epoch, topic, partition, verify_only in questions:
+    transactions: dict[tuple[str, int, int, bool], dict[tuple[str, TopicId], dict[int, None]]] = {}
+    for transactional_id, producer_id, epoch, topic, topic_id, partition, verify_only in questions:
         topics = transactions.setdefault((transactional_id, producer_id, epoch, verify_only), {})
-        topics.setdefault(topic, {})[partition] = None
+        topics.setdefault((topic, topic_id), {})[partition] = None
     return AddPartitionsToTxnRequest(
         transactions=[
             AddPartitionsToTxnTransaction(
@@ -128,8 +129,8 @@ def _request(questions: Iterable[PartitionQuestion]) -> AddPartitionsToTxnReques
                 producer_epoch=epoch,
                 verify_only=verify_only,
                 topics=[
-                    AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))
-                    for topic, partitions in topics.items()
+                    AddPartitionsToTxnTopic(name=topic, topic_id=topic_id, partitions=list(partitions))
+                    for (topic, topic_id), partitions in topics.items()
                 ],
             )
             for (transactional_id, producer_id, epoch, verify_only), topics in transactions.items()
@@ -140,7 +141,7 @@ def _request(questions: Iterable[PartitionQuestion]) -> AddPartitionsToTxnReques
 def _errors(
     request: AddPartitionsToTxnRequest, response: AddPartitionsToTxnResponse | None
 ) -> dict[PartitionQuestion, ErrorCode]:
-    """The answer to each question of a request; a coordinator answers transactions in the order of the request."""
+    """The answer to each question of a request; a coordinator answers in the order of the request."""
     if response is None or response.error_code:
         return {}
     return {
@@ -149,12 +150,13 @@ def _errors(
             transaction.producer_id,
             transaction.producer_epoch,
             topic.name,
+            TopicId(topic.topic_id),
             partition.partition_index,
             transaction.verify_only,
         ): _for_leader(partition.partition_error_code)
         for transaction, result in zip(request.transactions, response.results_by_transaction, strict=True)
-        for topic in result.topic_results
-        for partition in topic.results_by_partition
+        for topic, topic_result in zip(transaction.topics, result.topic_results, strict=True)
+        for partition in topic_result.results_by_partition
     }
 
 
@@ -201,47 +203,53 @@ def _add(
     if isinstance(partition, ErrorCode):
         all_with(partition)
         return
-    partitions = [(topic.name, index) for topic in topics for index in topic.partitions]
+    # The leaders of the others have newer metadata than we have, or older. A partition that is not in ours, or is
+    # about to be deleted, would not get a marker at the end of the transaction.
+    known = {
+        (topic.name, topic.topic_id, index): (topic.name, index)
+        for topic in topics
+        for index in topic.partitions
+        if coordinators.knows_partition(topic.name, topic.topic_id, index)
+    }
+    partitions = list(known.values())
+    if not known:
+        all_with(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return
     if transaction.verify_only:
         verified = partition.core.verify_partitions(
             transaction.transactional_id, transaction.producer_id, transaction.producer_epoch, partitions
         )
-        if isinstance(verified, ErrorCode):
-            all_with(verified)
-        else:
-            settled(_results(topics, verified))
-        return
-    known = [each for each in partitions if coordinators.knows_partition(*each)]
-    # The leader of the others has newer metadata than we have. Without a partition in ours, we would take it for
-    # deleted at the end of the transaction, and not send it a marker.
-    unknown = dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    if not known:
-        settled(_results(topics, unknown))
+        errors = dict.fromkeys(partitions, verified) if isinstance(verified, ErrorCode) else verified
+        settled(_results(topics, {each: errors[place] for each, place in known.items()}))
         return
     partition.handle(
         lambda core, now_ms, wall_ms: core.add_partitions(
             transaction.transactional_id,
             transaction.producer_id,
             transaction.producer_epoch,
-            known,
+            partitions,
             is_v2=True,
             now_ms=now_ms,
             wall_ms=wall_ms,
         ),
-        lambda error: settled(_results(topics, unknown | dict.fromkeys(known, error))),
+        lambda error: settled(_results(topics, dict.fromkeys(known, error))),
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
     )
 
 
 def _results(
-    topics: list[AddPartitionsToTxnTopic], errors: Mapping[tuple[str, int], ErrorCode]
+    topics: list[AddPartitionsToTxnTopic], errors: Mapping[tuple[str, bytes, int], ErrorCode]
 ) -> list[AddPartitionsToTxnTopicResult]:
+    """Partitions without an error of their own are not known here."""
     return [
         AddPartitionsToTxnTopicResult(
             name=topic.name,
             results_by_partition=[
                 AddPartitionsToTxnPartitionResult(
-                    partition_index=index, partition_error_code=errors[topic.name, index]
+                    partition_index=index,
+                    partition_error_code=errors.get(
+                        (topic.name, topic.topic_id, index), ErrorCode.COORDINATOR_NOT_AVAILABLE
+                    ),
                 )
                 for index in topic.partitions
             ],

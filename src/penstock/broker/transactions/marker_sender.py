@@ -17,7 +17,7 @@ from penstock.broker.transactions.local_call import within
 from penstock.broker.transactions.marker_writer import MarkerWriter
 from penstock.environment import Environment
 from penstock.metadata.image import Image
-from penstock.model import BrokerId
+from penstock.model import NO_TOPIC_ID, BrokerId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.transactions import (
     WritableTxnMarker,
@@ -133,7 +133,8 @@ class MarkerSender:
         ends: dict[int, list[_Marker]] = {}
         for marker in sent:
             ends.setdefault(marker.number, []).append(marker)
-        request = WriteTxnMarkersRequest(markers=[_writable(markers) for markers in ends.values()])
+        image = self._image()
+        request = WriteTxnMarkersRequest(markers=[_writable(markers, image) for markers in ends.values()])
 
         def answered(response: WriteTxnMarkersResponse | None) -> None:
             self._answered(ends, response)
@@ -190,7 +191,7 @@ class MarkerSender:
             )
 
 
-def _writable(markers: list[_Marker]) -> WritableTxnMarker:
+def _writable(markers: list[_Marker], image: Image) -> WritableTxnMarker:
     """The markers of one end of a transaction, for some of its partitions."""
     topics: dict[str, list[int]] = {}
     for marker in markers:
@@ -201,7 +202,12 @@ def _writable(markers: list[_Marker]) -> WritableTxnMarker:
         producer_epoch=due.producer_epoch,
         transaction_result=due.is_commit,
         topics=[
-            WritableTxnMarkerTopic(name=topic, partition_indexes=indexes) for topic, indexes in topics.items()
+            WritableTxnMarkerTopic(
+                name=name,
+                partition_indexes=indexes,
+                topic_id=image.topics[name].id if name in image.topics else NO_TOPIC_ID,
+            )
+            for name, indexes in topics.items()
         ],
         coordinator_epoch=markers[0].coordinator.leader_epoch,
         number=markers[0].number,

@@ -20,11 +20,12 @@ from penstock.broker.transactions.verification import Verification
 from penstock.groups.coordinator import Coordinator as GroupCoordinator
 from penstock.metadata.image import Image
 from penstock.metadata.topics import CONSUMER_OFFSETS, is_internal
-from penstock.model import TopicId
+from penstock.model import NO_TOPIC_ID, TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.transactions import (
     WritableTxnMarker,
     WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
@@ -96,18 +97,20 @@ class MarkerWriter:
                 answer(response)
 
         for marker, markers in zip(request.markers, response.markers, strict=True):
-            for topic in markers.topics:
-                for result in topic.partitions:
+            for topic, results in zip(marker.topics, markers.topics, strict=True):
+                for result in results.partitions:
                     unfinished += 1
                     write(
                         marker,
-                        topic.name,
+                        topic,
                         result.partition_index,
                         lambda error, result=result: settled(result, error),  # type: ignore[misc]
                     )
         settled(None, ErrorCode.NONE)
 
-    def _write_for_operator(self, wanted: WritableTxnMarker, topic: str, index: int, done: Done) -> None:
+    def _write_for_operator(
+        self, wanted: WritableTxnMarker, topic: WritableTxnMarkerTopic, index: int, done: Done
+    ) -> None:
         hosted = self._led_here(topic, index)
         error = hosted if isinstance(hosted, ErrorCode) else self._operator_error(hosted, wanted)
         if error:
@@ -132,13 +135,16 @@ class MarkerWriter:
             wanted.transaction_version = CLASSIC
             self._write(wanted, topic, index, done)
 
-        self._open_elsewhere.ask(wanted.producer_id, topic, index, asked)
+        self._open_elsewhere.ask(wanted.producer_id, topic.name, index, asked)
 
-    def _led_here(self, topic: str, index: int) -> HostedPartition | ErrorCode:
-        hosted = self._partitions.get(topic, index)
+    def _led_here(self, topic: WritableTxnMarkerTopic, index: int) -> HostedPartition | ErrorCode:
+        hosted = self._partitions.get(topic.name, index)
         if hosted is None:
-            known = self._image().has_partition(topic, index)
+            known = self._image().has_partition(topic.name, index)
             return ErrorCode.NOT_LEADER_OR_FOLLOWER if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if topic.topic_id not in (NO_TOPIC_ID, hosted.topic_id):
+            # One of the same name, created later or earlier. It may have the next transaction of the producer.
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if not self._is_serving() or not hosted.is_serving:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         try:
@@ -147,7 +153,9 @@ class MarkerWriter:
         except OSError:
             return ErrorCode.KAFKA_STORAGE_ERROR
 
-    def _write(self, wanted: WritableTxnMarker, topic: str, index: int, done: Done) -> None:
+    def _write(
+        self, wanted: WritableTxnMarker, topic: WritableTxnMarkerTopic, index: int, done: Done
+    ) -> None:
         hosted = self._led_here(topic, index)
         if isinstance(hosted, ErrorCode):
             done(hosted)
@@ -163,7 +171,7 @@ class MarkerWriter:
         is_v2 = wanted.transaction_version >= V2
         # A batch that waits for its verification belongs to the transaction that ends now.
         self._verification.cancel(hosted, wanted.producer_id, wanted.producer_epoch, is_v2=is_v2)
-        if topic == CONSUMER_OFFSETS:
+        if topic.name == CONSUMER_OFFSETS:
             coordinator = self._groups.at(index)
             if isinstance(coordinator, ErrorCode):
                 done(coordinator)
@@ -171,7 +179,7 @@ class MarkerWriter:
                 marker, wanted.producer_id, wanted.producer_epoch, done, is_v2=is_v2
             ):
                 self._remember(key, written)
-        elif is_internal(topic):
+        elif is_internal(topic.name):
             done(ErrorCode.INVALID_TOPIC_EXCEPTION)
         else:
             appended = hosted.append_marker(marker, wanted.producer_id, wanted.producer_epoch, is_v2=is_v2)

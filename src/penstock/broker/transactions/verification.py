@@ -117,6 +117,7 @@ class Verification:
                 producer_id,
                 producer_epoch,
                 hosted.topic,
+                hosted.topic_id,
                 hosted.index,
                 verify_only=version < PRODUCE_V2,
             )

@@ -17,6 +17,7 @@ from penstock.protocol.schema import (
     int32,
     int64,
     string,
+    uuid,
 )
 
 # AddPartitionsToTxn from this version on is sent by brokers, for several transactions.
@@ -30,6 +31,8 @@ PRODUCE_V2 = 12
 class AddPartitionsToTxnTopic(Message):
     name: str = string()
     partitions: list[int] = array(int32)
+    # Ours: the topic that the partitions' leader has. One that was created again has the same name.
+    topic_id: bytes = uuid("4+", tag=OWN_TAGS)
 
 
 class AddPartitionsToTxnTransaction(Message):
@@ -138,6 +141,8 @@ class EndTxnResponse(Response, key=26, versions="0-5", flexible="3+"):
 class WritableTxnMarkerTopic(Message):
     name: str = string()
     partition_indexes: list[int] = array(int32)
+    # Ours: the topic that the coordinator has.
+    topic_id: bytes = uuid("2+", tag=OWN_TAGS)
 
 
 class WritableTxnMarker(Message):
