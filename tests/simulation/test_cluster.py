@@ -119,6 +119,12 @@ def test_what_plans_with_transactions_found_stays_mended(seed: int, seconds: flo
     assert report.is_good, explain(report)
 
 
+def test_what_plans_with_recreated_topics_in_transactions_found_stays_mended() -> None:
+    # An index of aborted transactions that was cut to nothing, and then took no more entries.
+    report = swarm.run(940900008, seconds=60, nodes=3, generation=4)
+    assert report.is_good, explain(report)
+
+
 @pytest.mark.parametrize(("seed", "seconds", "nodes"), PINNED_SECOND)
 def test_what_later_plans_found_stays_mended(seed: int, seconds: float, nodes: int) -> None:
     report = swarm.run(seed, seconds=seconds, nodes=nodes, generation=2)
@@ -290,6 +296,7 @@ def test_every_kind_of_trouble_is_in_some_plan() -> None:
     assert {is_v2 for plan in plans for is_v2 in (*plan.processors, *sum(plan.tellers, ()))} == {False, True}
     assert {len(set(tellers)) for plan in plans for tellers in plan.tellers} == {1, 2}
     assert {plan.asks_by_time for plan in plans} == {plan.recreates for plan in plans} == {False, True}
+    assert {plan.has_receipts for plan in plans} == {False, True}
 
 
 def test_one_copy_is_never_enough_where_copies_are_destroyed() -> None:

@@ -14,12 +14,14 @@ import pytest
 
 from penstock.broker.coordination.coordinator_partition import CoordinatorPartition
 from penstock.broker.partition.hosted_partition import HostedPartition
+from penstock.broker.transactions.marker_sender import MarkerSender
 from penstock.groups.coordinator import Coordinator as GroupCoordinator
 from penstock.log.log import Log
 from penstock.metadata.topics import TRANSACTION_STATE
 from penstock.protocol.errors import ErrorCode
 from penstock.sim.plans import Plan, plan_for
 from penstock.sim.swarm import Run
+from penstock.sim.topics import RECEIPTS
 from penstock.transactions import coordinator as coordinator_module
 from penstock.transactions import outcomes, transitions
 from penstock.transactions.changes import NOBODY, Identity, TransactionStored
@@ -214,3 +216,20 @@ def test_without_a_bug_the_same_clusters_are_good() -> None:
     assert report.violation is None, report.violation
     assert report.counts["transactions committed"] > 10
     assert report.counts["transactions aborted"] > 3
+
+
+def test_a_coordinator_that_takes_a_topic_for_deleted(monkeypatch: Patch) -> None:
+    route = MarkerSender._route
+
+    def hasty(sender: MarkerSender, marker: Any) -> None:
+        if marker.topic == RECEIPTS:
+            sender._written(marker.coordinator, marker.due, [(marker.topic, marker.partition)])
+        else:
+            route(sender, marker)
+
+    monkeypatch.setattr(MarkerSender, "_route", hasty)
+    assert finds(lambda seed: receipts(seed, V2, CLASSIC), "a transaction hangs") is not None
+
+
+def receipts(seed: int, *tellers: tuple[bool, ...]) -> Plan:
+    return replace(bank(seed, *tellers), generation=4, has_receipts=True)

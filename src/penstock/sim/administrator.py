@@ -33,7 +33,7 @@ from penstock.protocol.messages.topics import (
 from penstock.sim.client import Client, Place
 from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.loop import Process
-from penstock.sim.topics import INPUTS, MORTAL, RECREATED, TRANSACTIONAL, Topics
+from penstock.sim.topics import INPUTS, MORTAL, RECREATED, Topics
 
 # Resource types, and operations on a setting.
 TOPIC = 2
@@ -108,8 +108,7 @@ class Administrator:
             places = self._client.places.get(name, [])
             # A broker that lags may still return the deleted topic with this name.
             if len(places) > before and places[0].topic_id not in self._topics.deleting:
-                known = self._topics.transactional if name in TRANSACTIONAL else self._topics.existing
-                known[name] = places[0].topic_id
+                self._topics.known(name)[name] = places[0].topic_id
                 self._topics.since_ms[places[0].topic_id] = self.process.loop.now_ms
                 self._on_made(places[before:])
                 return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from penstock.sim.administrator import BROKER, TOPIC, Administrator, set_config
 from penstock.sim.client import Client
-from penstock.sim.topics import RECREATED, Topics
+from penstock.sim.topics import Topics
 
 HOUR_MS = 3_600_000
 # Values that settings are changed to; None resets to the default. No value lets anything expire in a run.
@@ -70,8 +70,9 @@ class Operator:
 class Recreator:
     """Deletes one topic and creates it again."""
 
-    def __init__(self, administrator: Administrator, topics: Topics, client: Client) -> None:
+    def __init__(self, administrator: Administrator, topics: Topics, client: Client, name: str) -> None:
         self._administrator = administrator
+        self._name = name
         self._topics = topics
         self._client = client
         self.is_open = True
@@ -79,12 +80,12 @@ class Recreator:
 
     async def run(self) -> None:
         chance = self._client.chance
-        await self._administrator.create(RECREATED, chance.randint(1, 2), {})
+        await self._administrator.create(self._name, chance.randint(1, 2), {})
         while self.is_open:
             # Sometimes long enough for all brokers to know of it.
             await self._client.pause(chance.uniform(2_000, 25_000))
             if self.is_open:
-                await self._administrator.delete(self._topics.existing[RECREATED])
+                await self._administrator.delete(self._topics.known(self._name)[self._name])
                 await self._client.pause(chance.choice([0, 0, 500, 5_000]))
-                await self._administrator.create(RECREATED, chance.randint(1, 2), {})
+                await self._administrator.create(self._name, chance.randint(1, 2), {})
                 self.recreations += 1

@@ -55,7 +55,7 @@ CHANGED_SETTINGS = (
 # The transaction timeouts of clients.
 TRANSACTION_TIMEOUTS_MS = (2_000, 6_000, 15_000)
 
-NEWEST = 3
+NEWEST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,10 @@ class Plan:
     impatience: float = 0.0
     # How often a request gets stuck: the client sends it again, and the first copy arrives later.
     lateness: float = 0.0
+
+    # Fields since the fourth generation.
+    # Whether tellers also write to a topic that is deleted and created again repeatedly.
+    has_receipts: bool = False
 
     @property
     def has_transactions(self) -> bool:
@@ -200,7 +204,10 @@ def plan_for(seed: int, *, seconds: float, nodes: int | None = None, generation:
     if generation == 1:
         return first
     second = _second_generation(first)
-    return second if generation == 2 else _third_generation(second)
+    if generation == 2:
+        return second
+    third = _third_generation(second)
+    return third if generation == 3 else _fourth_generation(third)
 
 
 def _first_generation(seed: int, seconds: float, nodes: int | None) -> Plan:
@@ -313,3 +320,7 @@ def _third_generation(plan: Plan) -> Plan:
         # The traffic of the earlier generations is still there, but less of it.
         produce_interval_ms=max(plan.produce_interval_ms, 1_000.0),
     )
+
+
+def _fourth_generation(plan: Plan) -> Plan:
+    return replace(plan, generation=4, has_receipts=Streams(plan.seed)["plan receipts"].random() < 0.6)

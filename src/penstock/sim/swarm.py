@@ -27,7 +27,7 @@ from penstock.sim.plans import Plan, plan_for
 from penstock.sim.producers import IdempotentProducer, Identity, OneShotProducer
 from penstock.sim.readers import Reader
 from penstock.sim.report import Report, Violation
-from penstock.sim.topics import RECREATED, TRANSACTIONAL, Topics
+from penstock.sim.topics import RECEIPTS, RECREATED, TRANSACTIONAL, Topics
 from penstock.sim.transaction_workload import TransactionWorkload
 
 INSPECTION_MS = 250
@@ -81,6 +81,7 @@ class Run:
         self.administrator: Administrator | None = None
         self.operator: Operator | None = None
         self.recreator: Recreator | None = None
+        self.archivist: Recreator | None = None
         # The latest producers of the recreated topic, by partition and number.
         self._recreated_producers: dict[tuple[int, int], IdempotentProducer] = {}
 
@@ -181,8 +182,9 @@ class Run:
         self.administrator.is_open = False
         if self.operator is not None:
             self.operator.is_open = False
-        if self.recreator is not None:
-            self.recreator.is_open = False
+        for recreator in (self.recreator, self.archivist):
+            if recreator is not None:
+                recreator.is_open = False
         if self.plan.restarts_all:
             for machine in self.cluster.running:
                 self.cluster.stop(machine)
@@ -227,7 +229,9 @@ class Run:
         """Read everything again from the beginning, and compare."""
         self.loop.run_for(5_000)
         all_ends = self.inspector.ends()
-        ends = {place: end for place, end in all_ends.items() if place.topic not in TRANSACTIONAL}
+        ends = {
+            place: end for place, end in all_ends.items() if place.topic not in (*TRANSACTIONAL, RECEIPTS)
+        }
         transactional_ends = {place: end for place, end in all_ends.items() if place.topic in TRANSACTIONAL}
         last = self._start_reader("last-reader")
         if self.transactions is not None:
@@ -293,11 +297,15 @@ class Run:
             start(client.process, self.operator.run())
         if plan.recreates:
             client = self._client("recreator")
-            self.recreator = Recreator(self._administrator(client), self.topics, client)
+            self.recreator = Recreator(self._administrator(client), self.topics, client, RECREATED)
             start(client.process, self.recreator.run())
             client = self._client("bookkeeper")
             committer = OffsetCommitter(client, self.checkers, self.topics, "books", interval_ms=1_500)
             start(client.process, committer.run())
+        if plan.has_receipts:
+            client = self._client("archivist")
+            self.archivist = Recreator(self._administrator(client), self.topics, client, RECEIPTS)
+            start(client.process, self.archivist.run())
         if plan.asks_by_time:
             client = self._client("timekeeper")
             querier = TimeQuerier(client, self.checkers, self.topics, "timekeeper", interval_ms=1_500)
@@ -319,7 +327,7 @@ class Run:
     def _use(self, places: list[Place]) -> None:
         """Start producers for new partitions."""
         plan, chance = self.plan, self.loop.streams["swarm"]
-        if places[0].topic in TRANSACTIONAL:
+        if places[0].topic in (*TRANSACTIONAL, RECEIPTS):
             for place in places:
                 self.inspector.expect(place)
             return
@@ -394,6 +402,8 @@ class Run:
             }
         if self.transactions is not None:
             counts |= self.transactions.counts()
+            if self.archivist is not None:
+                counts["receipts recreated"] = self.archivist.recreations
         if self.nemesis is not None:
             counts["faults"] = sum(self.nemesis.counts.values())
             counts |= {f"fault: {name}": count for name, count in sorted(self.nemesis.counts.items())}

@@ -26,7 +26,7 @@ from penstock.sim.readers import (
     fetch_request,
     record_bytes,
 )
-from penstock.sim.topics import ACCOUNTS, INPUTS, OUTPUTS, Topics
+from penstock.sim.topics import ACCOUNTS, INPUTS, OUTPUTS, RECEIPTS, Topics
 from penstock.sim.transactional_producer import Result, TransactionalProducer
 
 FETCH_VERSION = 12
@@ -49,6 +49,7 @@ class Teller:
         interval_ms: float,
         sleeps: float,
         sleep_ms_max: float,
+        has_receipts: bool = False,
     ) -> None:
         self._client = client
         self._chance = client.chance
@@ -56,6 +57,7 @@ class Teller:
         self._interval_ms = interval_ms
         self._sleeps = sleeps
         self._sleep_ms_max = sleep_ms_max
+        self._has_receipts = has_receipts
         self.is_open = True
         self.is_idle = False
         self.is_calm = False
@@ -105,6 +107,8 @@ class Teller:
         if not results or results[0] is Result.DONE:
             await send(target, [f"{name}/credit-{part} {name} {amount}".encode() for part in range(parts)])
         await debit
+        if self._has_receipts and chance.random() < 0.7:
+            results.append(await self._send_receipt(name))
         if chance.random() < VANISHES:
             self.vanished += 1
             producer.vanish()
@@ -121,6 +125,16 @@ class Teller:
             return False
         self.transfers += is_commit
         return True
+
+    async def _send_receipt(self, name: str) -> Result:
+        client = self._client
+        if not client.places.get(RECEIPTS) or self._chance.random() < 0.3:
+            # Now and then; otherwise it may be written to the topic of before, or by name to the next one.
+            await client.refresh([RECEIPTS])
+        places = client.places.get(RECEIPTS)
+        if not places:
+            return Result.DONE
+        return await self._producer.send_receipt(self._chance.choice(places), name.encode())
 
     async def _perhaps_sleep(self) -> None:
         if self._chance.random() < self._sleeps and self.is_open and not self.is_calm:

@@ -16,6 +16,8 @@ ACCOUNTS = "accounts"
 OUTPUTS = "outputs"
 INPUTS = "inputs"
 TRANSACTIONAL = (ACCOUNTS, OUTPUTS)
+# Written in transactions too, and deleted and created again meanwhile. What clients read of it is not checked.
+RECEIPTS = "receipts"
 
 
 class Topics:
@@ -24,10 +26,18 @@ class Topics:
         self.existing: dict[str, bytes] = {}
         # The same for topics that are written in transactions. They are never deleted.
         self.transactional: dict[str, bytes] = {}
+        # The same for the receipts.
+        self.receipts: dict[str, bytes] = {}
         # By id: topics that are being or have been deleted. Nothing is guaranteed for them.
         self.deleting: dict[bytes, None] = {}
         # By id: when a client first knew of it.
         self.since_ms: dict[bytes, float] = {}
+
+    def known(self, name: str) -> dict[str, bytes]:
+        """Where the topic of this name is noted."""
+        if name in TRANSACTIONAL:
+            return self.transactional
+        return self.receipts if name == RECEIPTS else self.existing
 
     def alive(self) -> list[str]:
         return [name for name, topic_id in self.existing.items() if topic_id not in self.deleting]

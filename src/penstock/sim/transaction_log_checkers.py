@@ -18,9 +18,9 @@ from penstock.protocol.records import CRC_START, BatchHeader, CorruptBatch, batc
 from penstock.sim.cluster import Cluster, Machine
 from penstock.sim.disk import Content
 from penstock.sim.report import Violation
-from penstock.sim.topics import TRANSACTIONAL
+from penstock.sim.topics import RECEIPTS, TRANSACTIONAL, Topics
 
-WATCHED = (*TRANSACTIONAL, CONSUMER_OFFSETS)
+WATCHED = (*TRANSACTIONAL, RECEIPTS, CONSUMER_OFFSETS)
 
 
 @dataclass(slots=True)
@@ -40,8 +40,9 @@ class _Account:
 class CommittedTransactions:
     """11, 13, 15: the last stable offset is what the batches say, epochs rise, and each has one outcome."""
 
-    def __init__(self, cluster: Cluster, classic: Mapping[int, None]) -> None:
+    def __init__(self, cluster: Cluster, classic: Mapping[int, None], topics: Topics) -> None:
         self._cluster = cluster
+        self._topics = topics
         # Producers of classic clients, which have many transactions in one epoch.
         self._classic = classic
         self._accounts: dict[tuple[bytes, int], _Account] = {}
@@ -146,6 +147,7 @@ class CommittedTransactions:
             f"producer {producer_id} in partition {index} of {topic_id.hex()} from "
             f"{account.open[producer_id][0]} on, epoch {account.open[producer_id][1]}"
             for (topic_id, index), account in self._accounts.items()
+            if topic_id not in self._topics.deleting
             for producer_id, since_ms in account.since_ms.items()
             if since_ms < before_ms
         ]

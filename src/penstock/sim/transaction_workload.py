@@ -44,7 +44,7 @@ class TransactionWorkload:
         self._topics = topics
         self._client = client
         self.checkers = TransactionCheckers()
-        self.log = CommittedTransactions(cluster, self.checkers.classic)
+        self.log = CommittedTransactions(cluster, self.checkers.classic, topics)
         self.tellers: list[Teller] = []
         self.processors: list[Processor] = []
         self.readers: list[TransactionReader] = []
@@ -75,6 +75,7 @@ class TransactionWorkload:
                     interval_ms=plan.transfer_interval_ms,
                     sleeps=plan.sleeps,
                     sleep_ms_max=plan.sleep_ms_max,
+                    has_receipts=plan.has_receipts,
                 )
                 self.tellers.append(teller)
                 start(client.process, teller.run())

@@ -30,6 +30,7 @@ from penstock.protocol.records import encode_batch
 from penstock.sim.client import CALL_TIMEOUT_MS, GROUP, TRANSACTION, Client, Place
 from penstock.sim.producers import ALL, produce_request
 from penstock.sim.report import Violation
+from penstock.sim.topics import RECEIPTS
 from penstock.sim.transaction_checkers import Transaction, TransactionCheckers
 
 # How long an impatient client waits at most.
@@ -37,6 +38,8 @@ IMPATIENT_MS_MAX = 60
 LATE_MS_MAX = 2_000
 # How long a client repeats a request before it gives up.
 PATIENCE_MS = 25_000
+# The same where the topic may be gone.
+RECEIPT_PATIENCE_MS = 3_000
 
 NO_PRODUCER = -1
 # (InitProducerId, Produce, EndTxn, TxnOffsetCommit)
@@ -197,21 +200,31 @@ class TransactionalProducer:
         assert transaction is not None
         for value in values:
             self._checkers.atomic.sending(transaction, place, value)
+        return await self._send(transaction, place, values, PATIENCE_MS)
+
+    async def send_receipt(self, place: Place, value: bytes) -> Result:
+        """Write to a topic that may be deleted. Nobody is promised to read it."""
+        assert self._transaction is not None
+        return await self._send(self._transaction, place, [value], RECEIPT_PATIENCE_MS)
+
+    async def _send(
+        self, transaction: Transaction, place: Place, values: list[bytes], patience_ms: int
+    ) -> Result:
         if not self._is_v2:
-            added = await self._add_partition(place)
+            added = await self._add_partition(place, patience_ms)
             if added is not Result.DONE:
                 return added
         sequence = self._sequences.get(place, 0)
         self._sequences[place] = sequence + len(values)
         self._has_sent = True
-        result = await self._produce(transaction, place, values, sequence)
+        result = await self._produce(transaction, place, values, sequence, patience_ms)
         if result is not Result.DONE:
             # Whether it is stored is unknown, and so is the next sequence.
             self._needs_epoch = not self._is_v2
         return result
 
     async def _produce(
-        self, transaction: Transaction, place: Place, values: list[bytes], sequence: int
+        self, transaction: Transaction, place: Place, values: list[bytes], sequence: int, patience_ms: int
     ) -> Result:
         client = self._client
         records = encode_batch(
@@ -224,7 +237,7 @@ class TransactionalProducer:
         request = produce_request(
             place, records, self._produce_version, ALL, transactional_id=self._transactional_id
         )
-        until_ms = self._now_ms + PATIENCE_MS
+        until_ms = self._now_ms + patience_ms
         while self._now_ms < until_ms:
             asked_ms, leadership, response = self._now_ms, client.leader(place), None
             if leadership is not None:
@@ -242,7 +255,7 @@ class TransactionalProducer:
                 result = response.responses[0].partition_responses[0]
                 if not result.error_code:
                     self._accepted(f"a batch for {place}", transaction, asked_ms)
-                    for number, value in enumerate(values):
+                    for number, value in enumerate(values if place.topic != RECEIPTS else ()):
                         self._checkers.atomic.acked(transaction, value, result.base_offset + number)
                     return Result.DONE
                 if result.error_code not in RETRIABLE:
@@ -252,7 +265,7 @@ class TransactionalProducer:
                 await client.refresh([place.topic])
         return Result.ABORTABLE
 
-    async def _add_partition(self, place: Place) -> Result:
+    async def _add_partition(self, place: Place, patience_ms: int) -> Result:
         if place in self._added:
             return Result.DONE
         transaction = self._transaction
@@ -271,12 +284,15 @@ class TransactionalProducer:
             lambda response: (
                 response.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
             ),
+            patience_ms,
         )
 
-    async def _add(self, what: Place | str, request: Any, version: int, error_in: Any) -> Result:
+    async def _add(
+        self, what: Place | str, request: Any, version: int, error_in: Any, patience_ms: int = PATIENCE_MS
+    ) -> Result:
         transaction = self._transaction
         assert transaction is not None
-        until_ms = self._now_ms + PATIENCE_MS
+        until_ms = self._now_ms + patience_ms
         while self._now_ms < until_ms:
             asked_ms = self._now_ms
             response = await self._ask(request, version)
