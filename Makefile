@@ -99,7 +99,7 @@ interop-long: $(VENV)/.installed
 
 chaos-transactions: $(VENV)/.installed
 	PENSTOCK_CHAOS_FAULTS=$${PENSTOCK_CHAOS_FAULTS:-500} \
-	PENSTOCK_CHAOS_SEED=$${PENSTOCK_CHAOS_SEED:-random} $(BIN)/python -m pytest tests/chaos/test_transactions.py -m chaos_long -s
+	PENSTOCK_CHAOS_SEED=$${PENSTOCK_CHAOS_SEED:-random} $(BIN)/python -m pytest tests/chaos/test_transactions.py -s
 
 sim: $(VENV)/.installed
 	$(BIN)/penstock sim cores --seeds 200
