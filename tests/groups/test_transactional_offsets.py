@@ -313,14 +313,26 @@ def test_a_deletion_that_could_not_be_written_brings_the_offsets_of_the_transact
 # Deleted topics
 
 
-def test_an_offset_of_a_deleted_topic_is_dropped_at_the_commit() -> None:
+def test_an_offset_of_a_deleted_topic_is_not_seen_after_the_commit() -> None:
     talk = Conversation()
     talk.commit_in_transaction(ONE, {P0: 5, ("payments", 0): 3})
     talk.topics["orders"] = topic_id("orders", 2)
     talk.end_transaction(ONE, commit=True)
-    assert talk.offsets() == {("payments", 0): 3}
-    talk.topics["orders"] = topic_id("orders", 1)
-    assert talk.offsets() == {("payments", 0): 3}
+    assert talk.offsets() == talk.restarted().offsets() == {("payments", 0): 3}
+
+
+@pytest.mark.parametrize("written", range(3))
+def test_a_half_finished_rewrite_brings_no_offset_of_a_deleted_topic_before_an_open_one(written: int) -> None:
+    talk = Conversation()
+    talk.commit_in_transaction(ONE, {P0: 5})
+    talk.end_transaction(ONE, commit=True)
+    talk.topics["orders"] = topic_id("orders", 2)
+    talk.commit_in_transaction(ONE, {P0: 7})
+    # The coordinator goes away in the middle of it. The next one knows the new topic only.
+    rewritten = [*talk.log, *whole_snapshot(talk.coordinator)[:written]]
+    after = Conversation(talk.settings, rewritten, talk.topics)
+    after.end_transaction(ONE, commit=True)
+    assert after.offsets() == {P0: 7}
 
 
 def test_offsets_in_transactions_are_removed_with_their_topic() -> None:

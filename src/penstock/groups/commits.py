@@ -146,16 +146,11 @@ class Commits:
     def end_transaction(self, group: Group, producer_id: int, is_commit: bool) -> list[OffsetSettled]:
         """Settle the offsets that the producer committed in its transaction.
 
-        Those whose topic is gone are dropped: they must not replace an offset of a new topic with the name.
+        Also those whose topic is gone. A replay, in which the metadata are newer, must come to the same result; and
+        in the log they are older than every offset of a new topic with the name, so they replace none.
         """
         settled = [
-            OffsetSettled(
-                group.id,
-                opened.topic,
-                opened.partition,
-                producer_id,
-                is_commit and self._is_current(opened.offset),
-            )
+            OffsetSettled(group.id, opened.topic, opened.partition, producer_id, is_commit)
             for opened in group.offsets.open_of(producer_id)
         ]
         for change in settled:
