@@ -647,3 +647,128 @@ def test_a_marker_that_was_damaged_is_reported(files: FakeFiles) -> None:
     log = opened(files)
     with pytest.raises(OSError, match="CRC of the marker"):
         log.last_stable_offset(2)
+
+
+# What a crash, a full disk or an operator leaves behind
+
+
+def test_a_snapshot_from_before_the_log_opens_no_transaction_again(files: FakeFiles) -> None:
+    log = opened(files, SMALL)
+    write(log, 7)
+    while not names(files, ".snapshot"):
+        append(log)
+    commit(log, 7, 1)
+    append(log)
+    flush(log)
+    log.delete_before(log.log_end_offset, frees_last=True)
+    start, recovery_point = log.log_start_offset, log.recovery_point
+    # The one from the roll was not written back before the power failed. The one before it has 7 open.
+    files.replace(f"{DIRECTORY}/{start:020}.snapshot", b"")
+    log = opened(files, SMALL, clean=False, recovery_point=recovery_point, log_start_offset=start)
+    append(log, epoch=1)
+    assert log.producers.open_transactions() == {}
+    assert log.last_stable_offset(log.log_end_offset) == log.log_end_offset
+    assert verdict(log, 7, 0, epoch=1) is None
+
+
+def test_an_emptied_log_remembers_its_producers_after_a_power_loss(files: FakeFiles) -> None:
+    for seed in range(20):
+        files = made_files()
+        log = opened(files, SMALL)
+        write(log, 7, 0, epoch=3)
+        commit(log, 7, 3)
+        flush(log)
+        log.delete_before(log.log_end_offset, frees_last=True)
+        start, recovery_point = log.log_start_offset, log.recovery_point
+        files.crash(random.Random(seed))
+        log = opened(files, SMALL, clean=False, recovery_point=recovery_point, log_start_offset=start)
+        assert verdict(log, 7, 1, epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_entries_that_could_not_be_replaced_do_not_come_back(files: FakeFiles) -> None:
+    log = opened(files, SMALL)
+    write(log, 7)
+    abort(log, 7)
+    files.fail_after(0)
+    log = opened(files, SMALL, clean=False)
+    files.fail_after(None)
+    log.truncate_to(1)
+    commit(log, 7, leader_epoch=1)
+    for _ in range(12):
+        append(log, epoch=1)
+    assert log.aborted_transactions(0, 2) == []
+    log.check()
+    log.close()
+    assert opened(files, SMALL).aborted_transactions(0, 2) == []
+
+
+def test_entries_that_were_dropped_on_a_full_disk_are_rebuilt_by_the_next_process(files: FakeFiles) -> None:
+    config = LogConfig(index_interval_bytes=1)
+    log = opened(files, config)
+    write(log, 7)
+    write(log, 8)
+    abort(log, 7)
+    marker = encode_marker(Marker(False, 0), 8, 0, NOW)
+    files.fail_after(len(marker))
+    log.append(marker, decode_header(marker), 0)
+    files.fail_after(None)
+    for _ in range(3):
+        append(log)
+    files.fail_after(0)
+    log.truncate_to(5)
+    files.fail_after(None)
+    log.close()
+    assert [entry.producer_id for entry in opened(files, config).aborted_transactions(0, 4)] == [7, 8]
+
+
+def test_entries_of_a_completed_segment_that_had_no_room_are_rebuilt_by_the_next_process(
+    files: FakeFiles,
+) -> None:
+    log = opened(files, SMALL)
+    write(log, 7)
+    write(log, 8)
+    flush(log)
+    recovery_point = log.recovery_point
+    abort(log, 8)
+    abort(log, 7)
+    for _ in range(12):
+        append(log)
+    path = f"{DIRECTORY}/{0:020}.txnindex"
+    # A power failure may leave this of a file that was not synced.
+    files.replace(path, files.read(path)[: len(files.read(path)) // 2])
+    files.fail_after(0)
+    log = opened(files, SMALL, clean=False, recovery_point=recovery_point)
+    files.fail_after(None)
+    for _ in range(12):
+        append(log, epoch=1)
+    log.close()
+    assert [entry.producer_id for entry in opened(files, SMALL).aborted_transactions(0, 2)] == [7, 8]
+
+
+def test_a_removed_index_of_a_segment_that_nobody_has_read_is_rebuilt(files: FakeFiles) -> None:
+    config = LogConfig(segment_bytes=300_000)
+    log = opened(files, config)
+    write(log, 7)
+    for _ in range(10):
+        append(log, size=100_000)
+    abort(log, 7)
+    for _ in range(40):
+        append(log, size=100_000)
+    expected = log.aborted_transactions(0, 1)
+    assert expected
+    log.close()
+    for suffix in (".index", ".timeindex", ".txnindex"):
+        for name in names(files, suffix):
+            files.remove(f"{DIRECTORY}/{name}")
+    log = opened(files, config)
+    found = log.read(0, 1000, log.last_stable_offset(log.log_end_offset), at_least_one=True)
+    assert found is not None
+    assert log.aborted_transactions(0, log.end_offset_of(found)) == expected
+
+
+def test_a_replica_that_nobody_reads_forgets_ended_transactions(log: Log) -> None:
+    for sequence in range(50):
+        write(log, 7, sequence)
+        commit(log, 7)
+        log.committed(log.log_end_offset)
+    assert len(log.producers.transactions._ended) == 0

@@ -125,9 +125,11 @@ class AbortedIndex:
         self.close()
         self._data = None
         self.is_durable = False
-        with suppress(OSError):
+        try:
             self._files.replace(self.path, _INVALID, durable=durable)
             self.is_durable = durable
+        except OSError:
+            self._empty()
 
     def replace(self, entries: Iterable[AbortedTransaction], *, durable: bool) -> None:
         """Replace the file by one with the entries read from the batches."""
@@ -137,11 +139,19 @@ class AbortedIndex:
         self._written = 0
         self.is_durable = False
         self.close()
-        with suppress(OSError):
-            # Reads must work on a full disk too: the index is then served from memory.
+        try:
             self._files.replace(self.path, bytes(self._data), durable=durable)
             self._written = len(self._data)
             self.is_durable = durable
+        except OSError:
+            # Reads must work on a full disk too: the index is then served from memory.
+            self._empty()
+
+    def _empty(self) -> None:
+        """Take the wrong entries out of the file. That needs no room, and a later process rebuilds an empty one."""
+        with suppress(OSError):
+            if self._files.exists(self.path):
+                self._opened().truncate(0)
 
     def cut(self, end_offset: int) -> None:
         """Drop the transactions whose markers are at this offset or after it."""

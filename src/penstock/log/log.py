@@ -20,7 +20,7 @@ from penstock.log.config import KEEP, LogConfig
 from penstock.log.durability import Durability, sync_once
 from penstock.log.epochs import NO_EPOCH, LeaderEpochs
 from penstock.log.fetched_batches import first_holding, good_from
-from penstock.log.names import ABORTED_INDEX, DELETED, LOG, SNAPSHOT, offset_of
+from penstock.log.names import ABORTED_INDEX, DELETED, INDEX, LOG, SNAPSHOT, TIME_INDEX, name_of, offset_of
 from penstock.log.producers import ProducerStates
 from penstock.log.reading import Reader
 from penstock.log.recovery import Recovery, epochs_of, recover
@@ -152,7 +152,8 @@ class Log:
         return log
 
     def _list_files(self) -> None:
-        for name in self._files.list(self.directory):
+        names = self._files.list(self.directory)
+        for name in names:
             if name.endswith(LOG):
                 base_offset = offset_of(name, LOG)
                 if base_offset is not None:
@@ -168,6 +169,10 @@ class Log:
                     self._segments.items[-1].found_aborted()
             elif name.endswith(DELETED):
                 self.pending_deletes.append(f"{self.directory}/{name}")
+        for segment in self._segments.items:
+            if not all(name_of(segment.base_offset, suffix) in names for suffix in (INDEX, TIME_INDEX)):
+                # They were removed, so the third one may have been too. Nothing shows that once they are rebuilt.
+                segment.miss_aborted()
         if not self._segments.items:
             # Without segments the log is empty: other files that a crash may have left do not count.
             self.epochs.has_directory = False
@@ -402,19 +407,19 @@ class Log:
         self._durability.changed()
         self._reader.rolled(self.log_end_offset)
 
-    def _roll(self) -> None:
+    def _roll(self, *, durable_snapshot: bool = False) -> None:
         completed = self._segments.items[-1]
         completed.seal()
-        self._write_snapshot()
+        self._write_snapshot(durable=durable_snapshot)
         self._add_segment()
         completed.unload()
         self.has_rolled = True
         self._snapshots.drop_old()
 
-    def _write_snapshot(self) -> None:
+    def _write_snapshot(self, *, durable: bool = False) -> None:
         # Loading a snapshot keeps its producers for a while, so leave out the expired ones.
         self.producers.expire(self.steady_ms())
-        self._snapshots.write(self.log_end_offset, self.producers)
+        self._snapshots.write(self.log_end_offset, self.producers, durable=durable)
 
     @property
     def producers(self) -> ProducerStates:
@@ -509,6 +514,12 @@ class Log:
         if high_watermark < transactions.known_from:
             self._look_back(producers, high_watermark)
         return max(self.log_start_offset, transactions.last_stable_offset(high_watermark))
+
+    def committed(self, high_watermark: int) -> None:
+        """The high watermark has moved: forget the transactions whose markers are below it."""
+        producers = self._producers
+        if producers is not None and producers.transactions.has_ended:
+            producers.transactions.last_stable_offset(high_watermark)
 
     def _look_back(self, producers: ProducerStates, high_watermark: int) -> None:
         """Find the transactions that ended at the high watermark or after it, below the producers' snapshot.
@@ -677,7 +688,8 @@ class Log:
         """
         while True:
             try:
-                self._roll()
+                # The batches that it could be rebuilt from are about to be removed.
+                self._roll(durable_snapshot=True)
                 break
             except OSError as error:
                 if error.errno not in NO_ROOM:

@@ -31,6 +31,10 @@ SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX, ABORTED_INDEX)
 _OFFSET_DIGITS = 20
 
 
+def name_of(offset: int, suffix: str) -> str:
+    return f"{offset:020d}{suffix}"
+
+
 def path_of(directory: str, offset: int, suffix: str) -> str:
     return f"{directory}/{offset:020d}{suffix}"
 

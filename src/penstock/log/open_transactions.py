@@ -38,6 +38,11 @@ class OpenTransactions:
         return producer_id in self._open
 
     @property
+    def has_ended(self) -> bool:
+        """Whether there are transactions whose markers were not committed when last asked."""
+        return bool(self._ended)
+
+    @property
     def first_offsets(self) -> Mapping[int, int]:
         """Producer id -> first offset of its open transaction, oldest first."""
         return self._open

@@ -319,6 +319,12 @@ class Segment:
         """There is a file with aborted transactions."""
         self.aborted = AbortedIndex(self._files, self._aborted_path, is_new=False)
 
+    def miss_aborted(self) -> None:
+        """The aborted transactions may be missing. They are rebuilt if they are used, also where there are none."""
+        self.found_aborted()
+        assert self.aborted is not None
+        self.aborted.is_suspect = True
+
     def suspect_aborted(self, *, durable: bool) -> None:
         """The aborted transactions must be rebuilt from the batches before they are used."""
         if self.aborted is None:

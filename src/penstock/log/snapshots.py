@@ -1,8 +1,12 @@
 """The producer-state snapshots beside the segments.
 
 One is written at every roll, named after the new segment, and one when the log is closed, named after the end
-of the log. None is synced: its CRC shows whether it survived, and without it the state is rebuilt from the batches.
-``producers_at`` builds the state from the newest snapshot and the batches after it.
+of the log. They are not synced: the CRC shows whether one survived, and without it the state is rebuilt from the
+batches. Only where these are about to be removed, it is synced first.
+
+``producers_at`` builds the state from the newest snapshot and the batches after it. A snapshot from before the
+first segment is not used: the batches between them are gone, and with them the ends of transactions that it has
+open.
 
 Those batches may be damaged before any consumer reads them. Then the log is reported as damaged, and the replica
 is fetched again if there are others. If there are none, it continues with the batches that can be read.
@@ -37,17 +41,17 @@ class Snapshots:
     def newest(self) -> int:
         return self.offsets[-1] if self.offsets else -1
 
-    def write(self, offset: int, producers: ProducerStates) -> None:
+    def write(self, offset: int, producers: ProducerStates, *, durable: bool = False) -> None:
         """Write the producer state below ``offset``."""
-        self._files.replace(path_of(self._directory, offset, SNAPSHOT), producers.encode(), durable=False)
+        self._files.replace(path_of(self._directory, offset, SNAPSHOT), producers.encode(), durable=durable)
         if offset not in self.offsets:
             self.offsets.append(offset)
             self.offsets.sort()
 
-    def load_into(self, producers: ProducerStates, offset_max: int, wall_ms: int) -> int | None:
-        """Load the newest intact snapshot at or below ``offset_max``. Returns its offset."""
+    def load_into(self, producers: ProducerStates, offsets: range, wall_ms: int) -> int | None:
+        """Load the newest intact snapshot at one of the offsets. Returns its offset."""
         for offset in reversed(self.offsets):
-            if offset > offset_max:
+            if offset not in offsets:
                 continue
             try:
                 producers.load(self._files.read(path_of(self._directory, offset, SNAPSHOT)), wall_ms, offset)
@@ -81,9 +85,10 @@ def producers_at(
     damage: CorruptLog | None = None
     producers = ProducerStates(segments.config.producer_expiration_ms)
     start = segments.items[0].base_offset if segments.items else offset
-    loaded_at = snapshots.load_into(producers, offset if snapshot_max is None else snapshot_max, wall_ms)
+    newest = offset if snapshot_max is None else snapshot_max
+    loaded_at = snapshots.load_into(producers, range(start, newest + 1), wall_ms)
     if loaded_at is not None:
-        start = max(start, loaded_at)
+        start = loaded_at
         if len(producers):
             try:
                 producers.remember(segments.headers_before(start, _REMEMBERED_BYTES))

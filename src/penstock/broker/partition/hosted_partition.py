@@ -301,6 +301,8 @@ class HostedPartition:
         assert core is not None
         if core.high_watermark != self.high_watermark:
             self.high_watermark = core.high_watermark
+            assert self._log is not None
+            self._log.committed(self.high_watermark)
             self.waiters.committed(self.high_watermark)
         if self.waiters.deleters:
             # A replica that has left the ISR no longer counts.
