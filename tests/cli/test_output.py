@@ -23,6 +23,12 @@ def test_into_a_pipe_a_table_is_aligned_columns(capsys: pytest.CaptureFixture[st
     )
 
 
+def test_control_characters_are_shown_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    # Any client may choose such a name, and none may draw a row or change the colour of an operator's terminal.
+    show_table(("ID",), [("a\nfalse row",), ("\x1b[31mred",), ("größe",)], title="of \x07")
+    assert capsys.readouterr().out == "of \\x07\nID\na\\nfalse row\n\\x1b[31mred\ngröße\n"
+
+
 def test_a_table_without_rows_keeps_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(("TOPIC", "PARTITIONS"), [])
     assert capsys.readouterr().out == "TOPIC  PARTITIONS\n"

@@ -300,6 +300,9 @@ def test_an_abort_that_the_leader_refuses_is_an_error(ask: Ask, scene: Scene) ->
         (["find-hanging", "--topic", "nothing"], "there is no topic nothing", 1),
         (["find-hanging", "--partition", "0"], "--partition needs --topic", 2),
         (["find-hanging", "--open-for", "soon"], "is not a time", 2),
+        (["list", "--open-for", "99999999999999d"], "is too long", 2),
+        (["describe", ""], "no transactional id is empty", 1),
+        (["describe", "\x1b[31mred"], "transactional id \\x1b[31mred", 1),
         (["list", "--state", "Sleeping"], "is not a state", 2),
     ],
 )

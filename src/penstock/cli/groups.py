@@ -22,7 +22,7 @@ from penstock.cli.client import REQUEST_TIMEOUT_S, settle
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.numbers import refuse_missing
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Group, Groups, Json, Yes, check_topic
-from penstock.cli.output import confirm, count_text, show_json, show_table
+from penstock.cli.output import confirm, count_text, printable, show_json, show_table
 from penstock.cli.subcommands import subcommands
 
 app = typer.Typer(
@@ -86,7 +86,7 @@ def describe(group: Group, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = Fal
         return
     lag = sum(row["lag"] or 0 for row in rows)
     print(
-        f"group {group}  {_words(description.state)}  {count_text(len(members), 'member')}  "
+        f"group {printable(group)}  {_words(description.state)}  {count_text(len(members), 'member')}  "
         f"lag {lag}  coordinator {description.coordinator.id}"
     )
     show_table(

@@ -76,7 +76,9 @@ def _dispatch(words: list[str]) -> int:
 
 def _complain(text: str, code: int) -> int:
     """Print an error as one line, so that it can be grepped and logged."""
-    print(f"penstock: {' '.join(text.split())}", file=sys.stderr)
+    from penstock.cli.output import printable  # noqa: PLC0415  # only where something is wrong
+
+    print(f"penstock: {printable(' '.join(text.split()))}", file=sys.stderr)
     return code
 
 

@@ -41,6 +41,7 @@ def show_table(
         for index in range(len(columns))
     ]
     texts = [[_text(cell) for cell in row] for row in body]
+    title = None if title is None else printable(title)
     if sys.stdout.isatty():
         from penstock.cli.drawing import draw_table  # noqa: PLC0415  # rich, only to draw
 
@@ -81,10 +82,20 @@ def scaled_text(amount: float, units: Sequence[str]) -> str:
     return f"{text} {units[step]}".rstrip()
 
 
+def printable(text: str) -> str:
+    """Control characters as escapes: names come from any client, and must not reach the terminal as commands."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode()
+        for each in text
+    )
+
+
 def _text(cell: Cell) -> str:
     if cell is None:
         return NOTHING
-    return f"{cell:g}" if isinstance(cell, float) else str(cell)
+    return f"{cell:g}" if isinstance(cell, float) else printable(str(cell))
 
 
 def _align(

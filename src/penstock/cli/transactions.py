@@ -21,7 +21,7 @@ from penstock.cli.client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, knock
 from penstock.cli.failures import Failure, WrongUsage, near_name
 from penstock.cli.numbers import refuse_missing
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Topic, Yes, check_topic
-from penstock.cli.output import confirm, count_text, show_json, show_table
+from penstock.cli.output import confirm, count_text, printable, show_json, show_table
 from penstock.cli.subcommands import subcommands
 from penstock.wire import Client, TopicPartition, UnknownTopic, WireError
 from penstock.wire.transaction_admin import (
@@ -149,8 +149,8 @@ def describe(
         return
     since = "" if open_ms is None else f"  open for {_duration(open_ms)}"
     print(
-        f"{found.transactional_id}  {found.state}  producer {found.producer_id} epoch {found.producer_epoch}  "
-        f"timeout {_duration(found.timeout_ms)}{since}"
+        f"{printable(found.transactional_id)}  {found.state}  "
+        f"producer {found.producer_id} epoch {found.producer_epoch}  timeout {_duration(found.timeout_ms)}{since}"
     )
     if found.partitions:
         show_table(("TOPIC", "PARTITION"), found.partitions)
@@ -348,7 +348,10 @@ def _duration_ms(option: str, text: str) -> int:
     found = re.fullmatch(r"(\d{1,15})\s*(ms|s|m|h|d)", text.strip().lower())
     if found is None:
         raise WrongUsage(f"{option}: {text!r} is not a time; write 500ms, 30s, 15m, 2h or 1d")
-    return int(found[1]) * _UNITS_MS[found[2]]
+    duration_ms = int(found[1]) * _UNITS_MS[found[2]]
+    if duration_ms > 2**63 - 1:
+        raise WrongUsage(f"{option}: {text!r} is too long")
+    return duration_ms
 
 
 def _duration(ms: int) -> str:
@@ -385,6 +388,8 @@ def _hanging_row(each: Hanging) -> dict[str, Any]:
 
 
 def _no_transaction(client: Client, transactional_id: str) -> Failure:
+    if not transactional_id:
+        return Failure("no transactional id is empty; see `penstock transactions list`")
     near = near_name(transactional_id, [each.transactional_id for each in client.list_transactions()])
     if near is not None:
         return Failure(f"there is no transactional id {transactional_id}; did you mean {near}?")
