@@ -45,6 +45,17 @@ def test_topics_asked_for_by_name_are_told_apart_by_name() -> None:
     assert [partition.fetch_offset for partition in session.candidates()] == [1, 2]
 
 
+def test_another_isolation_level_looks_at_every_partition_again() -> None:
+    session = session_of(asked("a", ID, 9))
+    session.isolate(1)
+    (partition,) = session.candidates()
+    session.answered([(partition, told())])
+    session.isolate(1)
+    assert session.candidates() == []
+    session.isolate(0)
+    assert session.candidates() == [partition]
+
+
 def told(**what: Any) -> PartitionData:
     return PartitionData(partition_index=0, high_watermark=9, log_start_offset=8, records=b"", **what)
 

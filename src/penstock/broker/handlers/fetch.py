@@ -80,6 +80,8 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
         elif request.session_epoch == 0:
             sessions.close(request.session_id)
             session = sessions.create(asked, is_replica=replica >= 0)
+        if session is not None:
+            session.isolate(request.isolation_level)
     pending = PendingFetch(broker, call, request, session, asked)
     response = pending.try_now()
     if response is not None:

@@ -99,6 +99,7 @@ class FetchSession:
         "_dirty",
         "_hosted",
         "_is_new",
+        "_isolation_level",
         "_partitions",
         "_sessions",
         "epoch",
@@ -130,6 +131,8 @@ class FetchSession:
         self._is_new = True
         # The fetch that waits for a change, if there is one.
         self.waiting: Any = None
+        # Of the last request.
+        self._isolation_level: int | None = None
         self.update(partitions, ())
 
     def update(self, asked: Iterable[FetchPartition], forgotten: Iterable[Key]) -> None:
@@ -153,6 +156,12 @@ class FetchSession:
         for key in forgotten:
             if key in self._partitions:
                 self._remove(key)
+
+    def isolate(self, isolation_level: int) -> None:
+        """Clients may change the isolation level from request to request. With another one, there may be more."""
+        if isolation_level != self._isolation_level:
+            self._isolation_level = isolation_level
+            self._dirty.update(dict.fromkeys(self._partitions.values()))
 
     def _remove(self, key: Key) -> None:
         partition = self._partitions.pop(key)
