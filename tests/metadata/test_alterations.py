@@ -111,6 +111,15 @@ def test_only_lists_can_grow() -> None:
     assert error_of(alter(controller(), (APPEND, "retention.ms", "1"))) is ErrorCode.INVALID_CONFIG
 
 
+@pytest.mark.parametrize("change", [(SET, "cleanup.policy", "delete"), (DELETE, "cleanup.policy", None)])
+def test_an_internal_topic_stays_compacted(change: Change) -> None:
+    on = controller()
+    for allowed in ((SET, "cleanup.policy", "compact"), (SET, "segment.bytes", "1048576")):
+        assert not alter(on, allowed, name=CONSUMER_OFFSETS).response.responses[0].error_code
+    refused = alter(on, change, name=CONSUMER_OFFSETS).response.responses[0]
+    assert refused.error_code == ErrorCode.INVALID_CONFIG and "always compact" in refused.error_message
+
+
 def test_validation_alone_changes_nothing() -> None:
     on = controller()
     before = on.image

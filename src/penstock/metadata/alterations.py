@@ -73,6 +73,9 @@ def check_topic_settings(
     for name, text in settings.items():
         if before.get(name) != text:
             _check(_topic_setting(name), text, internal=internal)
+    if internal and before.get("cleanup.policy") == "compact" != settings.get("cleanup.policy"):
+        # Retention would remove the state of groups and of open transactions.
+        raise Refusal(ErrorCode.INVALID_CONFIG, "cleanup.policy of an internal topic is always compact.")
     if "min.compaction.lag.ms" not in settings:
         return
     low, high = (
