@@ -169,8 +169,9 @@ class Log:
                     self._segments.items[-1].found_aborted()
             elif name.endswith(DELETED):
                 self.pending_deletes.append(f"{self.directory}/{name}")
+        known = frozenset(names)
         for segment in self._segments.items:
-            if not all(name_of(segment.base_offset, suffix) in names for suffix in (INDEX, TIME_INDEX)):
+            if not all(name_of(segment.base_offset, suffix) in known for suffix in (INDEX, TIME_INDEX)):
                 # They were removed, so the third one may have been too. Nothing shows that once they are rebuilt.
                 segment.miss_aborted()
         if not self._segments.items:
