@@ -147,6 +147,7 @@ class PendingFetch:
         has_error = False
         may_serve = self._broker.membership.is_serving()
         for partition in candidates:
+            partition.is_changed = False
             data, size = self._collect(partition, self._bytes_max - total, total == 0, may_serve)
             total += size
             has_error = (
@@ -166,6 +167,8 @@ class PendingFetch:
         self._call.on_abandoned = self._stop
         if self._session is not None:
             self._session.waiting = self
+            if self._session.has_changed:
+                self._try_soon()
         else:
             for partition in self._partitions:
                 if partition.hosted is not None:
@@ -173,6 +176,9 @@ class PendingFetch:
 
     def changed(self, hosted: HostedPartition) -> None:
         """Try again at the end of this turn, when all changes of the turn are done."""
+        self._try_soon()
+
+    def _try_soon(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._spawn.soon(self._try_again)

@@ -47,6 +47,7 @@ class FetchPartition:
         "fetch_offset",
         "hosted",
         "index",
+        "is_changed",
         "is_counted",
         "last_fetched_epoch",
         "log_start_offset",
@@ -86,6 +87,9 @@ class FetchPartition:
         self.sent_log_start_offset = -1
         # Exclusive. How far the client may read; below it there is more to send.
         self.ceiling = -1
+        # It has changed since the response that is being made has looked at it: what one partition commits may
+        # append to another.
+        self.is_changed = False
         # For a follower: its fetch offset was reported to the partition.
         self.is_counted = False
 
@@ -191,10 +195,16 @@ class FetchSession:
     def candidates(self) -> list[FetchPartition]:
         return list(self._dirty)
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether a partition has changed since it was last looked at."""
+        return any(partition.is_changed for partition in self._dirty)
+
     def changed(self, hosted: HostedPartition) -> None:
         partition = self._hosted.get(hosted)
         if partition is not None:
             self._dirty[partition] = None
+            partition.is_changed = True
             if self.waiting is not None:
                 self.waiting.changed(hosted)
 
@@ -202,6 +212,7 @@ class FetchSession:
         partition = self._hosted.get(hosted)
         if partition is not None:
             self._dirty[partition] = None
+            partition.is_changed = True
 
     def has_news(self, partition: FetchPartition, data: PartitionData) -> bool:
         """Whether the response has to name the partition. If not, it is clean until it changes."""
@@ -215,7 +226,7 @@ class FetchSession:
             or data.log_start_offset != partition.sent_log_start_offset
         ):
             return True
-        if partition.fetch_offset >= partition.ceiling:
+        if partition.fetch_offset >= partition.ceiling and not partition.is_changed:
             del self._dirty[partition]
         return False
 
@@ -235,6 +246,7 @@ class FetchSession:
                 or data.diverging_epoch is not None
                 or data.preferred_read_replica >= 0
                 or partition.fetch_offset < partition.ceiling
+                or partition.is_changed
             )
             if not stays:
                 del self._dirty[partition]
