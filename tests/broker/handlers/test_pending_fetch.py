@@ -97,6 +97,13 @@ def test_what_is_appended_while_the_answer_is_made_is_sent_with_the_next() -> No
     assert names_of(scene.fetch.try_now())["data"]
 
 
+def test_what_the_fetch_itself_sets_off_in_the_partition_is_in_its_answer() -> None:
+    # A coordinator's next decision, when the one before is committed.
+    scene = Scene(has_more=True)
+    scene.data._on_fetched = lambda: scene.data.append(1)
+    assert names_of(scene.fetch.try_now())["data"]
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_fetch_that_begins_to_wait_does_not_miss_what_was_appended_meanwhile(is_first: bool) -> None:
     scene = Scene(has_more=False)

@@ -253,9 +253,10 @@ class PendingFetch:
                     data.diverging_epoch = EpochEndOffset(epoch=known_epoch, end_offset=end_offset)
                     return data, 0
             if self._replica >= 0:
+                error = self._count(hosted, partition, log.log_end_offset)
+                # This fetch may have moved the high watermark, and what waited for that may have been appended.
+                partition.is_changed = False
                 ceiling = log.log_end_offset
-                error = self._count(hosted, partition, ceiling)
-                # This fetch may have moved the high watermark.
                 data.high_watermark = hosted.high_watermark
                 data.last_stable_offset = log.last_stable_offset(hosted.high_watermark)
                 if error:
