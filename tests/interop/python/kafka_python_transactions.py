@@ -83,7 +83,8 @@ class TransactionalProducer:
         deadline = time.monotonic() + PATIENCE_S
         while len(received) < count:
             assert time.monotonic() < deadline, f"{len(received)} of {count} records came"
-            received += _came(self._consumer.poll(timeout_ms=100, max_records=count - len(received)))
+            # Not shorter: a poll that ends while the member rejoins may lose its assignment (kafka-python 3.0.12).
+            received += _came(self._consumer.poll(timeout_ms=5_000, max_records=count - len(received)))
         return received
 
     def send_offsets(self, offsets: Offsets) -> None:
