@@ -37,7 +37,8 @@ class _Rewriting(_Unchecked):
     """Decides something else in place of what the real one decided."""
 
     def rewrite(self, old: TransactionStored, new: TransactionStored) -> TransactionStored:
-        raise NotImplementedError
+        """What the mutant decides instead of ``new``."""
+        return new
 
     def _decide(
         self, producer: TransactionalProducer, change: Change, decision: Decision[Change], now_ms: int
