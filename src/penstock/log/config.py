@@ -23,3 +23,12 @@ class LogConfig:
     retention_bytes: int = KEEP
     # How long the state of an idle idempotent producer is kept.
     producer_expiration_ms: int = _DAY_MS
+    # Compaction (``cleanup.policy``). The ``retention_*`` above are KEEP without the policy ``delete``.
+    is_compacted: bool = False
+    # The share of uncompacted bytes that makes a log due.
+    min_cleanable_dirty_ratio: float = 0.5
+    # A record younger than this is not compacted; one older than that makes its log due.
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = 2**63 - 1
+    # How long a tombstone, or the marker of a transaction without records, stays after it was first compacted.
+    delete_retention_ms: int = _DAY_MS

@@ -1,0 +1,85 @@
+"""What a log remembers of its compaction, in a small file beside the segments.
+
+    {"version": 1, "first_dirty_offset": 4711, "swap": null, "last_run": {...}}
+
+``swap`` is the intent to replace the segments of one range of offsets by a cleaned file. It is durable before the
+first file is renamed and goes when the last rename is durable, so a crash anywhere in between is completed by the
+next start (``Log.open``). Without the file the log counts as never cleaned: that costs a pass over it, nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from penstock.environment import Files
+
+CLEANING = "penstock-cleaning"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CleaningRun:
+    """The outcome of one pass of the cleaner over a log."""
+
+    # Wall time of its end.
+    ended_ms: int
+    duration_ms: int
+    bytes_before: int
+    bytes_after: int
+    records_before: int
+    records_after: int
+
+
+@dataclass(slots=True)
+class CleaningState:
+    # Exclusive: everything below has been compacted at least once.
+    first_dirty_offset: int = 0
+    # (base offset, end offset) of the segments being replaced; None when none are.
+    swap: tuple[int, int] | None = None
+    last_run: CleaningRun | None = None
+    # Not stored: why the cleaner leaves this log alone, in one line; None when it does not.
+    set_aside: str | None = field(default=None, compare=False)
+
+    def encode(self) -> bytes:
+        return json.dumps(
+            {
+                "version": _VERSION,
+                "first_dirty_offset": self.first_dirty_offset,
+                "swap": self.swap,
+                "last_run": None if self.last_run is None else asdict(self.last_run),
+            }
+        ).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class CleaningReport:
+    """How far a log is compacted, for people."""
+
+    # Of what may be compacted: everything before the active segment and the last stable offset.
+    cleanable_bytes: int
+    # The part of it that is not compacted yet.
+    dirty_bytes: int
+    first_dirty_offset: int
+    last_run: CleaningRun | None
+    set_aside: str | None
+
+
+def read_state(files: Files, directory: str) -> CleaningState:
+    """The state in a log's directory; that of a log never cleaned when the file is missing or malformed."""
+    path = f"{directory}/{CLEANING}"
+    if not files.exists(path):
+        return CleaningState()
+    try:
+        stored: Any = json.loads(files.read(path))
+        if stored["version"] != _VERSION:
+            return CleaningState()
+        swap, run = stored["swap"], stored["last_run"]
+        return CleaningState(
+            int(stored["first_dirty_offset"]),
+            None if swap is None else (int(swap[0]), int(swap[1])),
+            None if run is None else CleaningRun(**run),
+        )
+    except (KeyError, TypeError, ValueError, IndexError):
+        return CleaningState()
