@@ -2,7 +2,7 @@
 
 The model keeps every record that was ever appended. What a log may show is: its records are some of these, each at
 its offset and unchanged; for every key the last record that is not of an aborted transaction is there, unless it is
-a tombstone whose time was over; nothing at the first dirty offset or after it is missing. The cleaner is stopped
+a tombstone whose time was over; nothing that no cleaning has reached is missing. The cleaner is stopped
 after any of its steps, by a power failure, by the end of the process, or by a full disk.
 """
 
@@ -65,9 +65,10 @@ class CompactionMachine(RuleBasedStateMachine):
         self.leader_epoch = 0
         self.sequences: dict[int, int] = {}
         self.writes = 0
-        # Records that may be missing although they were last: tombstones whose horizon was over at a cleaning.
         self.high_watermark = 0
+        # The highest of all cleanings: where tombstones may be missing, and where anything may.
         self.drop_below = 0
+        self.cleaned_before = 0
 
     @initialize(
         segment_bytes=st.sampled_from([150, 400, 3000]),
@@ -84,6 +85,7 @@ class CompactionMachine(RuleBasedStateMachine):
             delete_retention_ms=RETENTION_MS,
         )
         self.log = Log.open(self.environment, DIRECTORY, self.config, clean=True)
+        self.write_many(table_keys + interval, 25)
 
     # Writing
 
@@ -134,8 +136,12 @@ class CompactionMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 2**32), count=st.integers(3, 25))
     def write_many(self, seed: int, count: int) -> None:
         chance = random.Random(seed)
+        if chance.random() < 0.3:
+            self.leader_epoch += 1
+            self.log.begin_epoch(self.leader_epoch)
+        self.files.clock.advance(chance.choice([1, 400, 5_000]))
         for _ in range(count):
-            if chance.random() < 0.2:
+            if chance.random() < 0.3:
                 self.end_transaction(chance.randrange(3), chance.random() < 0.5)
             else:
                 keys = [chance.choice(KEYS) for _ in range(chance.randint(1, 3))]
@@ -152,15 +158,6 @@ class CompactionMachine(RuleBasedStateMachine):
         self.end += 1
         self._advance()
 
-    @rule()
-    def elect(self) -> None:
-        self.leader_epoch += 1
-        self.log.begin_epoch(self.leader_epoch)
-
-    @rule(ms=st.sampled_from([1, 400, 5_000]))
-    def wait(self, ms: int) -> None:
-        self.files.clock.advance(ms)
-
     def _advance(self) -> None:
         self.high_watermark = self.end
 
@@ -174,6 +171,8 @@ class CompactionMachine(RuleBasedStateMachine):
     )
     def compact(self, stop: int | None, how: str, seed: int, share: float) -> None:
         """Clean, and stop after some step."""
+        for producer_id in range(seed % 4):
+            self.end_transaction(producer_id, seed % 8 < 4)
         drop_below = round(self.end * share)
         flush(self.log)
         job = self.log.prepare_cleaning(
@@ -216,6 +215,7 @@ class CompactionMachine(RuleBasedStateMachine):
     def _clean(self, job: CleaningJob, step: object) -> None:
         assert callable(step)
         result: CleaningResult = clean(self.files, job)
+        self.cleaned_before = max(self.cleaned_before, result.clean_before)
         assert result.clean_before > job.first_dirty_offset, "a pass makes progress"
         assert result.records_after <= result.records_before
         swapping = self.log.swapping
@@ -267,14 +267,12 @@ class CompactionMachine(RuleBasedStateMachine):
             assert found is not None
             follower.append_replicated(found.file.read_at(found.position, found.size))
         follower.check()
-        self._check_records(follower, first_dirty=self.end, may_lack_tombstones=True)
+        self._check_records(follower, may_lack_tombstones=True)
         follower.abandon()
         self.files.remove(directory)
 
     def _reopen(self, *, clean: bool) -> None:
-        self.log = Log.open(
-            self.environment, DIRECTORY, self.config, clean=clean, recovery_point=0 if not clean else 0
-        )
+        self.log = Log.open(self.environment, DIRECTORY, self.config, clean=clean)
         assert self.log.log_end_offset == self.end, (self.log.log_end_offset, self.end)
         assert not [name for name in self.files.list(DIRECTORY) if name.endswith(".cleaned")]
 
@@ -284,9 +282,9 @@ class CompactionMachine(RuleBasedStateMachine):
     def holds_what_it_must(self) -> None:
         if hasattr(self, "log"):
             self.log.check()
-            self._check_records(self.log, self.log.first_dirty_offset)
+            self._check_records(self.log)
 
-    def _check_records(self, log: Log, first_dirty: int, *, may_lack_tombstones: bool = False) -> None:
+    def _check_records(self, log: Log, *, may_lack_tombstones: bool = False) -> None:
         found, epochs = _read(log)
         undecided: dict[int, list[ModelBatch]] = {}
         decided: list[Record] = []
@@ -307,8 +305,8 @@ class CompactionMachine(RuleBasedStateMachine):
         for offset, record in found.items():
             assert record == written[offset], "a record has changed"
         for offset in written:
-            if offset >= first_dirty or offset in is_open:
-                assert offset in found or may_lack_tombstones, f"{offset} was not cleanable"
+            if offset >= self.cleaned_before or offset in is_open:
+                assert offset in found, f"{offset} was not cleanable"
         last: dict[bytes | None, Record] = {}
         for record in sorted(decided):
             last[record.key] = record
@@ -318,15 +316,15 @@ class CompactionMachine(RuleBasedStateMachine):
             assert record.value is None, f"the value of {key!r} is lost"
             assert record.offset < self.drop_below, "a replica did not have the tombstone yet"
             older = [
-                other for other in found.values() if other.key == key and other.offset not in aborted | is_open
+                other
+                for other in found.values()
+                if other.key == key and other.offset not in aborted | is_open
             ]
             assert may_lack_tombstones or not older, f"{key!r} was deleted and is back"
         # What a read-committed reader must not see is in the list, or gone.
         aborted_there = aborted & set(found)
         listed = log.aborted_transactions(0, self.end)
-        producers = {
-            record.offset: batch.producer_id for batch in self.batches for record in batch.records
-        }
+        producers = {record.offset: batch.producer_id for batch in self.batches for record in batch.records}
         for offset in aborted_there:
             assert any(
                 entry.producer_id == producers[offset] and entry.first_offset <= offset < entry.last_offset
