@@ -705,8 +705,7 @@ class Log:
         removal of the old ones is durable.
         """
         self._reader.forget()
-        self.swapping.cut()
-        self.swapping.state.first_dirty_offset = 0
+        self.swapping.started_over()
         if not self._segments.items and offset == self.log_end_offset == 0:
             self.epochs.start_over(offset, NO_EPOCH)
             return
