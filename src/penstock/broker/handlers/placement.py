@@ -58,7 +58,9 @@ def describe_log_dirs(broker: Broker, request: DescribeLogDirsRequest, call: Cal
             else:
                 closed.append((partition, directory.path_of(hosted.topic, hosted.index)))
             if request.include_cleaning:
-                partition.cleaning = _cleaning(hosted.cleaning_report())
+                # A failed disk is noticed by those who use it; here there is nothing to tell.
+                with suppress(OSError):
+                    partition.cleaning = _cleaning(hosted.cleaning_report())
         result.topics = list(topics.values())
     response = DescribeLogDirsResponse(results=results)
     broker.environment.spawn.in_thread(
@@ -77,7 +79,7 @@ def _measuring(
     def measure() -> None:
         for result in results:
             if not result.error_code:
-                # A failed disk is noticed by those who use it; here its size stays unknown.
+                # Likewise: its size stays unknown.
                 with suppress(OSError):
                     result.total_bytes = files.capacity(result.log_dir)
                     result.usable_bytes = files.free_bytes(result.log_dir)
