@@ -79,7 +79,7 @@ def _measuring(
     def measure() -> None:
         for result in results:
             if not result.error_code:
-                # Likewise: its size stays unknown.
+                # A failed disk is noticed by those who use it; here its size stays unknown.
                 with suppress(OSError):
                     result.total_bytes = files.capacity(result.log_dir)
                     result.usable_bytes = files.free_bytes(result.log_dir)
