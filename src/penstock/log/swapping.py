@@ -72,11 +72,7 @@ class Swapping:
                 cleaned = [name for name in cleaned if offset_of(name, LOG + CLEANED) != base_offset]
             elif _name(path) in known and self._end_of(path, base_offset) == end_offset:
                 self._set_aside(known, range(base_offset + 1, end_offset))
-            self._files.sync_directory(self._directory)
-            self.state.swap = None
-            with suppress(OSError):
-                # On a full disk the intent stays. It has no effect any more.
-                self._files.replace(f"{self._directory}/{CLEANING}", self.state.encode())
+            self.prepare_end()()
         for name in cleaned:
             self._files.remove(f"{self._directory}/{name}")
         return swap is not None or bool(cleaned)
@@ -168,9 +164,25 @@ class Swapping:
 
         def end() -> None:
             self._files.sync_directory(self._directory)
-            write()
+            try:
+                write()
+            except OSError:
+                # There is no room. The intent must go all the same: it would be applied to the next cleaned file.
+                self._forget()
 
         return end
+
+    def _forget(self) -> None:
+        """Remove the stored state, which needs no room. The next process takes the log for one never cleaned."""
+        self._files.remove(f"{self._directory}/{CLEANING}")
+        self._files.sync_directory(self._directory)
+
+    def ends_at(self, offset: int) -> None:
+        """The log was cut, or is about to be. What is written from this offset on was never compacted."""
+        state = self._state
+        if state is not None and state.first_dirty_offset > offset:
+            state.first_dirty_offset = offset
+            self._forget()
 
     def cut(self) -> None:
         """Segments are about to be cut or removed. What was cleaned before must not come back after a crash."""
@@ -186,15 +198,14 @@ class Swapping:
     def started_over(self) -> None:
         """The log is empty: nothing in it is compacted."""
         self.cut()
-        if self._state is not None:
-            self._state.first_dirty_offset = 0
+        self.ends_at(0)
 
-    def discard(self, groups: Iterable[CleanedGroup]) -> None:
-        """Remove cleaned files that are not used."""
-        for group in groups:
-            for suffix in SEGMENT_SUFFIXES:
+    def discard(self) -> None:
+        """Remove the cleaned files of a job, which are not used."""
+        for name in self._files.list(self._directory):
+            if name.endswith(CLEANED):
                 with suppress(OSError):
-                    self._files.remove(path_of(self._directory, group.base_offset, suffix) + CLEANED)
+                    self._files.remove(f"{self._directory}/{name}")
 
     def _prepare_write(self) -> Callable[[], None]:
         path, data = f"{self._directory}/{CLEANING}", self.state.encode()

@@ -198,18 +198,21 @@ class _Cleaning:
         self._environment.processes.run(clean, self._job, self._cleaned, bytes_per_second=bytes_per_second)
 
     @property
-    def _is_current(self) -> bool:
+    def _has_log(self) -> bool:
+        """Whether the partition still has this log: its directory may be another topic's by now."""
         hosted = self._hosted
-        return (
-            not hosted.is_deleted
-            and hosted.is_open
-            and hosted.log is self._log
-            and self._log.swapping.version == self._version
-        )
+        return not hosted.is_deleted and hosted.is_open and hosted.log is self._log
+
+    @property
+    def _is_current(self) -> bool:
+        return self._has_log and self._log.swapping.version == self._version
 
     def _cleaned(self, result: CleaningResult | None, error: Exception | None) -> None:
         if error is not None:
-            self._end(None, None if not self._is_current else str(error) or type(error).__name__)
+            reason = str(error) or type(error).__name__
+            if self._has_log:
+                self._log.swapping.discard()
+            self._end(None, reason if self._is_current else None)
             return
         assert result is not None
         self._result = result
@@ -219,7 +222,9 @@ class _Cleaning:
         """Check, announce, swap and settle the oldest group; then the others, in this order and no other."""
         swapping = self._log.swapping
         if not self._is_current:
-            self._drop(groups)
+            if self._has_log:
+                swapping.discard()
+            self._end(None, None)
             return
         if not groups:
             self._finish()
@@ -233,7 +238,7 @@ class _Cleaning:
 
         def prepared(_: None, error: Exception | None) -> None:
             if error is not None or not self._is_current:
-                self._withdraw(groups, error)
+                self._withdraw(error)
                 return
             try:
                 is_swapped = self._log.swap(group)
@@ -245,7 +250,7 @@ class _Cleaning:
                 self._end(None, str(failure))
                 return
             if not is_swapped:
-                self._withdraw(groups, None)
+                self._withdraw(None)
                 return
             self._storage.schedule_removal(self._hosted, self._log)
             self._in_thread(swapping.prepare_end(), lambda: self._swap_next(groups[1:]))
@@ -265,20 +270,14 @@ class _Cleaning:
         state = CleaningState(result.clean_before, last_run=run)
         self._in_thread(self._log.swapping.prepare_end(state), lambda: self._end(run, None))
 
-    def _withdraw(self, groups: list[CleanedGroup], error: Exception | None) -> None:
-        """The file is not used, but its intent may be on disk: remove the file, then the intent."""
-        if not self._is_current and (self._hosted.is_deleted or not self._hosted.is_open):
+    def _withdraw(self, error: Exception | None) -> None:
+        """The files are not used, but the intent may be on disk: remove the files first, then the intent."""
+        if not self._has_log:
             self._end(None, None)
             return
-        self._log.swapping.discard(groups)
-        self._in_thread(
-            self._log.swapping.prepare_end(), lambda: self._end(None, None if error is None else str(error))
-        )
-
-    def _drop(self, groups: list[CleanedGroup]) -> None:
-        if not self._hosted.is_deleted and self._hosted.is_open and self._hosted.log is self._log:
-            self._log.swapping.discard(groups)
-        self._end(None, None)
+        self._log.swapping.discard()
+        reason = None if error is None or not self._is_current else str(error)
+        self._in_thread(self._log.swapping.prepare_end(), lambda: self._end(None, reason))
 
     def _in_thread(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         def done(_: None, error: Exception | None) -> None:
