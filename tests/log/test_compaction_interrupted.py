@@ -1,4 +1,4 @@
-"""Compaction of a log that was cut meanwhile, and on a disk that has no room."""
+"""Compaction of a log that was cut meanwhile, on a disk that has no room, and after a crash."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import errno
 import pytest
 
 from penstock.log.cleaner_job import CleaningJob, clean
+from penstock.log.cleaning_state import CLEANING, CleaningState
 from penstock.log.log import Log
-from tests.log.making import DIRECTORY, NOW, made_files, names, opened
-from tests.log.test_compaction import RETENTION_MS, compact, config, contents, put, roll
+from penstock.protocol.records import decode_header, encode_batch
+from tests.log.making import DIRECTORY, NOW, append_marker, made_files, names, opened
+from tests.log.test_compaction import RETENTION_MS, compact, config, contents, put, records, roll
 from tests.support_files import FakeFiles
 
 
@@ -162,3 +164,67 @@ def test_an_intent_that_a_start_could_not_remove_is_not_applied_later(files: Fak
     log = opened(files, config(segment_bytes=1000))
     assert _latest(log) == before
     log.check()
+
+
+def test_the_end_of_a_pass_is_not_noted_in_a_topic_that_was_made_again(files: FakeFiles) -> None:
+    """The topic is deleted and made again while the last work of a pass waits for its thread."""
+    log = opened(files, config())
+    for _ in range(20):
+        put(log, b"c", b"x" * 100)
+    roll(log)
+    compact(log, files)
+    end = log.swapping.prepare_end(CleaningState(log.first_dirty_offset))
+    log.moved("/data/topic-0.deleted")
+    for name in names(files, ""):
+        files.remove(f"{DIRECTORY}/{name}")
+    log = opened(files, config())
+    put(log, b"a", b"1", epoch=1)
+    end()
+    log.close()
+    log = opened(files, config())
+    _delete_and_compact(log, files)
+    assert _latest(log).get(b"a") is None, "a deleted value is back"
+
+
+def test_aborted_records_stay_hidden_when_only_the_rename_of_the_log_file_survives(files: FakeFiles) -> None:
+    """As swapping.py says, any of the renames may be there or not after a power failure.
+
+    Segment A without and B with an aborted transaction are merged. The table is full before the transaction, so its
+    records are copied as they are.
+    """
+    log = opened(files, config(segment_bytes=500))
+    put(log, b"first", b"x" * 100, timestamp=NOW + 5)
+    put(log, b"c", b"x" * 200)
+    put(log, b"c", b"x" * 20)
+    many = encode_batch([(NOW, b"m%d" % number, b"", ()) for number in range(9)])
+    log.append(many, decode_header(many), 0)
+    hidden = put(log, b"h", b"aborted", producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
+    append_marker(log, 5, is_commit=False)
+    for _ in range(2):
+        put(log, b"roll", b"x" * 1000)
+    before = log.aborted_transactions(0, log.log_end_offset)
+    assert [entry.first_offset for entry in before] == [hidden]
+    log.config = config(segment_bytes=1200)
+    job = log.prepare_cleaning(log.log_end_offset, NOW, drop_below=0, table_bytes=24 * 10, load_factor=0.9)
+    assert job is not None
+    result = clean(files, job)
+    group = result.groups[0]
+    assert len(group.sources) > 1 and result.clean_before <= hidden < group.end_offset and group.has_aborted
+    log.swapping.prepare_check(group)()
+    log.swapping.prepare_intent(group)()
+    end = log.log_end_offset
+    kept = {f"{DIRECTORY}/{CLEANING}": files.read(f"{DIRECTORY}/{CLEANING}")}
+    base = f"{DIRECTORY}/{group.base_offset:020d}"
+    for suffix in (".index", ".timeindex"):
+        kept[base + suffix] = files.read(base + suffix)
+        kept[f"{base}{suffix}.cleaned"] = files.read(f"{base}{suffix}.cleaned")
+    kept[f"{base}.txnindex.cleaned"] = files.read(f"{base}.txnindex.cleaned")
+    log.close()
+    log = opened(files, config(segment_bytes=1200))  # completes the swap; then undo some of it
+    log.close()
+    files.remove(f"{base}.txnindex")
+    for path, data in kept.items():
+        files.replace(path, data)
+    log = opened(files, config(segment_bytes=1200), clean=False, recovery_point=end)
+    assert hidden in [one.offset for one in records(log)]
+    assert [entry.last_offset for entry in log.aborted_transactions(0, end)] == [before[0].last_offset]

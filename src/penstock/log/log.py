@@ -600,7 +600,8 @@ class Log:
         dirty_age_ms = 0
         if wall_ms is not None and self._config.max_compaction_lag_ms < NEVER_MS:
             segment = self._segments.items[self._segments.place_of(oldest_dirty.base_offset)]
-            dirty_age_ms = wall_ms - self._segments.look(segment, _first_timestamp)
+            first_ms = self._segments.look(segment, _first_timestamp)
+            dirty_age_ms = wall_ms - first_ms if first_ms >= 0 else 0
         return sources if is_due(sources, first_dirty, self._config, dirty_age_ms) else []
 
     def prepare_cleaning(

@@ -130,7 +130,8 @@ class Cleaner:
     def _begin(self, hosted: HostedPartition) -> None:
         try:
             job = None if hosted.is_deleted or hosted.is_offline else self._job(hosted)
-        except OSError:
+        except OSError as error:
+            self._failed(hosted, str(error))
             job = None
         if job is None:
             self._rest()
@@ -207,12 +208,15 @@ class _Cleaning:
     def _is_current(self) -> bool:
         return self._has_log and self._log.swapping.version == self._version
 
+    def _may_swap(self, group: CleanedGroup) -> bool:
+        """Whether the log is as it was, and no replica has come that needs the tombstones that went."""
+        if not self._is_current:
+            return False
+        return self._hosted.replication.replicated_before >= min(self._job.drop_below, group.end_offset)
+
     def _cleaned(self, result: CleaningResult | None, error: Exception | None) -> None:
         if error is not None:
-            reason = str(error) or type(error).__name__
-            if self._has_log:
-                self._log.swapping.discard()
-            self._end(None, reason if self._is_current else None)
+            self._give_up(str(error) or type(error).__name__)
             return
         assert result is not None
         self._result = result
@@ -221,13 +225,11 @@ class _Cleaning:
     def _swap_next(self, groups: list[CleanedGroup]) -> None:
         """Check, announce, swap and settle the oldest group; then the others, in this order and no other."""
         swapping = self._log.swapping
-        if not self._is_current:
-            if self._has_log:
-                swapping.discard()
-            self._end(None, None)
-            return
-        if not groups:
+        if not groups and self._is_current:
             self._finish()
+            return
+        if not groups or not self._may_swap(groups[0]):
+            self._give_up(None)
             return
         group = groups[0]
         check, announce = swapping.prepare_check(group), swapping.prepare_intent(group)
@@ -237,8 +239,8 @@ class _Cleaning:
             announce()
 
         def prepared(_: None, error: Exception | None) -> None:
-            if error is not None or not self._is_current:
-                self._withdraw(error)
+            if error is not None or not self._may_swap(group):
+                self._give_up(None if error is None else str(error))
                 return
             try:
                 is_swapped = self._log.swap(group)
@@ -250,7 +252,7 @@ class _Cleaning:
                 self._end(None, str(failure))
                 return
             if not is_swapped:
-                self._withdraw(None)
+                self._give_up(None)
                 return
             self._storage.schedule_removal(self._hosted, self._log)
             self._in_thread(swapping.prepare_end(), lambda: self._swap_next(groups[1:]))
@@ -270,21 +272,31 @@ class _Cleaning:
         state = CleaningState(result.clean_before, last_run=run)
         self._in_thread(self._log.swapping.prepare_end(state), lambda: self._end(run, None))
 
-    def _withdraw(self, error: Exception | None) -> None:
-        """The files are not used, but the intent may be on disk: remove the files first, then the intent."""
+    def _give_up(self, reason: str | None) -> None:
+        """The files are not used, but an intent may be on disk: remove the files first, then the intent."""
         if not self._has_log:
             self._end(None, None)
             return
-        self._log.swapping.discard()
-        reason = None if error is None or not self._is_current else str(error)
-        self._in_thread(self._log.swapping.prepare_end(), lambda: self._end(None, reason))
+        discard, end = self._log.swapping.prepare_discard(), self._log.swapping.prepare_end()
+
+        def work() -> None:
+            discard()
+            end()
+
+        self._in_thread(work, lambda: self._end(None, reason if self._is_current else None))
 
     def _in_thread(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         def done(_: None, error: Exception | None) -> None:
             if error is None:
                 then()
-            else:
-                self._end(None, None if not self._is_current else str(error))
+                return
+            reason = str(error) if self._is_current else None
+            if not self._has_log:
+                self._end(None, reason)
+                return
+            self._environment.spawn.in_thread(
+                self._log.swapping.prepare_discard(), lambda *outcome: self._end(None, reason), lane="upkeep"
+            )
 
         self._environment.spawn.in_thread(work, done, lane="upkeep")
 
