@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
@@ -52,7 +51,7 @@ from tests.chaos.errands import settings
 from tests.chaos.ledger import Ledger, Place, offset_in
 from tests.cluster.cluster import Cluster, Node
 from tests.dump_tool import assert_no_complaint, dump
-from tests.support import wait_until
+from tests.support import job_process_of, wait_until
 
 pytestmark = pytest.mark.chaos
 
@@ -71,7 +70,6 @@ DAY_MS = 24 * 3600 * 1000
 KEPT, DROPPED, SWITCHED = "kept", "dropped", "switched"
 # How long tombstones stay, in milliseconds.
 TOMBSTONES_MS = {KEPT: DAY_MS, DROPPED: 200, SWITCHED: DAY_MS}
-JOB_PROCESS = "penstock.job_process"
 
 
 def wanted_seconds() -> float:
@@ -389,13 +387,3 @@ def kill_cleaner(node: Node) -> bool:
         os.kill(pid, signal.SIGKILL)
         return True
     return False
-
-
-def job_process_of(pid: int) -> int | None:
-    """The process that does the jobs of a broker, if it has one."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError):
-            for child in (task / "children").read_text().split():
-                if JOB_PROCESS.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return int(child)
-    return None
