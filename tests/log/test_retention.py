@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.log.config import LogConfig
@@ -18,7 +20,7 @@ def files() -> FakeFiles:
     return made_files()
 
 
-def hourly(files: FakeFiles, **settings: int) -> Log:
+def hourly(files: FakeFiles, **settings: Any) -> Log:
     """Five segments of two batches; segment n is n hours younger than the first."""
     config = LogConfig(**{"segment_bytes": BATCH_BYTES * 2, "retention_ms": -1, **settings})
     log = opened(files, config)

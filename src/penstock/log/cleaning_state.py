@@ -2,9 +2,9 @@
 
     {"version": 1, "first_dirty_offset": 4711, "swap": null, "last_run": {...}}
 
-``swap`` is the intent to replace the segments of one range of offsets by a cleaned file. It is durable before the
-first file is renamed and goes when the last rename is durable, so a crash anywhere in between is completed by the
-next start (``Log.open``). Without the file the log counts as never cleaned: that costs a pass over it, nothing else.
+``swap`` is the intent to replace the segments of one range of offsets by a cleaned file (``swapping.py``). It is
+durable before the first file is renamed and goes when the last rename is durable, so the next start can complete a
+swap that a crash has interrupted. Without the file the log counts as never cleaned, which costs one pass over it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 from crc32c import crc32c
 
 from penstock.environment import Buffer
-from penstock.protocol.records import CRC_START, BatchHeader, CorruptBatch, batches
+from penstock.protocol.records import CRC_START, BatchHeader, CorruptBatch, batches, crc_matches, filler
 
 
 def good_from(data: Buffer, next_offset: int) -> tuple[list[BatchHeader], CorruptBatch | None]:
@@ -45,3 +45,23 @@ def first_holding(data: Buffer, offset: int) -> int | None:
     if header is None or not header.base_offset < offset <= header.last_offset:
         return None
     return header.base_offset
+
+
+def without_overlap(data: Buffer, next_offset: int) -> Buffer:
+    """Let the first batch begin at the log's end, if it is a filler that covers offsets before it too.
+
+    The leader has compacted batches, of which this log has some, and covers all of them by one filler. No other
+    batch covers more offsets than it did when this replica fetched those before it.
+    """
+    try:
+        header = next((header for _, header in batches(memoryview(data))), None)
+    except CorruptBatch:
+        return data
+    if (
+        header is None
+        or not header.is_filler
+        or not header.base_offset < next_offset <= header.last_offset
+        or not crc_matches(data, 0, header)
+    ):
+        return data
+    return filler(next_offset, header.last_offset, header.leader_epoch) + bytes(data[header.size :])

@@ -16,10 +16,12 @@ from dataclasses import replace
 
 from penstock.environment import NO_ROOM, Buffer, Clock, Environment, FileRange, Files
 from penstock.log.aborted_index import AbortedTransaction
+from penstock.log.cleaner_job import ActiveProducer, CleanedGroup, CleaningJob
+from penstock.log.compaction import Source, cleanable, is_due
 from penstock.log.config import KEEP, LogConfig
 from penstock.log.durability import Durability, sync_once
 from penstock.log.epochs import NO_EPOCH, LeaderEpochs
-from penstock.log.fetched_batches import first_holding, good_from
+from penstock.log.fetched_batches import first_holding, good_from, without_overlap
 from penstock.log.names import ABORTED_INDEX, DELETED, INDEX, LOG, SNAPSHOT, TIME_INDEX, name_of, offset_of
 from penstock.log.producers import ProducerStates
 from penstock.log.reading import Reader
@@ -28,6 +30,7 @@ from penstock.log.retention import count_expired
 from penstock.log.segment import Segment, WrongIndex, marker_in
 from penstock.log.segments import CorruptLog, Segments, damaged
 from penstock.log.snapshots import Snapshots, producers_at
+from penstock.log.swapping import Swapping
 from penstock.log.timestamp_lookup import TimestampedOffset, first_from, newest
 from penstock.log.transaction_lookup import aborted_between, check_transactions
 from penstock.protocol.records import CONTROL, BatchHeader, CorruptBatch, patch
@@ -60,6 +63,7 @@ class Log:
         "log_start_offset",
         "pending_deletes",
         "recovery",
+        "swapping",
     )
 
     def __init__(self, files: Files, clock: Clock, directory: str, config: LogConfig) -> None:
@@ -77,6 +81,8 @@ class Log:
         # Empty until the first append.
         self._segments = Segments(files, clock, directory, config)
         self._reader = Reader(self._segments)
+        # How far it is compacted, and cleaned segments on their way in.
+        self.swapping = Swapping(files, directory, self._segments)
 
         self.epochs = LeaderEpochs(files, directory, self._epochs_from_batches)
         # Leader epoch of the last batch, or NO_EPOCH when not known. Saves a lookup in ``epochs``.
@@ -153,6 +159,9 @@ class Log:
 
     def _list_files(self) -> None:
         names = self._files.list(self.directory)
+        if self.swapping.complete(names):
+            names = self._files.list(self.directory)
+            self._durability.changed()
         for name in names:
             if name.endswith(LOG):
                 base_offset = offset_of(name, LOG)
@@ -250,6 +259,7 @@ class Log:
 
     def moved(self, directory: str) -> None:
         """The directory was renamed because the log is being deleted. Only reads in progress continue."""
+        self.swapping.version += 1
         for segment in self._segments.items:
             segment.moved(directory)
 
@@ -291,6 +301,7 @@ class Log:
             OSError: as ``append``; some batches may have been appended.
         """
         start = self.log_end_offset
+        data = without_overlap(data, start)
         if start and self.log_start_offset == start:
             base_offset = first_holding(data, start)
             if base_offset is not None:
@@ -555,6 +566,80 @@ class Log:
         """The offset after the last batch that ``read`` found, or a later one if it was not the latest read."""
         return self._reader.end_offset_of(found, self.log_end_offset)
 
+    # Compaction
+
+    def cleanable(self, high_watermark: int, wall_ms: int | None) -> list[Source]:
+        """The segments that may be compacted now. Raises OSError."""
+        if len(self._segments.items) < 2:
+            return []
+        return cleanable(
+            self._segments.items,
+            min(high_watermark, self.last_stable_offset(high_watermark)),
+            self._config,
+            self._newest_ms,
+            wall_ms,
+        )
+
+    def _newest_ms(self, segment: Segment) -> int:
+        newest_ms = self._segments.newest_timestamp(segment)
+        return newest_ms if newest_ms >= 0 else self._files.modified_ms(segment.path)
+
+    @property
+    def first_dirty_offset(self) -> int:
+        """Exclusive: everything below was compacted at least once."""
+        return min(self.log_end_offset, max(self.log_start_offset, self.swapping.state.first_dirty_offset))
+
+    def prepare_cleaning(
+        self,
+        high_watermark: int,
+        wall_ms: int | None,
+        *,
+        drop_below: int,
+        table_bytes: int,
+        load_factor: float,
+        io_bytes_per_second: float,
+    ) -> CleaningJob | None:
+        """The job that compacts this log, for another process; None when enough of it is clean. Raises OSError."""
+        sources = self.cleanable(high_watermark, wall_ms)
+        if not sources:
+            return None
+        first_dirty = self.first_dirty_offset
+        oldest_dirty = next((source for source in sources if source.end_offset > first_dirty), None)
+        dirty_age_ms = 0
+        if oldest_dirty is not None and wall_ms is not None and self._config.max_compaction_lag_ms < 2**62:
+            segment = self._segments.items[self._segments.place_of(oldest_dirty.base_offset)]
+            dirty_age_ms = wall_ms - self._segments.look(segment, _first_timestamp)
+        if not is_due(sources, first_dirty, self._config, dirty_age_ms):
+            return None
+        return CleaningJob(
+            self.directory,
+            tuple(sources),
+            first_dirty,
+            tuple(self.aborted_transactions(sources[0].base_offset, sources[-1].end_offset)),
+            {
+                producer_id: ActiveProducer(
+                    state.epoch, frozenset(batch.last_offset for batch in state.batches)
+                )
+                for producer_id, state in self.producers.items()
+            },
+            wall_ms,
+            drop_below,
+            self._config,
+            table_bytes,
+            load_factor,
+            io_bytes_per_second,
+        )
+
+    def swap(self, group: CleanedGroup) -> bool:
+        """Put a cleaned segment in its place; false when the log was cut since. Raises OSError."""
+        paths = self.swapping.swap(group)
+        if paths is None:
+            return False
+        self._reader.forget()
+        self.pending_deletes += paths
+        self._durability.changed()
+        return True
+
     # Shortening
 
     def truncate_to(self, offset: int) -> None:
@@ -565,6 +650,7 @@ class Log:
         epoch after a later one. (Or they are the same batches: a damaged log that was fetched again.)
         """
         self._reader.forget()
+        self.swapping.cut()
         if offset >= self.log_end_offset:
             # Nothing to remove, but an epoch may have begun here that the leader does not know. Also, the
             # recovery point of a log that recovery cut is lowered only now, because it is the trace of the damage.
@@ -614,6 +700,8 @@ class Log:
         removal of the old ones is durable.
         """
         self._reader.forget()
+        self.swapping.cut()
+        self.swapping.state.first_dirty_offset = 0
         if not self._segments.items and offset == self.log_end_offset == 0:
             self.epochs.start_over(offset, NO_EPOCH)
             return
@@ -703,6 +791,7 @@ class Log:
 
     def _drop_oldest(self, count: int) -> None:
         if count:
+            self.swapping.cut()
             self.pending_deletes += self._segments.drop_oldest(count)
             self._durability.changed()
         self.epochs.truncate_from_start(self.log_start_offset)
@@ -730,6 +819,10 @@ class Log:
         self.producers.check_invariants(self.log_end_offset)
         check_transactions(segments, self.producers, self.log_end_offset)
         assert self._snapshots.newest <= self.log_end_offset, self._snapshots.offsets
+
+
+def _first_timestamp(segment: Segment) -> int:
+    return segment.first_timestamp
 
 
 def _give_none() -> bool:

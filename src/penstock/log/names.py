@@ -6,10 +6,12 @@
     00000000000000000000.txnindex       aborted transactions; only if there are any
     00000000000000001234.snapshot       producer state below offset 1234
     leader-epoch-checkpoint             where each leader epoch began
+    penstock-cleaning                   how far the log is compacted (``cleaning_state.py``)
     partition.metadata                  the topic id: it, not the directory's name, identifies the topic
 
 The suffix ``.deleted`` marks a file that is no longer part of the log and is removed after a delay. ``.corrupt``
 marks data that recovery found after a damaged batch: not part of the log either, but kept for inspection.
+``.cleaned`` marks files that the cleaner has written: not part of the log yet (``swapping.py``).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ ABORTED_INDEX = ".txnindex"
 SNAPSHOT = ".snapshot"
 DELETED = ".deleted"
 CORRUPT = ".corrupt"
+CLEANED = ".cleaned"
 EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 

@@ -84,6 +84,16 @@ class Segments:
             paths += self._drop(-1)
         return paths
 
+    def replace(self, segments: list[Segment], replacement: Segment) -> None:
+        """Put one segment in the place of neighbours, whose files are set aside already."""
+        place = self.items.index(segments[0])
+        assert self.items[place : place + len(segments)] == segments
+        self.items[place : place + len(segments)] = [replacement]
+        for segment in segments:
+            segment.unload()
+            if segment in self._loaded:
+                self._loaded.remove(segment)
+
     def _drop(self, place: int) -> list[str]:
         segment = self.items[place]
         paths = segment.set_aside(DELETED)

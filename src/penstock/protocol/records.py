@@ -53,6 +53,8 @@ CODEC_MASK = 0x07
 LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
+# The base timestamp says when tombstones and markers in the batch may go (KIP-534). Record timestamps still add up.
+DELETE_HORIZON = 0x40
 
 # Key of a marker: version and type. Value: version and coordinator epoch.
 _MARKER_KEY = Struct(">hh")
@@ -104,6 +106,16 @@ class BatchHeader(NamedTuple):
     @property
     def is_control(self) -> bool:
         return self.attributes & CONTROL != 0
+
+    @property
+    def is_filler(self) -> bool:
+        """Whether it only stands for offsets of compacted batches: it has no records and no producer."""
+        return self.count == 0 and self.producer_id == NO_PRODUCER_ID
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """The time from which on its tombstones, or its marker, may go; None when it was never compacted."""
+        return self.base_timestamp if self.attributes & DELETE_HORIZON else None
 
     @property
     def last_offset(self) -> int:
@@ -278,6 +290,47 @@ def encode_batch(
     )
 
 
+def rebuilt(header: BatchHeader, payload: Buffer) -> bytearray:
+    """The bytes of a batch with this header and these records, compressed as it says. Size and CRC are set here."""
+    batch = bytearray(HEADER_SIZE)
+    batch += payload
+    _HEADER.pack_into(
+        batch, 0, header.base_offset, len(batch) - _PREFIX_SIZE, header.leader_epoch, MAGIC, 0, *header[5:]
+    )
+    with memoryview(batch) as view, view[CRC_START:] as covered:
+        crc = crc32c(covered)
+    _CRC.pack_into(batch, _CRC_AT, crc)
+    return batch
+
+
+def emptied(header: BatchHeader) -> bytearray:
+    """The batch without its records. It keeps its offsets and its producer's sequence, as in Kafka."""
+    attributes = header.attributes & (LOG_APPEND_TIME | TRANSACTIONAL | CONTROL)
+    return rebuilt(header._replace(attributes=attributes, base_timestamp=header.max_timestamp, count=0), b"")
+
+
+def filler(base_offset: int, last_offset: int, leader_epoch: int) -> bytearray:
+    """An empty batch in place of compacted ones, so that offsets in a log follow each other without a gap."""
+    return rebuilt(
+        BatchHeader(
+            base_offset,
+            HEADER_SIZE,
+            leader_epoch,
+            MAGIC,
+            0,
+            0,
+            last_offset - base_offset,
+            NO_TIMESTAMP,
+            NO_TIMESTAMP,
+            NO_PRODUCER_ID,
+            -1,
+            NO_SEQUENCE,
+            0,
+        ),
+        b"",
+    )
+
+
 def _batch(
     payload: Buffer,
     attributes: int,
@@ -318,7 +371,7 @@ def decode_records(buffer: Buffer, position: int = 0, *, bytes_max: int) -> list
         TooLarge: the records are larger than that when decompressed.
         CorruptBatch: the batch is damaged. The CRC is not checked here.
     """
-    header, body = _unfold(buffer, position, bytes_max)
+    header, body = unfold(buffer, position, bytes_max)
     records = []
     at = 0
     try:
@@ -363,7 +416,7 @@ def decode_marker(buffer: Buffer, position: int = 0) -> Marker | None:
 
 def decode_timestamps(buffer: Buffer, position: int = 0, *, bytes_max: int) -> Iterator[tuple[int, int]]:
     """Yield the offset and timestamp of each record, without decoding the rest. Raises as ``decode_records``."""
-    header, body = _unfold(buffer, position, bytes_max)
+    header, body = unfold(buffer, position, bytes_max)
     at = 0
     try:
         for _ in range(header.count):
@@ -378,7 +431,7 @@ def decode_timestamps(buffer: Buffer, position: int = 0, *, bytes_max: int) -> I
         raise CorruptBatch("a record reaches beyond its batch") from error
 
 
-def _unfold(buffer: Buffer, position: int, bytes_max: int) -> tuple[BatchHeader, bytes]:
+def unfold(buffer: Buffer, position: int, bytes_max: int) -> tuple[BatchHeader, bytes]:
     """The header of a batch, and its records decompressed."""
     header = decode_header(buffer, position)
     with memoryview(buffer) as view, view[position + HEADER_SIZE : position + header.size] as payload:
