@@ -106,8 +106,13 @@ connection, except ApiVersions, which answers with the range we have.
 
 ## Departures from Kafka
 
-- **Records are not inspected on produce.** The batch's header and CRC are checked; its records are trusted. So a
-  wrong largest timestamp in the header misplaces the batch in the time index, where Kafka would correct the header.
+- **Records are not inspected on produce**, except on compacted topics. The batch's header and CRC are checked; its
+  records are trusted. So a wrong largest timestamp in the header misplaces the batch in the time index, where Kafka
+  would correct the header.
+- **Batches for a compacted topic** have at most 200,000 records and 64 MB when they are decompressed; others are
+  refused with MESSAGE_TOO_LARGE, on which Java's producer splits them. Their records must be readable and have
+  offsets that count up from 0, or the batch is refused with INVALID_RECORD. Of the records without a key, a
+  response names the first 1000.
 - **`compression.type` must be `producer`**: batches are stored as sent.
 - **A Metadata request that creates a topic waits for it** and answers with its leader. One request creates at
   most 100 topics.
@@ -142,15 +147,17 @@ connection, except ApiVersions, which answers with the range we have.
   to version 3; later versions are for brokers. ListTransactions has no pattern (version 2), and with a duration it
   lists only ids with a transaction; Kafka lists the others too. InitProducerId has no two-phase commit (version
   6).
-- **`cleanup.policy=compact` is refused** with INVALID_CONFIG. Every ConsumerGroupHeartbeat is answered with
-  UNSUPPORTED_VERSION: groups use the classic protocol (`group.protocol=classic`).
+- **Every ConsumerGroupHeartbeat is answered with UNSUPPORTED_VERSION**: groups use the classic protocol
+  (`group.protocol=classic`).
 - **No security, and requests about it say so**: SaslHandshake and SaslAuthenticate answer ILLEGAL_SASL_STATE and
   no mechanisms, the APIs of ACLs SECURITY_DISABLED, as Kafka does on a PLAINTEXT listener without an authorizer.
 - **Only topics and brokers have settings.** Groups, clients' metrics and brokers' loggers are refused with
   INVALID_REQUEST and the reason, and ListConfigResources lists none of them.
-- **Features** are `metadata.version` and `kraft.version`, each at one level, and `transaction.version` at 1 or 2.
-  The controller sets it to 2 by itself once every registered broker supports it; UpdateFeatures can set it to 1
-  and to 2, but not turn it off. Until it is set, the APIs of transactions are not advertised.
+- **Features** are `metadata.version` and `kraft.version`, each at one level, `transaction.version` at 1 or 2, and
+  `penstock.compaction` at 1. The controller sets the last two to their highest levels by itself once every
+  registered broker supports them; UpdateFeatures can set `transaction.version` to 1 and to 2, but turn neither off.
+  Until `transaction.version` is set, the APIs of transactions are not advertised. Until `penstock.compaction` is
+  set, `compact` in `cleanup.policy` or `log.cleanup.policy` is refused with INVALID_CONFIG, and nothing is compacted.
 - **Replicas are not moved between the disks of one broker**: AlterReplicaLogDirs is not served. A reassignment
   moves a replica to another broker.
 - **`default.replication.factor` and `offsets.topic.replication.factor` are described as they apply**: unless they

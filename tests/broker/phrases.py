@@ -69,6 +69,12 @@ def batch(*values: bytes, timestamp: int | None = None, codec: Codec = Codec.NON
     return bytes(encode_batch(records, codec=codec, **fields))
 
 
+def keyed(*values: bytes, codec: Codec = Codec.NONE, **fields: Any) -> bytes:
+    """One record batch in which each value is its own key, as a compacted topic takes it."""
+    records: list[Fields] = [(now_ms(), value, value, []) for value in values]
+    return bytes(encode_batch(records, codec=codec, **fields))
+
+
 def produce_request(
     topic: str, records: bytes | None, *, partition: int = 0, acks: int = -1, timeout_ms: int = 10_000
 ) -> ProduceRequest:

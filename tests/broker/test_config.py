@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.config import BrokerConfig, ConfigError
+from penstock.broker.config import BrokerConfig, CleanerSettings, ConfigError
 from penstock.metadata.broker_settings import BROKER, OPTIONS
 from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource, Image, config_record
-from penstock.metadata.settings import LONG_MAX, Status
+from penstock.metadata.settings import DOUBLE_MAX, LONG_MAX, Status
 from tests.metadata.test_image import topic
 
 
@@ -78,7 +78,10 @@ def test_setting_without_meaning_is_accepted_with_a_warning() -> None:
         ({"num.partitions": "many"}, "num.partitions=many: must be a whole number"),
         ({"num.partitions": "0"}, "at least 1"),
         ({"compression.type": "lz4"}, "as the producer compressed them"),
-        ({"log.cleanup.policy": "compact"}, "compaction is not implemented yet"),
+        ({"log.cleanup.policy": "compress"}, "must be made of compact, delete"),
+        ({"log.cleaner.dedupe.buffer.size": "1000"}, "must be at least 1048576"),
+        ({"log.cleaner.io.buffer.load.factor": "1.5"}, "must be at most 1"),
+        ({"log.cleaner.io.max.bytes.per.second": "0"}, "must be at least 1"),
         ({"authorizer.class.name": "kafka.Acl"}, "are not implemented yet"),
         ({"sasl.enabled.mechanisms": "PLAIN"}, "are not implemented yet"),
         ({"controller.quorum.voters": "1@a:1"}, "single nodes"),
@@ -224,8 +227,79 @@ def test_settings_become_what_log_and_partition_need() -> None:
 def test_compacted_topic_keeps_what_is_old() -> None:
     image = image_with((TOPIC_RESOURCE, "a", "cleanup.policy", "compact"))
     made = load(log_retention_bytes="1").topic_config(image, 1, "a")
-    assert made.is_compact and not made.is_delete
+    assert made.is_compact and made.log.is_compacted and not made.is_delete
     assert (made.log.retention_ms, made.log.retention_bytes) == (-1, -1)
+
+
+def test_a_topic_may_be_compacted_and_lose_old_segments() -> None:
+    image = image_with((TOPIC_RESOURCE, "a", "cleanup.policy", "compact,delete"))
+    made = load(log_retention_bytes="1").topic_config(image, 1, "a")
+    assert made.is_compact and made.log.is_compacted and made.is_delete
+    assert made.log.retention_bytes == 1
+
+
+def test_a_topic_without_a_policy_keeps_everything() -> None:
+    image = image_with((TOPIC_RESOURCE, "a", "cleanup.policy", ""))
+    made = load(log_retention_bytes="1").topic_config(image, 1, "a")
+    assert not made.is_compact and not made.log.is_compacted and not made.is_delete
+    assert (made.log.retention_ms, made.log.retention_bytes) == (-1, -1)
+
+
+def test_settings_of_compaction_come_from_the_topic_or_else_from_the_broker() -> None:
+    image = image_with(
+        (TOPIC_RESOURCE, "a", "min.cleanable.dirty.ratio", "0.1"),
+        (TOPIC_RESOURCE, "a", "min.compaction.lag.ms", "2"),
+        (TOPIC_RESOURCE, "a", "max.compaction.lag.ms", "3"),
+        (TOPIC_RESOURCE, "a", "delete.retention.ms", "4"),
+    )
+    config = load(
+        log_cleanup_policy="compact",
+        log_cleaner_min_cleanable_ratio="0.9",
+        log_cleaner_min_compaction_lag_ms="20",
+        log_cleaner_max_compaction_lag_ms="30",
+        log_cleaner_delete_retention_ms="40",
+    )
+    own, shared = (config.topic_config(image, 1, name).log for name in ("a", "b"))
+    assert own.is_compacted and shared.is_compacted
+    assert (own.min_cleanable_dirty_ratio, shared.min_cleanable_dirty_ratio) == (0.1, 0.9)
+    assert (own.min_compaction_lag_ms, shared.min_compaction_lag_ms) == (2, 20)
+    assert (own.max_compaction_lag_ms, shared.max_compaction_lag_ms) == (3, 30)
+    assert (own.delete_retention_ms, shared.delete_retention_ms) == (4, 40)
+
+
+def test_settings_of_the_cleaner_have_kafkas_defaults() -> None:
+    config = load()
+    assert config.cleaner_settings(image_with(), 1) == CleanerSettings(
+        is_enabled=config.log_cleaner_enable,
+        backoff_ms=config.log_cleaner_backoff_ms,
+        dedupe_buffer_size=config.log_cleaner_dedupe_buffer_size,
+        io_buffer_load_factor=config.log_cleaner_io_buffer_load_factor,
+        io_buffer_size=config.log_cleaner_io_buffer_size,
+        io_max_bytes_per_second=config.log_cleaner_io_max_bytes_per_second,
+    )
+    assert config.cleaner_settings(image_with(), 1) == CleanerSettings(
+        True, 15_000, 128 << 20, 0.9, 512 << 10, DOUBLE_MAX
+    )
+
+
+def test_settings_of_the_cleaner_change_while_it_runs() -> None:
+    image = image_with(
+        (BROKER_RESOURCE, "", "log.cleaner.io.max.bytes.per.second", "1E6"),
+        (BROKER_RESOURCE, "", "log.cleaner.backoff.ms", "5"),
+        (BROKER_RESOURCE, "2", "log.cleaner.backoff.ms", "7"),
+    )
+    config = load(log_cleaner_backoff_ms="9", log_cleaner_enable="false")
+    assert config.log_cleaner_backoff_ms == 9
+    assert [config.cleaner_settings(image, broker).backoff_ms for broker in (1, 2)] == [5, 7]
+    assert config.cleaner_settings(image, 1).io_max_bytes_per_second == 1_000_000
+    assert not config.cleaner_settings(image, 1).is_enabled
+
+
+def test_more_threads_for_the_cleaner_have_no_effect() -> None:
+    _, warnings = BrokerConfig.load({"log.cleaner.threads": "4"})
+    assert warnings == [
+        "log.cleaner.threads has no effect: one process compacts the logs, one after the other"
+    ]
 
 
 def test_flushed_mode_reaches_every_topic_that_does_not_say_otherwise() -> None:

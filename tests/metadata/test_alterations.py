@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.decision import Decision
 from penstock.metadata.alterations import Operation
 from penstock.metadata.controller import Controller
+from penstock.metadata.features import COMPACTION
 from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource, Image, config_record
 from penstock.metadata.topic_settings import MIN_ISR
 from penstock.metadata.topics import CONSUMER_OFFSETS
@@ -26,6 +27,7 @@ from penstock.protocol.messages.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResource,
 )
+from penstock.protocol.messages.metadata_records import FeatureLevelRecord
 from penstock.protocol.schema import Message
 from tests.metadata.test_image import broker, topic
 
@@ -34,9 +36,13 @@ SET, DELETE, APPEND, SUBTRACT = Operation
 Change = tuple[int, str, str | None]
 
 
-def controller(brokers: int = 1) -> Controller:
+def controller(brokers: int = 1, compaction: int = 0) -> Controller:
+    """``compaction`` is the level of this feature."""
     registered = [broker(id) for id in range(1, brokers + 1)]
-    image, _ = Image().apply([*registered, *topic("a", 1), *topic("b", 2), *topic(CONSUMER_OFFSETS, 3)])
+    levels = [FeatureLevelRecord(name=COMPACTION, feature_level=compaction)] if compaction else []
+    image, _ = Image().apply(
+        [*levels, *registered, *topic("a", 1), *topic("b", 2), *topic(CONSUMER_OFFSETS, 3)]
+    )
     return Controller(image, random=Random(1), broker=1, static={})
 
 
@@ -120,6 +126,55 @@ def test_an_internal_topic_stays_compacted(change: Change) -> None:
     assert refused.error_code == ErrorCode.INVALID_CONFIG and "always compact" in refused.error_message
 
 
+# Compaction, which every broker has to understand.
+
+
+COMPACT_CHANGES: list[Change] = [
+    (SET, "cleanup.policy", "compact"),
+    (SET, "cleanup.policy", "delete, compact"),
+    (APPEND, "cleanup.policy", "compact"),
+]
+
+
+@pytest.mark.parametrize("change", COMPACT_CHANGES, ids=str)
+def test_a_topic_is_not_compacted_before_every_broker_is_upgraded(change: Change) -> None:
+    on = controller()
+    refused = alter(on, change).response.responses[0]
+    assert refused.error_code == ErrorCode.INVALID_CONFIG
+    assert "once all brokers have been upgraded" in refused.error_message
+    assert error_of(replace(on, {"cleanup.policy": "compact"})) is ErrorCode.INVALID_CONFIG
+    assert on.image.topic_config("a") == {}
+
+
+@pytest.mark.parametrize("change", COMPACT_CHANGES, ids=str)
+def test_a_topic_is_switched_between_compact_and_delete(change: Change) -> None:
+    on = controller(compaction=1)
+    assert error_of(alter(on, change)) is ErrorCode.NONE
+    assert "compact" in on.image.topic_config("a")["cleanup.policy"]
+    assert error_of(alter(on, (SET, "cleanup.policy", "delete"))) is ErrorCode.NONE
+    assert on.image.topic_config("a") == {"cleanup.policy": "delete"}
+    assert error_of(replace(on, {"cleanup.policy": "compact"})) is ErrorCode.NONE
+    assert error_of(alter(on, (DELETE, "cleanup.policy", None))) is ErrorCode.NONE
+    assert on.image.topic_config("a") == {}
+
+
+@pytest.mark.parametrize("name", ["", "1"])
+def test_compaction_does_not_become_a_default_before_every_broker_is_upgraded(name: str) -> None:
+    change: Change = (SET, "log.cleanup.policy", "compact,delete")
+    refused = alter(controller(), change, type=BROKER_RESOURCE, name=name).response.responses[0]
+    assert refused.error_code == ErrorCode.INVALID_CONFIG
+    assert refused.error_message.startswith("log.cleanup.policy=compact,delete: topics can be compacted once")
+    on = controller(compaction=1)
+    assert error_of(alter(on, change, type=BROKER_RESOURCE, name=name)) is ErrorCode.NONE
+
+
+def test_other_policies_and_other_settings_need_no_upgrade() -> None:
+    on = controller()
+    for change in ((SET, "cleanup.policy", "delete"), (SET, "cleanup.policy", "")):
+        assert error_of(alter(on, change)) is ErrorCode.NONE
+    assert error_of(alter(on, (SET, "min.cleanable.dirty.ratio", "0.1"))) is ErrorCode.NONE
+
+
 def test_validation_alone_changes_nothing() -> None:
     on = controller()
     before = on.image
@@ -134,8 +189,8 @@ def test_validation_alone_changes_nothing() -> None:
         ([(SET, "retention.ms", "never")], ErrorCode.INVALID_CONFIG),
         ([(SET, "nonsense", "1")], ErrorCode.INVALID_CONFIG),
         ([(APPEND, "nonsense", "1")], ErrorCode.INVALID_CONFIG),
-        ([(SET, "cleanup.policy", "compact")], ErrorCode.INVALID_CONFIG),
-        ([(APPEND, "cleanup.policy", "compact")], ErrorCode.INVALID_CONFIG),
+        ([(SET, "cleanup.policy", "compress")], ErrorCode.INVALID_CONFIG),
+        ([(APPEND, "cleanup.policy", "compress")], ErrorCode.INVALID_CONFIG),
         ([(SET, "compression.type", "gzip")], ErrorCode.INVALID_CONFIG),
         ([(SET, "penstock.created.ms", "1")], ErrorCode.INVALID_CONFIG),
         (

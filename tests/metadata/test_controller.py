@@ -272,7 +272,7 @@ def test_cluster_has_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
         {"retention.ms": None},
         {"retention": "1"},
         {"message.format.version": "2.8"},
-        {"cleanup.policy": "compact"},
+        {"cleanup.policy": "compress"},
         {"compression.type": "zstd"},
         {"remote.storage.enable": "true"},
         {"penstock.created.ms": "1"},

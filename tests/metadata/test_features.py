@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
 from penstock.metadata.controller import Controller
 from penstock.metadata.features import (
+    COMPACTION,
     FEATURES_MAX,
     SAFE_DOWNGRADE,
     SUPPORTED_FEATURES,
     TRANSACTION_VERSION,
     UNSAFE_DOWNGRADE,
     UPGRADE,
+    may_compact,
     unsupported_level,
 )
 from penstock.metadata.image import Image
@@ -27,11 +29,15 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import Feature, UnregisterBrokerRequest
 from penstock.protocol.messages.cluster import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
 from penstock.protocol.messages.metadata_records import FeatureLevelRecord, RegisterBrokerRecord
+from penstock.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from tests.metadata.ensemble import Ensemble
 
 NEW = SUPPORTED_FEATURES
 OLD: tuple[FeatureRange, ...] = ()
-FIRST_ONLY = (FeatureRange(TRANSACTION_VERSION, 0, 1),)
+# Understands compacted logs, and transactions up to this level.
+FIRST_ONLY = (FeatureRange(TRANSACTION_VERSION, 0, 1), FeatureRange(COMPACTION, 0, 1))
+# A release with transactions and without compaction.
+WITHOUT_COMPACTION = NEW[:2]
 
 
 def told(ranges: Sequence[FeatureRange]) -> list[Feature]:
@@ -88,6 +94,7 @@ def test_a_cluster_of_this_release_has_the_highest_level_at_once() -> None:
     assert [change.name for change in on.log if isinstance(change, FeatureLevelRecord)] == [
         METADATA_VERSION,
         TRANSACTION_VERSION,
+        COMPACTION,
     ]
 
 
@@ -111,6 +118,33 @@ def test_the_level_is_raised_with_the_registration_of_the_last_broker_that_is_up
         assert register(on, id, NEW, on.broker(id).epoch) == ErrorCode.NONE
     assert level(on) == 2
     assert on.broker(3).features == NEW
+
+
+def test_topics_may_be_compacted_once_every_broker_understands_compacted_logs() -> None:
+    on = cluster(WITHOUT_COMPACTION, NEW, WITHOUT_COMPACTION)
+    assert level(on) == 2 and not may_compact(on.on.image)
+    compacted = CreatableTopic(
+        name="a",
+        num_partitions=1,
+        replication_factor=1,
+        configs=[CreatableTopicConfig(name="cleanup.policy", value="compact")],
+    )
+    request = CreateTopicsRequest(topics=[compacted])
+    (refused,) = on.handle(request, 7).topics
+    assert refused.error_code == ErrorCode.INVALID_CONFIG
+    assert refused.error_message == (
+        "cleanup.policy=compact: topics can be compacted once all brokers have been upgraded (`penstock features` "
+        "shows penstock.compaction)."
+    )
+    for id in (1, 3):
+        assert not may_compact(on.on.image)
+        assert register(on, id, NEW, on.broker(id).epoch) == ErrorCode.NONE
+        on.beat(id)
+    assert may_compact(on.on.image)
+    (created,) = on.handle(request, 7).topics
+    assert created.error_code == ErrorCode.NONE
+    # And there is no way back.
+    assert register(on, 2, WITHOUT_COMPACTION, on.broker(2).epoch) == ErrorCode.UNSUPPORTED_VERSION
 
 
 def test_a_fenced_broker_of_an_older_release_holds_it_back_until_it_is_unregistered() -> None:
@@ -312,7 +346,7 @@ def test_an_upgrade_that_was_asked_for_as_a_downgrade_is_refused() -> None:
 
 
 def test_a_level_that_a_broker_does_not_support_cannot_be_set() -> None:
-    on = cluster(FIRST_ONLY, NEW, OLD)
+    on = cluster(FIRST_ONLY[:1], NEW, OLD)
     assert update(on, 1).error_message == (
         "Broker 3 does not support level 1 of transaction.version: upgrade it, or unregister it if it is gone for "
         "good."

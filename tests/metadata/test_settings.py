@@ -10,6 +10,7 @@ import pytest
 from penstock.metadata import broker_settings
 from penstock.metadata.broker_settings import BROKER, OPTIONS
 from penstock.metadata.settings import (
+    DOUBLE_MAX,
     INT_MAX,
     LONG_MAX,
     InvalidSetting,
@@ -45,6 +46,7 @@ OTHER_LIMITS = {
     "transaction.state.log.segment.bytes",
     # Kafka allows 0, which would never rest.
     "log.flush.offset.checkpoint.interval.ms",
+    "log.cleaner.backoff.ms",
     # Kafka excludes 0; it has no meaning here anyway.
     "compression.gzip.level",
 }
@@ -197,12 +199,32 @@ def test_broker_side_compression_is_refused_with_the_reason(codec: str) -> None:
         check(TOPIC["compression.type"], codec)
 
 
-@pytest.mark.parametrize("policy", ["compact", "compact,delete", ""])
-def test_compaction_is_refused_on_topics_of_users_and_allowed_on_the_brokers_own(policy: str) -> None:
-    check(TOPIC["cleanup.policy"], " delete ")
-    check(TOPIC["cleanup.policy"], policy, internal=True)
-    with pytest.raises(InvalidSetting, match="compaction is not implemented yet"):
-        check(TOPIC["cleanup.policy"], policy)
+# As Kafka 4.3.1 reads them.
+@pytest.mark.parametrize(
+    ("text", "policies"),
+    [
+        (" delete ", ("delete",)),
+        ("compact", ("compact",)),
+        (" compact , delete", ("compact", "delete")),
+        ("delete,compact", ("delete", "compact")),
+        ("compact,compact", ("compact",)),
+        ("", ()),
+    ],
+)
+def test_policies_are_any_of_compact_and_delete(text: str, policies: tuple[str, ...]) -> None:
+    check(TOPIC["cleanup.policy"], text)
+    assert parse(TOPIC["cleanup.policy"], text) == policies
+
+
+@pytest.mark.parametrize("text", [",", "compact,", ",delete", "compact,,delete"])
+def test_a_list_of_choices_has_no_empty_elements(text: str) -> None:
+    with pytest.raises(InvalidSetting, match="must not have empty elements"):
+        check(TOPIC["cleanup.policy"], text)
+
+
+def test_large_numbers_are_shown_as_java_shows_them() -> None:
+    assert format_value(DOUBLE_MAX) == "1.7976931348623157E308"
+    assert [format_value(number) for number in (0.5, 1.5e-7)] == ["0.5", "1.5E-07"]
 
 
 def test_refused_secrets_are_not_repeated() -> None:

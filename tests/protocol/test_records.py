@@ -32,6 +32,7 @@ from penstock.protocol.records import (
     decode_records,
     encode_batch,
     encode_marker,
+    keyless_records,
     patch,
     set_log_append_time,
 )
@@ -406,3 +407,81 @@ def test_a_control_record_of_another_type_is_no_marker() -> None:
 def test_a_marker_cut_short_is_corrupt(key: bytes | None, value: bytes) -> None:
     with pytest.raises(CorruptBatch):
         decode_marker(encode_batch([(1, key, value, ())], control=True))
+
+
+# Records without a key
+
+
+def keyless(records: bytes | bytearray) -> list[int]:
+    return keyless_records(records, bytes_max=1 << 20)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("build", [build_with_aiokafka, build_with_kafka_python])
+def test_records_without_a_key_are_found_in_batches_of_other_clients(build: Build, codec: Codec) -> None:
+    assert keyless(build(codec)) == [1]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-(2**40), 2**40),
+            st.none() | st.binary(max_size=100) | st.integers(0, 20_000).map(bytes),
+            st.none() | st.binary(max_size=100) | st.integers(0, 20_000).map(bytes),
+            st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=3),
+        ),
+        min_size=1,
+        max_size=200,
+    ),
+    st.sampled_from(Codec),
+)
+def test_records_without_a_key_are_those_that_decode_without_one(
+    fields: list[RecordFields], codec: Codec
+) -> None:
+    batch = encode_batch(fields, codec=codec)
+    records = decode_records(batch, bytes_max=1 << 30)
+    assert keyless_records(batch, bytes_max=1 << 30) == [
+        place for place, record in enumerate(records) if record.key is None
+    ]
+
+
+def test_places_of_all_sizes_are_found() -> None:
+    keys = [None if place in (63, 64, 8191, 8192, 16_384) else b"k" for place in range(20_000)]
+    batch = encode_batch([(NOW, key, None, []) for key in keys])
+    assert keyless(batch) == [63, 64, 8191, 8192, 16_384]
+
+
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_keys_are_found_or_the_batch_is_corrupt_whatever_a_client_sends(at: int, byte: int) -> None:
+    damaged = bytearray(encode_batch([(NOW, b"key", b"value", []), (NOW, None, None, [("a", b"b")])]))
+    damaged[min(HEADER_SIZE + at, len(damaged) - 1)] = byte
+    with contextlib.suppress(CorruptBatch):
+        assert set(keyless(damaged)) <= {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (b"\x0e\0\0\x02\x01\x01\0\0", "offset delta 1"),
+        (b"\x0e\0\0\0\x03\x01\0\0", "a key of -2 bytes"),
+        (b"\x0e\0\0\0\x10\x01\0\0", "a key reaches beyond its record"),
+        (b"\x0e\0\0\0\x01\x03\0\0", "a value of -2 bytes"),
+        (b"\x0e\0\0\0\x01\x10\0\0", "a value reaches beyond its record"),
+        (b"\x01\0\0\0\x01\x01\0\0", "a record of -1 bytes"),
+        (b"\x10\0\0\0\x01\x01\0\0", "do not end where their batch does"),
+        (b"\x0c\0\0\0\x01\x01\0\0", "do not end where their batch does"),
+    ],
+)
+def test_a_batch_that_compaction_could_not_read_is_corrupt(record: bytes, reason: str) -> None:
+    batch = encode_batch([(NOW, b"k", None, [])])
+    batch[HEADER_SIZE:] = record
+    struct.pack_into(">i", batch, 8, len(batch) - 12)
+    with pytest.raises(CorruptBatch, match=reason):
+        keyless(batch)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_keys_are_looked_for_up_to_a_limit(codec: Codec) -> None:
+    batch = encode_batch([(NOW, b"k", bytes(1 << 20), [])], codec=codec)
+    with pytest.raises(TooLarge):
+        keyless(batch)

@@ -118,7 +118,7 @@ def test_a_node_that_goes_back_to_an_older_release_says_why_it_cannot_start(olde
     machine.is_harmed = True
     upgrade.restart(3, is_older=True)
     assert upgrade.run.loop.run_until(lambda: bool(machine.failure), swarm.LIVENESS_MS)
-    assert "the cluster uses level 2 of transaction.version" in machine.failure
+    assert "the cluster uses level 1 of penstock.compaction" in machine.failure
     upgrade.restart(3, is_older=False)
     upgrade.become_whole()
     assert upgrade.is_raised()

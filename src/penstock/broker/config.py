@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from penstock.groups.settings import GroupSettings
-from penstock.log.config import LogConfig
+from penstock.log.config import KEEP, LogConfig
 from penstock.metadata import broker_settings
 from penstock.metadata.configs import Layers, broker_value, layers_of, topic_value
 from penstock.metadata.image import Image
 from penstock.metadata.settings import LONG_MAX, InvalidSetting, Status, check, format_value
-from penstock.metadata.topic_settings import SYNONYMS, TOPIC
+from penstock.metadata.topic_settings import CLEANUP_POLICY, COMPACT, DELETE, SYNONYMS, TOPIC
 from penstock.raft.settings import RaftSettings
 from penstock.replication.follower import FetchLimits
 from penstock.transactions.settings import TransactionSettings
@@ -52,6 +52,19 @@ class TopicConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CleanerSettings:
+    """The settings of compaction on a broker (``log.cleaner.*``), including those changed at runtime."""
+
+    is_enabled: bool
+    backoff_ms: int
+    dedupe_buffer_size: int
+    io_buffer_load_factor: float
+    io_buffer_size: int
+    # DOUBLE_MAX: no limit.
+    io_max_bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """Attributes are settings with underscores for dots, except the last ones."""
 
@@ -61,6 +74,13 @@ class BrokerConfig:
     default_replication_factor: int
     log_retention_check_interval_ms: int
     log_flush_offset_checkpoint_interval_ms: int
+    # As the broker was started. ``cleaner_settings`` knows the changes made since.
+    log_cleaner_enable: bool
+    log_cleaner_backoff_ms: int
+    log_cleaner_dedupe_buffer_size: int
+    log_cleaner_io_buffer_load_factor: float
+    log_cleaner_io_buffer_size: int
+    log_cleaner_io_max_bytes_per_second: float
     max_connections: int
     max_connections_per_ip: int
     # LONG_MAX: never.
@@ -126,6 +146,18 @@ class BrokerConfig:
         """The effective settings of a topic on a broker. The same object as long as nothing changes."""
         return self._topics.get(image, broker, topic)
 
+    def cleaner_settings(self, image: Image, broker: int) -> CleanerSettings:
+        """The settings of compaction that are effective on a broker now."""
+        layers = layers_of(image, broker, self.static)
+        return CleanerSettings(
+            is_enabled=self.log_cleaner_enable,
+            backoff_ms=broker_value("log.cleaner.backoff.ms", layers),
+            dedupe_buffer_size=broker_value("log.cleaner.dedupe.buffer.size", layers),
+            io_buffer_load_factor=broker_value("log.cleaner.io.buffer.load.factor", layers),
+            io_buffer_size=broker_value("log.cleaner.io.buffer.size", layers),
+            io_max_bytes_per_second=broker_value("log.cleaner.io.max.bytes.per.second", layers),
+        )
+
     @property
     def raft(self) -> RaftSettings:
         return RaftSettings(
@@ -177,7 +209,8 @@ def _topic_config(overrides: Mapping[str, str], layers: Layers) -> TopicConfig:
     def value(name: str) -> Any:
         return topic_value(name, overrides, layers)
 
-    cleanup_policy = value("cleanup.policy")
+    cleanup_policy = value(CLEANUP_POLICY)
+    is_compact, is_delete = COMPACT in cleanup_policy, DELETE in cleanup_policy
     flush_messages = value("flush.messages")
     return TopicConfig(
         log=LogConfig(
@@ -186,9 +219,14 @@ def _topic_config(overrides: Mapping[str, str], layers: Layers) -> TopicConfig:
             segment_index_bytes=value("segment.index.bytes"),
             index_interval_bytes=value("index.interval.bytes"),
             # Without the delete policy everything is kept, whatever its age and size.
-            retention_ms=value("retention.ms") if "delete" in cleanup_policy else -1,
-            retention_bytes=value("retention.bytes") if "delete" in cleanup_policy else -1,
+            retention_ms=value("retention.ms") if is_delete else KEEP,
+            retention_bytes=value("retention.bytes") if is_delete else KEEP,
             producer_expiration_ms=broker_value("producer.id.expiration.ms", layers),
+            is_compacted=is_compact,
+            min_cleanable_dirty_ratio=value("min.cleanable.dirty.ratio"),
+            min_compaction_lag_ms=value("min.compaction.lag.ms"),
+            max_compaction_lag_ms=value("max.compaction.lag.ms"),
+            delete_retention_ms=value("delete.retention.ms"),
         ),
         max_message_bytes=value("max.message.bytes"),
         is_log_append_time=value("message.timestamp.type") == "LogAppendTime",
@@ -198,8 +236,8 @@ def _topic_config(overrides: Mapping[str, str], layers: Layers) -> TopicConfig:
         flush_messages=flush_messages,
         flush_ms=value("flush.ms"),
         file_delete_delay_ms=value("file.delete.delay.ms"),
-        is_delete="delete" in cleanup_policy,
-        is_compact="compact" in cleanup_policy,
+        is_delete=is_delete,
+        is_compact=is_compact,
         is_flushed=flush_messages == 1,
     )
 

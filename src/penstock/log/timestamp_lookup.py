@@ -1,7 +1,7 @@
 """Finds the first record with a timestamp, exactly (ListOffsets).
 
 The time index and the batch headers narrow the search to one batch; only that batch is decompressed, and only if
-it is not too large. This is the only place where the broker looks inside a user's batch.
+it is not too large.
 
 A header comes from the client and may claim a later timestamp than any record in the batch has. It is then
 believed, and the batch's first offset returned: searching the next batches instead would let such a client keep

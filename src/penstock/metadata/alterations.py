@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.metadata import broker_settings
 from penstock.metadata.configs import no_settings
+from penstock.metadata.features import COMPACTION, may_compact
 from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource, Image, config_record
 from penstock.metadata.refusal import Refusal
 from penstock.metadata.settings import (
@@ -24,10 +25,18 @@ from penstock.metadata.settings import (
     Setting,
     Status,
     check,
+    format_value,
     parse,
     split_list,
 )
-from penstock.metadata.topic_settings import CREATED, MIN_ISR, TOPIC
+from penstock.metadata.topic_settings import (
+    CLEANUP_POLICY,
+    COMPACT,
+    CREATED,
+    LOG_CLEANUP_POLICY,
+    MIN_ISR,
+    TOPIC,
+)
 from penstock.metadata.topics import is_internal, name_error
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.configs import (
@@ -67,13 +76,20 @@ def incremental_alter_configs(
 
 
 def check_topic_settings(
-    settings: Mapping[str, str], *, before: Mapping[str, str] = MappingProxyType({}), internal: bool
+    settings: Mapping[str, str],
+    image: Image,
+    *,
+    before: Mapping[str, str] = MappingProxyType({}),
+    internal: bool,
 ) -> None:
     """Refuse settings that a topic cannot have. Raises Refusal."""
     for name, text in settings.items():
         if before.get(name) != text:
-            _check(_topic_setting(name), text, internal=internal)
-    if internal and before.get("cleanup.policy") == "compact" != settings.get("cleanup.policy"):
+            setting = _topic_setting(name)
+            _check(setting, text, internal=internal)
+            if name == CLEANUP_POLICY and not internal:
+                _check_policy(setting, text, image)
+    if internal and before.get(CLEANUP_POLICY) == COMPACT != settings.get(CLEANUP_POLICY):
         # Retention would remove the state of groups and of open transactions.
         raise Refusal(ErrorCode.INVALID_CONFIG, "cleanup.policy of an internal topic is always compact.")
     if "min.compaction.lag.ms" not in settings:
@@ -121,7 +137,7 @@ def _altered(
             _check_resource(resource, image)
             before = image.configs.get(resource, {})
             after = wanted(asked, before)
-            _check_settings(resource, before, after)
+            _check_settings(resource, before, after, image)
             _check_min_isr_stays(resource, before, after, image)
             changes += difference(resource, before, after)
         except Refusal as refusal:
@@ -186,9 +202,11 @@ def _check_resource(resource: ConfigResource, image: Image) -> None:
         raise Refusal(ErrorCode.INVALID_REQUEST, no_settings(resource.type))
 
 
-def _check_settings(resource: ConfigResource, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+def _check_settings(
+    resource: ConfigResource, before: Mapping[str, str], after: Mapping[str, str], image: Image
+) -> None:
     if resource.type == TOPIC_RESOURCE:
-        check_topic_settings(after, before=before, internal=is_internal(resource.name))
+        check_topic_settings(after, image, before=before, internal=is_internal(resource.name))
         return
     for name, text in after.items():
         if before.get(name) == text:
@@ -201,6 +219,19 @@ def _check_settings(resource: ConfigResource, before: Mapping[str, str], after: 
             # KIP-966).
             raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} can only be set for a topic or for all brokers.")
         _check(setting, text)
+        if name == LOG_CLEANUP_POLICY:
+            _check_policy(setting, text, image)
+
+
+def _check_policy(setting: Setting, text: str, image: Image) -> None:
+    """Refuse compaction while a broker of an older release is registered, which does not understand such logs."""
+    policies = parse(setting, text)
+    if COMPACT in policies and not may_compact(image):
+        raise Refusal(
+            ErrorCode.INVALID_CONFIG,
+            f"{setting.name}={format_value(policies)}: topics can be compacted once all brokers have been upgraded "
+            f"(`penstock features` shows {COMPACTION}).",
+        )
 
 
 def _why_fixed(setting: Setting) -> str:

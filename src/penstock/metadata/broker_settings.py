@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.metadata.settings import (
+    DOUBLE_MAX,
     INT_MAX,
     LONG_MAX,
     Kind,
     Setting,
     Status,
     boolean,
+    double,
     dynamic,
     integer,
     long,
@@ -89,10 +91,7 @@ _WITHOUT_MEANING = {
     "a consumer with a rack is always sent to a replica in it": "replica.selector.class",
     "the operating system's defaults are used": """
         socket.listen.backlog.size socket.receive.buffer.bytes socket.send.buffer.bytes""",
-    "compaction is not implemented yet": """
-        log.cleaner.backoff.ms log.cleaner.dedupe.buffer.size log.cleaner.enable
-        log.cleaner.io.buffer.load.factor log.cleaner.io.buffer.size log.cleaner.io.max.bytes.per.second
-        log.cleaner.threads""",
+    "one process compacts the logs, one after the other": "log.cleaner.threads",
     "start offsets are saved with the recovery points": "log.flush.start.offset.checkpoint.interval.ms",
     "snapshots and segments of the metadata log have fixed sizes": """
         metadata.log.max.record.bytes.between.snapshots metadata.log.max.snapshot.interval.ms
@@ -188,6 +187,29 @@ BROKER: dict[str, Setting] = table(
     long("log.retention.check.interval.ms", 300_000, "How often to look for expired segments.", 1),
     long("log.flush.scheduler.interval.ms", LONG_MAX, "How often to check logs for flush.ms.", 1),
     integer("log.flush.offset.checkpoint.interval.ms", 60_000, "How often to save recovery points.", 1),
+    # Compaction.
+    boolean("log.cleaner.enable", True, "Whether logs are compacted; without it compacted topics only grow."),
+    *dynamic(
+        # Kafka allows 0, which would never rest.
+        long("log.cleaner.backoff.ms", 15_000, "How long to wait if there is nothing to compact.", 1),
+        # Kafka states no limits for the next three, but refuses a smaller buffer, too.
+        long(
+            "log.cleaner.dedupe.buffer.size",
+            128 << 20,
+            "Bytes of memory for the keys of a log while it is compacted; more keys than fit take several passes.",
+            1 << 20,
+        ),
+        double("log.cleaner.io.buffer.load.factor", 0.9, "How full the memory for keys may become.", 0.01, 1),
+        double(
+            "log.cleaner.io.max.bytes.per.second",
+            DOUBLE_MAX,
+            "Bytes per second that compaction may read and write.",
+            1,
+        ),
+        integer(
+            "log.cleaner.io.buffer.size", 512 << 10, "Bytes of memory for reading and writing segments.", 0
+        ),
+    ),
     *dynamic(integer("producer.id.expiration.ms", 86_400_000, "How long an idle producer is remembered.", 1)),
     # Connections and requests.
     *dynamic(

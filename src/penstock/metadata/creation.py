@@ -83,7 +83,7 @@ class Creation:
             return self.internal_topic(asked.name, asked.num_partitions, asked.replication_factor, settings)
         self._check_name(asked.name)
         settings = _given_settings(asked)
-        check_topic_settings(settings, internal=False)
+        check_topic_settings(settings, self._image, internal=False)
         return self._create(asked.name, self._asked_replicas(asked), settings)
 
     def internal_topic(
@@ -95,7 +95,7 @@ class Creation:
             raise Refusal(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' is there already.")
         if name == CLUSTER_METADATA:
             raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"'{name}' is the name of the metadata log.")
-        check_topic_settings(settings, internal=True)
+        check_topic_settings(settings, self._image, internal=True)
         return self._create(name, self._wanted_replicas(partitions, replication_factor), settings)
 
     def partitions(self, asked: CreatePartitionsTopic) -> None:

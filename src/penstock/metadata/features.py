@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 
 from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
 from penstock.metadata.decided_state import DecidedState
+from penstock.metadata.image import Image
 from penstock.metadata.refusal import Refusal
 from penstock.metadata.values import FeatureRange
 from penstock.protocol.errors import ErrorCode
@@ -35,10 +36,15 @@ from penstock.protocol.messages.metadata_records import FeatureLevelRecord
 # they see this level. Without a level, transactional ids are refused.
 TRANSACTION_VERSION = "transaction.version"
 
+# 1: brokers compact logs, which then have offsets without a record and batches without any. Older brokers would
+# take such a log for a damaged one. Without a level, nothing is compacted, and users cannot ask for it.
+COMPACTION = "penstock.compaction"
+
 # What brokers of this release register. The metadata records have one format, so one level.
 SUPPORTED_FEATURES = (
     FeatureRange(METADATA_VERSION, METADATA_VERSION_LEVEL, METADATA_VERSION_LEVEL),
     FeatureRange(TRANSACTION_VERSION, 0, 2),
+    FeatureRange(COMPACTION, 0, 1),
 )
 
 # Upgrade types of UpdateFeatures. No feature here loses anything by a lower level, so the last two are the same.
@@ -49,6 +55,11 @@ _NO_RESULTS_VERSION = 2
 # Features in one registration.
 FEATURES_MAX = 100
 NAME_MAX = 1000
+
+
+def may_compact(image: Image) -> bool:
+    """Whether every broker understands a log that was compacted."""
+    return image.features.get(COMPACTION, 0) >= 1
 
 
 def ranges_of(features: Iterable[Feature]) -> tuple[FeatureRange, ...]:

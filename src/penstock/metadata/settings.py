@@ -11,12 +11,14 @@ accepted, and ``compression.type=zstd`` gets an error with the reason.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
+DOUBLE_MAX = sys.float_info.max
 # A value must fit, in UTF-8, in the older versions of DescribeConfigs.
 TEXT_MAX = 32_767 // 4
 
@@ -87,6 +89,8 @@ def parse(setting: Setting, text: str) -> Any:
     if kind is Kind.LIST:
         # Repeated elements count once, as in Kafka since 4.2 (KIP-1161).
         elements = tuple(dict.fromkeys(split_list(text)))
+        if setting.choices and text and not all(map(str.strip, text.split(","))):
+            raise InvalidSetting(f"{_shown(setting, text)}: a list must not have empty elements")
         if setting.choices and not set(elements).issubset(setting.choices):
             raise InvalidSetting(f"{_shown(setting, text)}: must be made of {', '.join(setting.choices)}")
         return elements
@@ -115,6 +119,8 @@ def format_value(value: Any) -> str:
             return "true" if value else "false"
         case tuple():
             return ",".join(value)
+        case float():
+            return str(value).replace("e+", "E").replace("e", "E")
         case _:
             return str(value)
 
@@ -194,8 +200,10 @@ def long(name: str, default: int | None, doc: str, low: int | None = None) -> Se
     return Setting(name, Kind.LONG, None if default is None else str(default), doc, low)
 
 
-def double(name: str, default: float, doc: str, low: float, high: float) -> Setting:
-    return Setting(name, Kind.DOUBLE, str(default), doc, low, high)
+def double(
+    name: str, default: float, doc: str, low: float | None = None, high: float | None = None
+) -> Setting:
+    return Setting(name, Kind.DOUBLE, format_value(default), doc, low, high)
 
 
 def dynamic(*settings: Setting) -> Iterable[Setting]:

@@ -39,7 +39,12 @@ CREATED = "penstock.created.ms"
 # The controller determines eligible leaders with it.
 MIN_ISR = "min.insync.replicas"
 
-NO_COMPACTION = "compaction is not implemented yet, and a topic must not silently keep everything"
+# What happens to old records, and its values. An empty list keeps everything, as in Kafka (KIP-1161).
+CLEANUP_POLICY = "cleanup.policy"
+LOG_CLEANUP_POLICY = "log.cleanup.policy"
+COMPACT = "compact"
+DELETE = "delete"
+
 NO_TIERS = "segments do not move to remote storage yet"
 AS_PRODUCED = "batches are stored as the producer compressed them"
 NO_THROTTLE = (
@@ -51,6 +56,34 @@ TOPIC: dict[str, Setting] = table(
     long("retention.ms", 7 * _DAY_MS, "The age at which segments are deleted; -1: never.", -1),
     long("retention.bytes", -1, "The size above which a partition loses its oldest segments; -1: no limit."),
     long("file.delete.delay.ms", 60_000, "How long the files of a deleted segment stay on disk.", 0),
+    # Compaction.
+    strings(
+        CLEANUP_POLICY,
+        DELETE,
+        "What happens to old records: deleted with their segment (delete), replaced by newer ones with the same "
+        "key (compact), both (compact,delete), or nothing (an empty list).",
+        *(COMPACT, DELETE),
+    ),
+    double(
+        "min.cleanable.dirty.ratio",
+        0.5,
+        "The share of a log that is not compacted yet at which it is compacted.",
+        0,
+        1,
+    ),
+    long("min.compaction.lag.ms", 0, "The age at which a record may be compacted.", 0),
+    long(
+        "max.compaction.lag.ms",
+        LONG_MAX,
+        "The age of a record at which its log is compacted, whatever the share.",
+        1,
+    ),
+    long(
+        "delete.retention.ms",
+        _DAY_MS,
+        "How long a tombstone stays after it was first compacted, so that consumers see it.",
+        0,
+    ),
     # Limits of produce requests.
     integer("max.message.bytes", 1_048_588, "The largest record batch accepted, after compression.", 0),
     string(
@@ -94,15 +127,6 @@ TOPIC: dict[str, Setting] = table(
     long("flush.ms", LONG_MAX, "The longest time before a record is flushed to disk.", 0),
     # Not implemented yet.
     *refused(
-        NO_COMPACTION,
-        strings(
-            "cleanup.policy",
-            "delete",
-            "What happens to old records: deleted with their segment, or compacted by key.",
-            *("compact", "delete"),
-        ),
-    ),
-    *refused(
         AS_PRODUCED,
         string(
             "compression.type",
@@ -113,15 +137,6 @@ TOPIC: dict[str, Setting] = table(
     ),
     *refused(
         NO_TIERS, boolean("remote.storage.enable", False, "Whether old segments are moved to remote storage.")
-    ),
-    *without_meaning(
-        NO_COMPACTION,
-        long("delete.retention.ms", _DAY_MS, "How long a tombstone survives compaction.", 0),
-        long("max.compaction.lag.ms", LONG_MAX, "The longest time a record may stay uncompacted.", 1),
-        long("min.compaction.lag.ms", 0, "The shortest time a record stays uncompacted.", 0),
-        double(
-            "min.cleanable.dirty.ratio", 0.5, "The uncompacted share of a log that starts compaction.", 0, 1
-        ),
     ),
     *without_meaning(
         AS_PRODUCED,
@@ -179,7 +194,7 @@ def _flush_messages(durability: str) -> str:
 
 
 SYNONYMS: dict[str, tuple[Synonym, ...]] = {
-    "cleanup.policy": (Synonym("log.cleanup.policy"),),
+    CLEANUP_POLICY: (Synonym(LOG_CLEANUP_POLICY),),
     "compression.gzip.level": (Synonym("compression.gzip.level"),),
     "compression.lz4.level": (Synonym("compression.lz4.level"),),
     "compression.type": (Synonym("compression.type"),),

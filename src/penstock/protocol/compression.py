@@ -1,9 +1,9 @@
 """The five codecs a record batch may use, each with a limit on the decompressed size.
 
-The broker stores batches as they arrive; it decompresses them only for an exact timestamp lookup and for its own
-internal topics. Careful: a few kilobytes may decompress to gigabytes, and a library's "maximum output size" is not
-always one (zstandard ignores it when the frame declares its own size). So every decoder here produces at most one
-byte more than allowed and then stops.
+The broker stores batches as they arrive; it decompresses them only for an exact timestamp lookup, for compacted
+topics, and for its own internal ones. Careful: a few kilobytes may decompress to gigabytes, and a library's
+"maximum output size" is not always one (zstandard ignores it when the frame declares its own size). So every
+decoder here produces at most one byte more than allowed and then stops.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
 The broker treats everything after the header as opaque. The CRC-32C covers byte 21 to the end, so base offset and
 leader epoch, which only the broker knows, can be patched in place; any other change needs a new CRC.
 Careful: the header comes from the client. ``check_produced`` verifies the fields that the log relies on; only the
-consumer (and ``decode_records``) reads the records inside.
+consumer (and ``decode_records``) reads the records inside, and for compacted topics ``keyless_records``.
 """
 
 from __future__ import annotations
@@ -429,6 +429,72 @@ def decode_timestamps(buffer: Buffer, position: int = 0, *, bytes_max: int) -> I
             at += size
     except IndexError as error:
         raise CorruptBatch("a record reaches beyond its batch") from error
+
+
+def keyless_records(buffer: Buffer, position: int = 0, *, bytes_max: int) -> list[int]:
+    """The places in the batch, from 0 on, of its records without a key.
+
+    Also checks what compaction relies on: that offsets count up by one, and that keys and values end where their
+    record does, or before. Raises as ``decode_records``.
+    """
+    header, body = unfold(buffer, position, bytes_max)
+    keyless = []
+    at = 0
+    try:
+        # Many of these numbers have one byte, and a call for each would take most of the time.
+        for place in range(header.count):
+            size = body[at]
+            at += 1
+            if size > 0x7F or size & 1:
+                size, at = _decode_varint(body, at - 1)
+                if size < 0:
+                    raise CorruptBatch(f"a record of {size} bytes")
+            else:
+                size >>= 1
+            end = at + size
+            at += 1  # attributes
+            while body[at] > 0x7F:  # timestamp delta
+                at += 1
+            at += 1
+            delta = body[at]
+            at += 1
+            if delta > 0x7F or delta & 1:
+                delta, at = _decode_varint(body, at - 1)
+            else:
+                delta >>= 1
+            if delta != place:
+                raise CorruptBatch(f"record {place} has the offset delta {delta}")
+            size = body[at]
+            at += 1
+            if size > 0x7F or size & 1:
+                size, at = _decode_varint(body, at - 1)
+                if size < -1:
+                    raise CorruptBatch(f"a key of {size} bytes")
+                if size < 0:
+                    keyless.append(place)
+                    size = 0
+            else:
+                size >>= 1
+            at += size
+            if at >= end:
+                raise CorruptBatch("a key reaches beyond its record")
+            size = body[at]
+            at += 1
+            if size > 0x7F or size & 1:
+                size, at = _decode_varint(body, at - 1)
+                if size < -1:
+                    raise CorruptBatch(f"a value of {size} bytes")
+                size = max(size, 0)
+            else:
+                size >>= 1
+            if at + size > end:
+                raise CorruptBatch("a value reaches beyond its record")
+            at = end
+    except IndexError as error:
+        raise CorruptBatch("a record reaches beyond its batch") from error
+    if at != len(body):
+        raise CorruptBatch("the records do not end where their batch does")
+    return keyless
 
 
 def unfold(buffer: Buffer, position: int, bytes_max: int) -> tuple[BatchHeader, bytes]:

@@ -29,6 +29,7 @@ from tests.broker.phrases import (
     create_topic,
     everything,
     find_coordinator,
+    keyed,
     list_offset,
     only,
     produce,
@@ -200,6 +201,26 @@ def test_records_before_an_offset_are_deleted(wire: Wire, topic: str, version: i
     # Deleting what is deleted changes nothing.
     assert delete(wire, topic, 1).low_watermark == 3
     assert delete(wire, topic, 0).low_watermark == 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "error"),
+    [
+        ("compact", ErrorCode.POLICY_VIOLATION),
+        ("compact,delete", ErrorCode.NONE),
+        ("delete", ErrorCode.NONE),
+        ("", ErrorCode.NONE),
+    ],
+)
+def test_records_of_a_topic_that_is_only_compacted_are_not_deleted(
+    wire: Wire, unique: Unique, policy: str, error: ErrorCode
+) -> None:
+    name = unique("t")
+    create_topic(wire, name, configs={"cleanup.policy": policy})
+    for number in range(3):
+        assert produce(wire, name, keyed(b"%d" % number)).error_code == 0
+    assert delete(wire, name, 2).error_code == error
+    assert len(everything(wire, name)) == (3 if error else 1)
 
 
 def test_minus_one_deletes_everything_and_offsets_go_on(wire: Wire, topic: str) -> None:

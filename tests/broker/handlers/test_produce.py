@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from crc32c import crc32c
 
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.configs import (
+    IncrementalAlterableConfig,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResource,
+)
 from penstock.protocol.messages.produce import (
     InitProducerIdRequest,
     PartitionProduceData,
@@ -17,7 +23,7 @@ from penstock.protocol.messages.produce import (
     TopicProduceData,
 )
 from penstock.protocol.messages.topics import MetadataRequest
-from penstock.protocol.records import SEQUENCE_MAX, batches, encode_batch
+from penstock.protocol.records import HEADER_SIZE, SEQUENCE_MAX, batches, encode_batch
 from tests.broker.conftest import Node
 from tests.broker.phrases import (
     batch,
@@ -207,6 +213,136 @@ def test_a_batch_larger_than_the_topic_allows_is_refused(wire: Wire, unique: Uni
     create_topic(wire, name, configs={"max.message.bytes": "1000"})
     assert produce(wire, name, batch(b"x" * 2000)).error_code == ErrorCode.MESSAGE_TOO_LARGE
     assert produce(wire, name, batch(b"x" * 900)).error_code == ErrorCode.NONE
+
+
+# Compacted topics
+
+
+@pytest.fixture
+def compacted(wire: Wire, unique: Unique) -> str:
+    name = unique("t")
+    create_topic(wire, name, configs={"cleanup.policy": "compact"})
+    return name
+
+
+def with_keys(*keys: bytes | None, codec: Codec = Codec.NONE, **fields: Any) -> bytes:
+    return bytes(encode_batch([(now_ms(), key, b"value", []) for key in keys], codec=codec, **fields))
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_a_record_without_a_key_is_refused_by_a_compacted_topic_with_its_place(
+    wire: Wire, compacted: str, codec: Codec
+) -> None:
+    result = produce(wire, compacted, with_keys(b"a", None, b"", b"b", None, codec=codec))
+    assert (result.error_code, result.base_offset) == (ErrorCode.INVALID_RECORD, -1)
+    assert result.error_message == "The topic is compacted, and 2 records in the batch have no key."
+    assert [(each.batch_index, each.batch_index_error_message) for each in result.record_errors] == [
+        (place, f"A record without a key cannot be stored in {compacted}-0, which is compacted.")
+        for place in (1, 4)
+    ]
+    assert everything(wire, compacted) == []
+    # An empty key is a key, and a value may be missing: that is a tombstone.
+    stored = encode_batch([(now_ms(), b"", b"1", []), (now_ms(), b"k", None, [])], codec=codec)
+    assert produce(wire, compacted, bytes(stored)).error_code == 0
+    assert everything(wire, compacted) == [b"1", None]
+
+
+@pytest.mark.parametrize("policy", ["delete", ""])
+def test_other_topics_take_records_without_a_key(wire: Wire, unique: Unique, policy: str) -> None:
+    name = unique("t")
+    create_topic(wire, name, configs={"cleanup.policy": policy})
+    assert produce(wire, name, with_keys(None)).error_code == 0
+
+
+@pytest.mark.parametrize("version", [7, 8, 13])
+def test_the_places_are_told_from_version_eight_on(wire: Wire, unique: Unique, version: int) -> None:
+    name = unique("t")
+    topic_id = create_topic(wire, name, configs={"cleanup.policy": "compact,delete"})
+    data = PartitionProduceData(index=0, records=with_keys(None))  # type: ignore[arg-type]
+    asked = TopicProduceData(name=name, topic_id=topic_id, partition_data=[data])
+    response = wire.call(ProduceRequest(acks=1, timeout_ms=1000, topic_data=[asked]), version)
+    result = only(only(response.responses).partition_responses)
+    assert result.error_code == ErrorCode.INVALID_RECORD
+    places = [each.batch_index for each in result.record_errors]
+    assert (places, bool(result.error_message)) == (([], False) if version < 8 else ([0], True))
+
+
+def test_a_record_without_a_key_does_not_hinder_other_partitions(wire: Wire, unique: Unique) -> None:
+    name = unique("t")
+    create_topic(wire, name, 2, configs={"cleanup.policy": "compact"})
+    data = [
+        PartitionProduceData(index=index, records=with_keys(key))  # type: ignore[arg-type]
+        for index, key in enumerate((None, b"k"))
+    ]
+    asked = TopicProduceData(name=name, partition_data=data)
+    response = wire.call(ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[asked]), 9)
+    results = only(response.responses).partition_responses
+    assert [each.error_code for each in results] == [ErrorCode.INVALID_RECORD, ErrorCode.NONE]
+    assert results[1].record_errors == [] and results[1].error_message is None
+    assert [len(everything(wire, name, index)) for index in (0, 1)] == [0, 1]
+
+
+def test_a_producer_goes_on_with_the_sequence_of_a_batch_that_was_refused(wire: Wire, compacted: str) -> None:
+    producer_id = wire.call(InitProducerIdRequest(transactional_id=None), 4).producer_id
+
+    def send(sequence: int, key: bytes | None) -> int:
+        sent = with_keys(key, producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+        return produce(wire, compacted, sent).error_code
+
+    assert send(0, b"a") == ErrorCode.NONE
+    assert send(1, None) == ErrorCode.INVALID_RECORD
+    # As after any other batch that is refused for good.
+    assert send(2, b"b") == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert send(1, b"b") == ErrorCode.NONE
+    assert len(everything(wire, compacted)) == 2
+
+
+def test_without_acks_a_record_without_a_key_closes_the_connection(node: Node, compacted: str) -> None:
+    with node.connect() as wire:
+        wire.send_bytes(encode_request(produce_request(compacted, with_keys(None), acks=0), 9))
+        assert wire.is_closed()
+
+
+def test_records_that_cannot_be_read_are_refused_by_a_compacted_topic(wire: Wire, compacted: str) -> None:
+    damaged = bytearray(with_keys(b"key"))
+    damaged[HEADER_SIZE] = 0x7E  # the size of the first record
+    result = produce(wire, compacted, with_valid_crc(damaged))
+    assert result.error_code == ErrorCode.INVALID_RECORD
+    assert result.error_message == "The batch cannot be read: the records do not end where their batch does."
+    assert result.record_errors == []
+    garbage = bytearray(with_keys(b"key", codec=Codec.GZIP))
+    garbage[HEADER_SIZE] ^= 0xFF
+    assert produce(wire, compacted, with_valid_crc(garbage)).error_code == ErrorCode.INVALID_RECORD
+    assert everything(wire, compacted) == []
+
+
+def test_a_batch_that_is_huge_when_decompressed_is_refused_by_a_compacted_topic(
+    wire: Wire, compacted: str
+) -> None:
+    huge = encode_batch([(now_ms(), b"k", bytes(64 << 20), [])], codec=Codec.ZSTD)
+    assert len(huge) < 100_000
+    result = produce(wire, compacted, bytes(huge))
+    assert result.error_code == ErrorCode.MESSAGE_TOO_LARGE
+    assert result.error_message == (
+        "A batch for a compacted topic has at most 67108864 bytes when it is decompressed: send smaller batches."
+    )
+    assert everything(wire, compacted) == []
+
+
+def test_a_topic_that_becomes_compacted_needs_keys_from_then_on(wire: Wire, topic: str) -> None:
+    put(wire, topic, b"without a key")
+    set_policy(wire, topic, "compact")
+    assert produce(wire, topic, batch(b"v")).error_code == ErrorCode.INVALID_RECORD
+    set_policy(wire, topic, "delete")
+    put(wire, topic, b"again without")
+    assert everything(wire, topic) == [b"without a key", b"again without"]
+
+
+def set_policy(wire: Wire, topic: str, policy: str) -> None:
+    change = IncrementalAlterableConfig(name="cleanup.policy", config_operation=0, value=policy)
+    resource = IncrementalAlterConfigsResource(resource_type=2, resource_name=topic, configs=[change])
+    request = IncrementalAlterConfigsRequest(resources=[resource])
+    assert only(wire.call(request, 1).responses).error_code == 0
 
 
 def test_zstd_needs_version_seven(wire: Wire, topic: str) -> None:

@@ -105,10 +105,10 @@ def test_features_are_those_that_work_and_only_those(wire: Wire) -> None:
     response = wire.call(named, 4)
     supported = {each.name: (each.min_version, each.max_version) for each in response.supported_features}
     finalized = {each.name: each.max_version_level for each in response.finalized_features}
-    assert (
-        finalized.keys() == supported.keys() == {"metadata.version", "kraft.version", "transaction.version"}
-    )
+    names = {"metadata.version", "kraft.version", "transaction.version", "penstock.compaction"}
+    assert finalized.keys() == supported.keys() == names
     assert (supported["transaction.version"], finalized["transaction.version"]) == ((0, 2), 2)
+    assert (supported["penstock.compaction"], finalized["penstock.compaction"]) == ((0, 1), 1)
     assert all(low <= finalized[name] <= high for name, (low, high) in supported.items())
     assert response.finalized_features_epoch >= 0
     older = wire.call(named, 3)

@@ -343,8 +343,8 @@ CREATIONS: dict[str, tuple[dict[str, Any], ErrorCode]] = {
         {"configs": [CreatableTopicConfig(name="retention.ms", value=None)]},
         ErrorCode.INVALID_CONFIG,
     ),
-    "compaction": (
-        {"configs": [CreatableTopicConfig(name="cleanup.policy", value="compact")]},
+    "an unknown policy": (
+        {"configs": [CreatableTopicConfig(name="cleanup.policy", value="compress")]},
         ErrorCode.INVALID_CONFIG,
     ),
 }

@@ -33,7 +33,16 @@ from penstock.protocol.messages.transactions import (
     WriteTxnMarkersRequest,
 )
 from penstock.protocol.records import batches, decode_records
-from tests.broker.phrases import batch, create_topic, fetch, find_coordinator, only, produce_request, put
+from tests.broker.phrases import (
+    batch,
+    create_topic,
+    fetch,
+    find_coordinator,
+    keyed,
+    only,
+    produce_request,
+    put,
+)
 from tests.broker.wire import Wire
 from tests.support import wait_until
 
@@ -361,6 +370,42 @@ def test_offsets_of_a_group_that_was_not_added_are_refused(wire: Wire, topic: st
     producer.init()
     producer.send(topic, b"a")
     assert producer.send_offset(group, topic, 7, is_added=False) == ErrorCode.TRANSACTION_ABORTABLE
+
+
+def test_records_of_a_transaction_need_keys_in_a_compacted_topic(producer: Producer, unique: Unique) -> None:
+    topic = unique("t")
+    create_topic(producer.wire, topic, configs={"cleanup.policy": "compact"})
+    result = producer.send(topic, b"no key")
+    assert result.error_code == ErrorCode.INVALID_RECORD
+    assert [each.batch_index for each in result.record_errors] == [0]
+    assert read(producer.wire, topic, committed=False) == []
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_a_batch_behind_one_that_is_verified_needs_keys_too(wire: Wire, unique: Unique, is_v2: bool) -> None:
+    topic = unique("t")
+    create_topic(wire, topic, configs={"cleanup.policy": "compact"})
+    producer = Producer(wire, unique("x"), is_v2=is_v2)
+    producer.init()
+    if not is_v2:
+        assert producer.add(topic) == 0
+    version = 12 if is_v2 else 11
+    fields: dict[str, Any] = {
+        "producer_id": producer.producer_id,
+        "producer_epoch": producer.epoch,
+        "transactional": True,
+    }
+    # The first is held until it is verified, and the second, sent with it, behind it.
+    for records in (keyed(b"a", base_sequence=0, **fields), batch(b"b", base_sequence=1, **fields)):
+        request = produce_request(topic, records)
+        request.transactional_id = producer.id
+        wire.send(request, version)
+    first, second = (only(only(wire.receive().responses).partition_responses) for _ in range(2))
+    assert first.error_code == ErrorCode.NONE
+    assert second.error_code == ErrorCode.INVALID_RECORD
+    assert [each.batch_index for each in second.record_errors] == [0] and second.error_message
+    producer.commit()
+    ends(producer, topic, [b"a"])
 
 
 def test_the_batch_and_the_request_must_agree(wire: Wire, topic: str, unique: Unique) -> None:

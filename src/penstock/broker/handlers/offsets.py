@@ -1,7 +1,7 @@
 """ListOffsets (1-11), OffsetForLeaderEpoch (2-4) and DeleteRecords (0-2): the offsets of a partition.
 
-ListOffsets by timestamp is exact: it is the one place where the broker looks inside a batch. There is no remote
-tier, so "earliest local" is the earliest offset and there is no "latest tiered".
+ListOffsets by timestamp is exact: the broker looks inside a batch for it. There is no remote tier, so "earliest
+local" is the earliest offset and there is no "latest tiered".
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def delete_records(broker: Broker, request: DeleteRecordsRequest, call: Call) ->
             hosted = _led_here(broker, topic.name, wanted.partition_index)
             if isinstance(hosted, ErrorCode):
                 result.error_code = hosted
-            elif is_internal(topic.name) or not hosted.config.is_delete:
+            elif is_internal(topic.name) or (hosted.config.is_compact and not hosted.config.is_delete):
+                # Deleting would lose the last values of keys, which such a topic keeps for ever.
                 result.error_code = ErrorCode.POLICY_VIOLATION
             else:
                 try:

@@ -10,7 +10,8 @@ The first batch of a transaction in a partition is verified with the transaction
 (``transactions/verification.py``), and the response waits for that too. InitProducerId with a transactional id is
 decided by its coordinator.
 
-Departure from Kafka: records inside a batch are not inspected (the header and the CRC are).
+Departure from Kafka: records inside a batch are only inspected on compacted topics, where each needs a key; which
+ones have none is said from version 8 on (KIP-467). Elsewhere the header and the CRC are checked.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from penstock.broker.broker import Broker
 from penstock.broker.handlers.leader_hints import endpoints_of, name_leader
 from penstock.broker.network.connection import CLOSE, NO_RESPONSE, WAITING, Call
 from penstock.broker.partition.hosted_partition import HostedPartition
-from penstock.broker.partition.produced_batch import Appended
+from penstock.broker.partition.produced_batch import Appended, Refused
 from penstock.metadata.topics import is_internal
 from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.produce import (
+    BatchIndexAndErrorMessage,
     InitProducerIdRequest,
     InitProducerIdResponse,
     PartitionProduceResponse,
@@ -100,6 +102,8 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
                     _succeed(result, hosted, appended)
                     if acks and not hosted.is_acknowledged(appended, by_all=acks == ALL):
                         waiting.append((hosted, appended, result))
+                elif appended.refused is not None:
+                    _explain(result, hosted, appended.refused)
             if error:
                 result.error_code = error
                 failed = True
@@ -179,6 +183,8 @@ class _PendingProduce:
         if id(result) not in self._unfinished:
             return
         if appended.error:
+            if appended.refused is not None:
+                _explain(result, hosted, appended.refused)
             self._committed(result, appended.error)
             return
         _succeed(result, hosted, appended)
@@ -214,6 +220,15 @@ def _succeed(result: PartitionProduceResponse, hosted: HostedPartition, appended
     result.base_offset = appended.base_offset
     result.log_append_time_ms = appended.log_append_time_ms
     result.log_start_offset = hosted.log.log_start_offset
+
+
+def _explain(result: PartitionProduceResponse, hosted: HostedPartition, refused: Refused) -> None:
+    result.error_message = refused.message
+    message = f"A record without a key cannot be stored in {hosted.topic}-{hosted.index}, which is compacted."
+    result.record_errors = [
+        BatchIndexAndErrorMessage(batch_index=place, batch_index_error_message=message)
+        for place in refused.records
+    ]
 
 
 def _fail(result: PartitionProduceResponse, error: ErrorCode) -> None:

@@ -358,8 +358,8 @@ class HostedPartition:
             return self.refuse(records, ErrorCode.KAFKA_STORAGE_ERROR)
         wall_ms = self._storage.environment.clock.wall_ms()
         checked = check_batch(records, config, wall_ms, self._host, allow_zstd=allow_zstd)
-        if isinstance(checked, ErrorCode):
-            return Appended(checked)
+        if isinstance(checked, Appended):
+            return checked
         header, stamped = checked
         if header.is_transactional != is_transactional:
             return Appended(
