@@ -157,7 +157,8 @@ connection, except ApiVersions, which answers with the range we have.
   `penstock.compaction` at 1. The controller sets the last two to their highest levels by itself once every
   registered broker supports them; UpdateFeatures can set `transaction.version` to 1 and to 2, but turn neither off.
   Until `transaction.version` is set, the APIs of transactions are not advertised. Until `penstock.compaction` is
-  set, `compact` in `cleanup.policy` or `log.cleanup.policy` is refused with INVALID_CONFIG, and nothing is compacted.
+  set, `compact` in `cleanup.policy` or `log.cleanup.policy` is refused with INVALID_CONFIG, and nothing is
+  compacted.
 - **Replicas are not moved between the disks of one broker**: AlterReplicaLogDirs is not served. A reassignment
   moves a replica to another broker.
 - **`default.replication.factor` and `offsets.topic.replication.factor` are described as they apply**: unless they

@@ -337,7 +337,6 @@ class CompactionMachine(RuleBasedStateMachine):
 
 
 def _encoded(batch: ModelBatch) -> bytearray:
-    producer = {"producer_id": batch.producer_id, "producer_epoch": 0 if batch.producer_id >= 0 else -1}
     if not batch.records:
         data = encode_marker(Marker(batch.is_commit, 0), batch.producer_id, 0, 1_700_000_000_000)
     else:
@@ -345,7 +344,8 @@ def _encoded(batch: ModelBatch) -> bytearray:
             batch.records,
             base_sequence=0 if batch.producer_id >= 0 else -1,
             transactional=batch.is_transactional,
-            **producer,
+            producer_id=batch.producer_id,
+            producer_epoch=0 if batch.producer_id >= 0 else -1,
         )
     data[0:8] = batch.base_offset.to_bytes(8, "big")
     data[12:16] = batch.epoch.to_bytes(4, "big")

@@ -35,6 +35,7 @@ from penstock.broker.network.metadata_pages import MetadataPages
 from penstock.broker.network.peers import Peers
 from penstock.broker.node_partition_host import NodePartitionHost
 from penstock.broker.options import ServeOptions
+from penstock.broker.partition.cleaner import Cleaner
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.partition.hosted_partitions import Partitions
 from penstock.broker.partition.housekeeping import Housekeeping
@@ -50,7 +51,7 @@ from penstock.broker.transactions.marker_writer import MarkerWriter
 from penstock.broker.transactions.open_elsewhere import OpenElsewhere
 from penstock.broker.transactions.verification import Verification
 from penstock.environment import Environment
-from penstock.metadata.features import TRANSACTION_VERSION
+from penstock.metadata.features import TRANSACTION_VERSION, may_compact
 from penstock.metadata.image import Delta, Endpoint, Image
 from penstock.model import BrokerId
 from penstock.protocol.listeners import CLIENTS, NODES
@@ -211,6 +212,15 @@ class Broker:
             self.logger,
             may_delete=self.membership.is_serving,
             when_full=self.replication.full_followers.look,
+        )
+        self.cleaner = Cleaner(
+            environment,
+            self.storage,
+            self.partitions,
+            self.clocks,
+            self.logger,
+            settings=lambda: config.cleaner_settings(self.consensus.image, node_id),
+            may_clean=lambda: may_compact(self.consensus.image),
         )
         self.partition_host = NodePartitionHost(
             environment,

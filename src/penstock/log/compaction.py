@@ -60,8 +60,6 @@ def is_due(sources: Sequence[Source], first_dirty_offset: int, config: LogConfig
     """Whether enough is dirty, or something has been for ``max.compaction.lag.ms``."""
     dirty = dirty_bytes(sources, first_dirty_offset)
     total = sum(source.size for source in sources)
-    if dirty == 0 or first_dirty_offset >= sources[-1].end_offset:
-        return False
     return dirty >= config.min_cleanable_dirty_ratio * total or dirty_age_ms > config.max_compaction_lag_ms
 
 

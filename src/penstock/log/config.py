@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KEEP = -1
+NEVER_MS = 2**63 - 1
 
 _DAY_MS = 24 * 60 * 60 * 1000
 
@@ -29,6 +30,6 @@ class LogConfig:
     min_cleanable_dirty_ratio: float = 0.5
     # A record younger than this is not compacted; one older than that makes its log due.
     min_compaction_lag_ms: int = 0
-    max_compaction_lag_ms: int = 2**63 - 1
+    max_compaction_lag_ms: int = NEVER_MS
     # How long a tombstone, or the marker of a transaction without records, stays after it was first compacted.
     delete_retention_ms: int = _DAY_MS

@@ -18,7 +18,7 @@ from penstock.environment import NO_ROOM, Buffer, Clock, Environment, FileRange,
 from penstock.log.aborted_index import AbortedTransaction
 from penstock.log.cleaner_job import ActiveProducer, CleanedGroup, CleaningJob
 from penstock.log.compaction import Source, cleanable, is_due
-from penstock.log.config import KEEP, LogConfig
+from penstock.log.config import KEEP, NEVER_MS, LogConfig
 from penstock.log.durability import Durability, sync_once
 from penstock.log.epochs import NO_EPOCH, LeaderEpochs
 from penstock.log.fetched_batches import first_holding, good_from, without_overlap
@@ -589,6 +589,19 @@ class Log:
         """Exclusive: everything below was compacted at least once."""
         return min(self.log_end_offset, max(self.log_start_offset, self.swapping.state.first_dirty_offset))
 
+    def due_for_cleaning(self, high_watermark: int, wall_ms: int | None) -> list[Source]:
+        """The segments that may be compacted, if enough of them is dirty. Raises OSError."""
+        sources = self.cleanable(high_watermark, wall_ms)
+        first_dirty = self.first_dirty_offset
+        oldest_dirty = next((source for source in sources if source.end_offset > first_dirty), None)
+        if oldest_dirty is None:
+            return []
+        dirty_age_ms = 0
+        if wall_ms is not None and self._config.max_compaction_lag_ms < NEVER_MS:
+            segment = self._segments.items[self._segments.place_of(oldest_dirty.base_offset)]
+            dirty_age_ms = wall_ms - self._segments.look(segment, _first_timestamp)
+        return sources if is_due(sources, first_dirty, self._config, dirty_age_ms) else []
+
     def prepare_cleaning(
         self,
         high_watermark: int,
@@ -599,22 +612,14 @@ class Log:
         load_factor: float,
         io_bytes_per_second: float,
     ) -> CleaningJob | None:
-        """The job that compacts this log, for another process; None when enough of it is clean. Raises OSError."""
-        sources = self.cleanable(high_watermark, wall_ms)
+        """The job that compacts this log, for another process; None when it is not due. Raises OSError."""
+        sources = self.due_for_cleaning(high_watermark, wall_ms)
         if not sources:
-            return None
-        first_dirty = self.first_dirty_offset
-        oldest_dirty = next((source for source in sources if source.end_offset > first_dirty), None)
-        dirty_age_ms = 0
-        if oldest_dirty is not None and wall_ms is not None and self._config.max_compaction_lag_ms < 2**62:
-            segment = self._segments.items[self._segments.place_of(oldest_dirty.base_offset)]
-            dirty_age_ms = wall_ms - self._segments.look(segment, _first_timestamp)
-        if not is_due(sources, first_dirty, self._config, dirty_age_ms):
             return None
         return CleaningJob(
             self.directory,
             tuple(sources),
-            first_dirty,
+            self.first_dirty_offset,
             tuple(self.aborted_transactions(sources[0].base_offset, sources[-1].end_offset)),
             {
                 producer_id: ActiveProducer(
@@ -700,8 +705,7 @@ class Log:
         removal of the old ones is durable.
         """
         self._reader.forget()
-        self.swapping.cut()
-        self.swapping.state.first_dirty_offset = 0
+        self.swapping.started_over()
         if not self._segments.items and offset == self.log_end_offset == 0:
             self.epochs.start_over(offset, NO_EPOCH)
             return

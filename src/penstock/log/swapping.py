@@ -33,17 +33,24 @@ class WrongCleaning(Exception):
 
 
 class Swapping:
-    __slots__ = ("_directory", "_files", "_intended", "_segments", "state", "version")
+    __slots__ = ("_directory", "_files", "_intended", "_segments", "_state", "version")
 
     def __init__(self, files: Files, directory: str, segments: Segments) -> None:
         self._files = files
         self._directory = directory
         self._segments = segments
-        self.state = CleaningState()
+        # None until it is used: few logs are compacted.
+        self._state: CleaningState | None = None
         # Grows when segments were cut or removed: what a job has read is no longer the log.
         self.version = 0
         # The cleaned file that an intent names, which may be on disk already; None without one.
         self._intended: str | None = None
+
+    @property
+    def state(self) -> CleaningState:
+        if self._state is None:
+            self._state = CleaningState()
+        return self._state
 
     # Opening
 
@@ -51,9 +58,9 @@ class Swapping:
         """Finish or undo what a crash has left, before the segments are listed. Returns whether files changed."""
         known = set(names)
         if CLEANING in known:
-            self.state = read_state(self._files, self._directory)
+            self._state = read_state(self._files, self._directory)
         cleaned = [name for name in known if name.endswith(CLEANED)]
-        swap = self.state.swap
+        swap = None if self._state is None else self._state.swap
         if swap is not None:
             base_offset, end_offset = swap
             path = path_of(self._directory, base_offset, LOG)
@@ -155,7 +162,7 @@ class Swapping:
     def prepare_end(self, state: CleaningState | None = None) -> Callable[[], None]:
         """Return the work that makes the renames durable and then removes the intent. ``state`` replaces ours."""
         if state is not None:
-            self.state = state
+            self._state = state
         self.state.swap = None
         write = self._prepare_write()
 
@@ -171,10 +178,16 @@ class Swapping:
         if self._intended is not None:
             self._files.remove(self._intended)
             self._intended = None
-        elif self.state.swap is None:
+        elif self._state is None or self._state.swap is None:
             return
         # Otherwise a power failure could bring old segments back beside the one that has replaced them.
         self._files.sync_directory(self._directory)
+
+    def started_over(self) -> None:
+        """The log is empty: nothing in it is compacted."""
+        self.cut()
+        if self._state is not None:
+            self._state.first_dirty_offset = 0
 
     def discard(self, groups: Iterable[CleanedGroup]) -> None:
         """Remove cleaned files that are not used."""

@@ -49,6 +49,8 @@ class Append(NamedTuple):
     records: Buffer
     high_watermark: int
     leader_log_start: int
+    # (offset, partition epoch) for ``Partition.learned_replicated``.
+    replicated_before: tuple[int, int] = (-1, NO_EPOCH)
 
 
 class Truncate(NamedTuple):

@@ -457,7 +457,13 @@ class Fetcher:
                 size = len(records) if records else 0
                 if size and followed.is_throttled:
                     self._throttle.take(size)
-                return Append(key, records or b"", data.high_watermark, data.log_start_offset)
+                return Append(
+                    key,
+                    records or b"",
+                    data.high_watermark,
+                    data.log_start_offset,
+                    (data.replicated_before, data.partition_epoch),
+                )
         if (
             error in (ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE)
             and data.log_start_offset > followed.offset

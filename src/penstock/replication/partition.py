@@ -102,6 +102,7 @@ class Partition:
         "_own_end",
         "_own_start",
         "_proven",
+        "_replicated_before",
         "_unresolved",
         "_wait_until_ms",
         "_was_recovering",
@@ -147,6 +148,9 @@ class Partition:
         self.high_watermark = high_watermark
         # The high watermark that this process has itself observed. Never above ``high_watermark``.
         self._proven = 0
+
+        # Follower: as ``replicated_before``, from the leader, in this partition epoch.
+        self._replicated_before = 0
 
         # From the assignment.
         self.leader = NO_LEADER
@@ -226,6 +230,19 @@ class Partition:
         follower = self._followers.get(replica)
         return follower is not None and 0 <= follower.log_start_offset <= offset <= follower.end_offset
 
+    @property
+    def replicated_before(self) -> int:
+        """Exclusive: every assigned replica has had everything below, whether it is in sync or not.
+
+        Tombstones below may be compacted away: no replica that comes back has only the values before them.
+        """
+        if not self.is_leader:
+            return self._replicated_before
+        offset = self._own_end
+        for follower in self._followers.values():
+            offset = min(offset, follower.end_offset)
+        return max(0, offset)
+
     def have_deleted_before(self, offset: int) -> bool:
         """Whether, as the leader knows, all replicas that may lead next have deleted all below ``offset``."""
         eligible = [self._followers.get(broker) for broker in self.elr]
@@ -270,6 +287,9 @@ class Partition:
             self._change_role(assignment, end_offset, counted_end, now_ms)
         assert assignment.leader == self.leader, "two leaders in one epoch"
         is_newer = assignment.partition_epoch > self.partition_epoch
+        if is_newer:
+            # There may be another replica now.
+            self._replicated_before = 0
         self.partition_epoch = assignment.partition_epoch
         self.replicas = assignment.replicas
         self.elr = assignment.elr
@@ -451,6 +471,11 @@ class Partition:
         self.high_watermark = max(self.high_watermark, min(high_watermark, end_offset))
         self._proven = max(self._proven, self.high_watermark)
         self._was_recovering = self.is_recovering
+
+    def learned_replicated(self, offset: int, partition_epoch: int) -> None:
+        """The leader says that in this partition epoch all assigned replicas have everything below the offset."""
+        if partition_epoch == self.partition_epoch:
+            self._replicated_before = offset
 
     def truncated(self, end_offset: int) -> None:
         """Our log has been truncated to ``end_offset``."""

@@ -262,6 +262,10 @@ class PendingFetch:
                 if error:
                     data.error_code = error
                     return data, 0
+                if hosted.config.is_compact:
+                    core = hosted.replication
+                    data.replicated_before = core.replicated_before
+                    data.partition_epoch = core.partition_epoch
             else:
                 ceiling = data.last_stable_offset if self._read_committed else hosted.high_watermark
                 if self._rack and hosted.is_leader:

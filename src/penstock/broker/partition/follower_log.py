@@ -36,8 +36,18 @@ class FollowerLog:
         log, told = self._hosted.log, self._told_start
         return log.log_end_offset, log.epochs.latest, log.log_start_offset if told is None else told
 
-    def append(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
-        """Append what the leader sent, which may be nothing, and take over its high watermark and log start."""
+    def append(
+        self,
+        records: Buffer,
+        high_watermark: int,
+        log_start_offset: int,
+        *,
+        replicated_before: tuple[int, int] = (-1, -1),
+    ) -> ErrorCode:
+        """Append what the leader sent, which may be nothing, and take over its high watermark and log start.
+
+        ``replicated_before`` as in ``Append``.
+        """
         hosted = self._hosted
         try:
             log = hosted.log
@@ -53,6 +63,8 @@ class FollowerLog:
                         hosted.flush_if_due(log)
             core = hosted.replication
             core.learned(high_watermark, log.log_end_offset)
+            if replicated_before[0] >= 0:
+                core.learned_replicated(*replicated_before)
             if core.high_watermark != hosted.high_watermark:
                 hosted.advance()
             start = min(log_start_offset, log.log_end_offset)

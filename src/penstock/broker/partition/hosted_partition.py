@@ -24,6 +24,8 @@ from penstock.broker.partition.waiters import Waiters
 from penstock.broker.storage.flushing import Flushing
 from penstock.broker.storage.storage import Storage
 from penstock.environment import NO_ROOM, FileRange
+from penstock.log.cleaning_state import CleaningReport
+from penstock.log.compaction import dirty_bytes
 from penstock.log.log import CorruptLog, Log
 from penstock.log.producers import TRY_AGAIN, Duplicate
 from penstock.log.refused_batches import NONE_REFUSED, RefusedBatches
@@ -629,6 +631,21 @@ class HostedPartition:
         if count:
             self._start_moved(self.log)
         return count
+
+    def cleaning_report(self) -> CleaningReport | None:
+        """How far it is compacted; None if it is not a compacted one, or not open. Raises OSError."""
+        log = self._log
+        if log is None or not self._topic_config.is_compact:
+            return None
+        sources = log.cleanable(self.high_watermark, self._storage.environment.clock.wall_ms())
+        state = log.swapping.state
+        return CleaningReport(
+            sum(source.size for source in sources),
+            dirty_bytes(sources, log.first_dirty_offset),
+            log.first_dirty_offset,
+            state.last_run,
+            state.set_aside,
+        )
 
     def _start_moved(self, log: Log) -> None:
         if self._core is not None:

@@ -298,7 +298,10 @@ class _FetchLoop:
         match effect:
             case Append():
                 error = hosted.follower_log.append(
-                    effect.records, effect.high_watermark, effect.leader_log_start
+                    effect.records,
+                    effect.high_watermark,
+                    effect.leader_log_start,
+                    replicated_before=effect.replicated_before,
                 )
                 if effect.records or hosted.follower_log.position() != before:
                     # Also after an error: some batches may be written, and are not fetched again. And a new log

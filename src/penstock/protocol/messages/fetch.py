@@ -97,6 +97,9 @@ class PartitionData(Message):
     current_leader: LeaderIdAndEpoch | None = struct(LeaderIdAndEpoch, "12+", tag=1)
     # The snapshot to load when the fetch offset is before our log start (KIP-630).
     snapshot_id: SnapshotId | None = struct(SnapshotId, "12+", tag=2)
+    # Ours, for followers: tombstones that every assigned replica has, if it is compacted, and since when we know.
+    replicated_before: int = int64("12+", default=-1, tag=10_000)
+    partition_epoch: int = int32("12+", default=-1, tag=10_001)
     aborted_transactions: list[AbortedTransaction] | None = array(AbortedTransaction, nullable=True)
     preferred_read_replica: int = int32("11+", default=-1)
     # Without records b"", not None: librdkafka and kafka-python break on null.
