@@ -159,6 +159,8 @@ connection, except ApiVersions, which answers with the range we have.
   Until `transaction.version` is set, the APIs of transactions are not advertised. Until `penstock.compaction` is
   set, `compact` in `cleanup.policy` or `log.cleanup.policy` is refused with INVALID_CONFIG, and nothing is
   compacted.
+- **DescribeLogDirs says how far logs are compacted**, in tagged fields of our own, if the request asks for it in
+  one (`penstock topics cleaning`).
 - **Replicas are not moved between the disks of one broker**: AlterReplicaLogDirs is not served. A reassignment
   moves a replica to another broker.
 - **`default.replication.factor` and `offsets.topic.replication.factor` are described as they apply**: unless they

@@ -487,13 +487,3 @@ class Conversation:
 
 def assignment_of(members: Sequence[str]) -> dict[str, bytes]:
     return {member: f"for {member}".encode() for member in members}
-
-
-def whole_snapshot(coordinator: Coordinator) -> list[Logged]:
-    """What the log says about every group, as few changes, in the order of the shell."""
-    log: list[Logged] = []
-    for group_id in coordinator.all_keys():
-        log += coordinator.snapshot_of(group_id)
-        for producer, changes in coordinator.snapshot_in_transactions(group_id):
-            log += [InTransaction(change, *producer) for change in changes]
-    return log

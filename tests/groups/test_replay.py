@@ -12,7 +12,6 @@ from tests.groups.conversation import (
     Conversation,
     assignment_of,
     subscription,
-    whole_snapshot,
 )
 
 P0 = ("orders", 0)
@@ -101,53 +100,6 @@ def test_a_leader_that_is_no_member_is_replaced() -> None:
     member = StoredMember("m", None, "c", "/h", 1000, SESSION_MS, ORDERS, b"")
     talk = Conversation(log=[GroupStored(GROUP, "consumer", 7, "range", "gone", 1, (member,))])
     assert talk.join("m").answer.leader == "m"
-
-
-def test_a_snapshot_says_in_few_changes_what_a_long_log_says() -> None:
-    talk = Conversation()
-    (leader, follower), generation = talk.stable(2)
-    for offset in range(20):
-        talk.commit({P0: offset}, member_id=leader, generation=generation)
-    talk.commit({P0: 1}, group="simple")
-    (other,), _ = talk.stable(1, group="emptied")
-    talk.leave(other, group="emptied")
-    snapshot = whole_snapshot(talk.coordinator)
-    assert len(snapshot) == talk.coordinator.change_count == 4
-    after = Conversation(log=snapshot)
-    assert after.groups() == talk.groups()
-    assert after.describe() == talk.describe()
-    assert after.offsets() == {P0: 19}
-    assert after.heartbeat(follower, generation) is ErrorCode.NONE
-
-
-def test_a_snapshot_during_a_rebalance_has_the_generation_before() -> None:
-    talk = Conversation()
-    (member,), generation = talk.stable(1)
-    talk.commit({P0: 5}, member_id=member, generation=generation)
-    talk.join_new()
-    assert talk.state() == "PreparingRebalance"
-    after = Conversation(log=whole_snapshot(talk.coordinator))
-    assert after.state() == "Stable"
-    assert after.heartbeat(member, generation) is ErrorCode.NONE
-    assert after.offsets() == {P0: 5}
-
-
-def test_a_snapshot_has_what_was_decided_and_is_not_committed_yet() -> None:
-    """It is in the log already, and the snapshot comes behind it."""
-    talk = Conversation()
-    (member,), generation = talk.stable(1)
-    talk.commit({P0: 5, ("orders", 1): 6}, member_id=member, generation=generation)
-    talk.hold = True
-    talk.commit({P0: 7}, member_id=member, generation=generation)
-    talk.leave(member)
-    talk.delete_offsets(("orders", 1))
-    after = Conversation(log=whole_snapshot(talk.coordinator))
-    assert after.state() == "Empty"
-    assert after.offsets() == {P0: 7}
-    talk.fail_all()
-    after = Conversation(log=whole_snapshot(talk.coordinator))
-    assert after.state() == "Stable"
-    assert after.offsets() == {P0: 5, ("orders", 1): 6}
 
 
 def test_a_decision_without_changes_may_be_confirmed_or_failed() -> None:

@@ -15,7 +15,6 @@ from tests.groups.conversation import (
     Ended,
     InTransaction,
     topic_id,
-    whole_snapshot,
 )
 
 P0 = ("orders", 0)
@@ -321,20 +320,6 @@ def test_an_offset_of_a_deleted_topic_is_not_seen_after_the_commit() -> None:
     assert talk.offsets() == talk.restarted().offsets() == {("payments", 0): 3}
 
 
-@pytest.mark.parametrize("written", range(3))
-def test_a_half_finished_rewrite_brings_no_offset_of_a_deleted_topic_before_an_open_one(written: int) -> None:
-    talk = Conversation()
-    talk.commit_in_transaction(ONE, {P0: 5})
-    talk.end_transaction(ONE, commit=True)
-    talk.topics["orders"] = topic_id("orders", 2)
-    talk.commit_in_transaction(ONE, {P0: 7})
-    # The coordinator goes away in the middle of it. The next one knows the new topic only.
-    rewritten = [*talk.log, *whole_snapshot(talk.coordinator)[:written]]
-    after = Conversation(talk.settings, rewritten, talk.topics)
-    after.end_transaction(ONE, commit=True)
-    assert after.offsets() == {P0: 7}
-
-
 def test_offsets_in_transactions_are_removed_with_their_topic() -> None:
     talk = Conversation()
     talk.commit_in_transaction(ONE, {P0: 5})
@@ -364,42 +349,66 @@ def test_an_offset_without_topic_id_in_a_transaction_gets_one_when_it_is_committ
     assert talk.log[-1] == OffsetCommitted(GROUP, *P0, 5, topic_id=topic_id("orders"))
 
 
+def test_an_offset_without_topic_id_is_not_written_again_behind_one_in_a_transaction() -> None:
+    """It would supersede it: the order of the log decides."""
+    talk = Conversation(log=[OffsetCommitted(GROUP, *P0, 5)])
+    talk.commit_in_transaction(ONE, {P0: 7})
+    talk.reconcile()
+    assert isinstance(talk.log[-1], InTransaction)
+    talk.end_transaction(ONE, commit=True)
+    assert talk.offsets() == talk.restarted().offsets() == {P0: 7}
+
+
 # The log
 
 
-def test_a_snapshot_restates_offsets_in_transactions() -> None:
+def test_a_commit_that_equals_the_one_before_still_supersedes_an_offset_in_a_transaction() -> None:
+    """Of two equal records compaction leaves the later one."""
     talk = Conversation()
     talk.commit({P0: 1})
-    talk.commit_in_transaction(ONE, {P0: 5, P1: 6}, epoch=2)
-    talk.commit_in_transaction(TWO, {P0: 7})
-    snapshot = whole_snapshot(talk.coordinator)
-    assert talk.coordinator.change_count == len(snapshot) == 4
-    for log in (snapshot, [*talk.log, *snapshot]):
-        after = Conversation(log=log)
-        assert after.offsets() == {P0: 1}
-        after.end_transaction(TWO, commit=True)
-        after.end_transaction(ONE, commit=True)
-        assert after.offsets() == {P0: 7, P1: 6}
-
-
-def test_a_snapshot_knows_of_a_marker_that_is_not_committed_yet() -> None:
-    talk = Conversation()
     talk.commit_in_transaction(ONE, {P0: 5})
-    talk.hold = True
+    talk.commit({P0: 1})
+    assert talk.log[0] == talk.log[2]
     talk.end_transaction(ONE, commit=True)
-    after = Conversation(log=whole_snapshot(talk.coordinator))
-    assert after.offsets() == {P0: 5}
-    assert unstable(after, P0) == []
+    assert talk.offsets() == {P0: 1}
+    after = Conversation(log=[talk.log[2]])
+    assert after.offsets() == {P0: 1}
 
 
-@pytest.mark.parametrize("written", range(4))
-def test_a_rewrite_that_stopped_half_way_changes_no_outcome(written: int) -> None:
+def test_an_offset_that_is_committed_again_in_a_transaction_is_the_newer_one() -> None:
+    talk = Conversation()
+    talk.commit_in_transaction(ONE, {P0: 5})
+    talk.commit_in_transaction(TWO, {P0: 7})
+    talk.commit_in_transaction(ONE, {P0: 5})
+    assert talk.log[0] == talk.log[2]
+    talk.end_transaction(ONE, commit=True)
+    talk.end_transaction(TWO, commit=True)
+    assert talk.offsets() == {P0: 5}
+    assert Conversation(log=talk.log[1:]).offsets() == {P0: 5}
+
+
+@pytest.mark.parametrize("restated", range(4))
+def test_a_log_that_an_earlier_version_was_rewriting_says_the_same(restated: int) -> None:
+    """That version appended the state again, and then deleted what was before; it may have stopped anywhere."""
+    talk = Conversation()
+    talk.commit({P0: 1, P1: 2})
+    talk.commit({P0: 3})
+    talk.commit({P0: 4}, group="b")
+    again = talk.log[:0:-1][:restated]
+    after = Conversation(log=[*talk.log, *again])
+    assert (after.offsets(), after.offsets("b")) == ({P0: 3, P1: 2}, {P0: 4})
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_log_that_an_earlier_version_has_rewritten_keeps_offsets_in_transactions(is_deleted: bool) -> None:
     talk = Conversation()
     talk.commit({P0: 1})
     talk.commit_in_transaction(ONE, {P0: 5})
     talk.commit_in_transaction(TWO, {P0: 7})
-    after = Conversation(log=[*talk.log, *whole_snapshot(talk.coordinator)[:written]])
-    after.end_transaction(ONE, commit=True)
-    assert after.offsets() == {P0: 5}
+    # It appended what was committed, and behind it what was in transactions.
+    before = [] if is_deleted else talk.log
+    after = Conversation(log=[*before, *talk.log])
+    assert after.offsets() == {P0: 1}
     after.end_transaction(TWO, commit=True)
+    after.end_transaction(ONE, commit=True)
     assert after.offsets() == {P0: 7}

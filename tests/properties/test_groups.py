@@ -8,7 +8,7 @@ worst moments. Checked all along, and independently of the coordinator's own ``c
 - a commit of an older generation than a client has heard of is refused;
 - readers see exactly what is in the log, so that an acknowledged commit survives every restart;
 - an offset committed in a transaction is seen when the transaction has committed, and never if it was aborted;
-- another coordinator that replays the log agrees with this one;
+- another coordinator that replays the log agrees with this one, also when the log was compacted;
 - every request is answered exactly once, in the end.
 """
 
@@ -56,6 +56,7 @@ from penstock.protocol.messages.transactions import (
     TxnOffsetCommitRequestTopic,
     TxnOffsetCommitResponse,
 )
+from tests.groups.compaction import compacted, last_stable_place, state_of
 from tests.groups.conversation import (
     Ended,
     InTransaction,
@@ -64,7 +65,6 @@ from tests.groups.conversation import (
     replay,
     subscription,
     topic_id,
-    whole_snapshot,
 )
 
 GROUPS = ("a", "b")
@@ -535,8 +535,7 @@ class Groups(RuleBasedStateMachine):
         for place, logged in enumerate(self.log):
             match logged:
                 case OffsetCommitted():
-                    if key_of(logged) not in committed or committed[key_of(logged)][1] != logged:
-                        committed[key_of(logged)] = (place, logged)
+                    committed[key_of(logged)] = (place, logged)
                 case OffsetRemoved():
                     for offsets in (committed, *opened.values()):
                         offsets.pop(key_of(logged), None)
@@ -571,29 +570,13 @@ class Groups(RuleBasedStateMachine):
                     assert theirs.subscribed_topics == mine.subscribed_topics
                     assert theirs.static_members == mine.static_members
 
-    @rule()
-    def a_snapshot_says_what_the_log_says(self) -> None:
-        """All that was decided is in the log: what is not committed yet, too."""
-        replayed = self.start_coordinator(self.whole_log())
-        shortened = self.start_coordinator(whole_snapshot(self.coordinator))
-        assert offsets_of(shortened) == offsets_of(replayed)
-        assert when_all_commit(shortened) == when_all_commit(replayed)
-        assert {g.to_stored() for g in shortened._groups.values()} == {
-            g.to_stored() for g in replayed._groups.values()
-        }
-
-    @rule(written=st.integers(0, 30))
-    def a_rewrite_may_stop_anywhere(self, written: int) -> None:
-        log = self.whole_log()
-        half_rewritten = self.start_coordinator([*log, *whole_snapshot(self.coordinator)[:written]])
-        replayed = self.start_coordinator(log)
-        assert offsets_of(half_rewritten) == offsets_of(replayed)
-        assert when_all_commit(half_rewritten) == when_all_commit(replayed)
-
-    def whole_log(self) -> list[Logged]:
-        """With what is not committed yet."""
-        queued = [logged for decision, _, marker in self.queue for logged in logged_by(decision, marker)]
-        return [*self.log, *queued]
+    @rule(data=st.data())
+    def the_log_is_compacted(self, data: st.DataObject) -> None:
+        """The next coordinator replays what is left of it, with all that was decided since."""
+        full = self.start_coordinator()
+        end = data.draw(st.integers(0, last_stable_place(self.log)))
+        self.log = compacted(self.log, end, lambda place: data.draw(st.booleans()))
+        assert state_of(self.start_coordinator()) == state_of(full)
 
     def teardown(self) -> None:
         """When nobody does anything any more, everything ends: no request hangs, no member stays."""
@@ -643,14 +626,6 @@ def unstable_of(coordinator: Coordinator) -> set[Key]:
             if partition.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
                 found.add((group, ORDERS, partition.partition_index))
     return found
-
-
-def when_all_commit(coordinator: Coordinator) -> dict[Key, int]:
-    """The offsets after all transactions committed. Nothing else may be done with the coordinator then."""
-    for producer_id in PRODUCERS:
-        coordinator.transaction_ended(producer_id, True)
-        coordinator.check()
-    return offsets_of(coordinator)
 
 
 def key_of(change: OffsetCommitted | OffsetRemoved) -> Key:

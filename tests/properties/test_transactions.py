@@ -4,7 +4,7 @@ The machine is the shell of one coordinator. Decisions go into a queue and are c
 coordinator, later. Requests name any identity that was ever given out, and some that never were. Checked all along,
 and independently of the coordinator's own ``check()``:
 
-- another coordinator that replays the log, in its bytes, agrees with this one;
+- another coordinator that replays the log, in its bytes, agrees with this one, also when the log was compacted;
 - a failed decision leaves no trace;
 - identities only grow, and each is given to one InitProducerId only, its repetitions aside;
 - what was answered to EndTxn is what the markers say, and markers are only due for what is committed;
@@ -29,12 +29,14 @@ from penstock.transactions.changes import (
     Change,
     Identity,
     State,
+    TransactionRemoved,
     TransactionStored,
     decode,
     encode,
 )
 from penstock.transactions.coordinator import MarkersDue, TransactionCoordinator
 from penstock.transactions.settings import TransactionSettings
+from tests.transactions.conversation import decided
 
 IDS = ("a", "b")
 PARTITIONS = (("t", 0), ("t", 1), ("u", 0))
@@ -76,7 +78,7 @@ class Transactions(RuleBasedStateMachine):
             producer_id=expected.id,
             producer_epoch=expected.epoch,
         )
-        before = self.core.snapshot_of(id)
+        before = decided(self.core, id)
         decision = self.core.init_producer_id(request, new_producer_id=self._new_id(has_id), **self.times)
         response = decision.response
         if response.error_code == ErrorCode.NONE:
@@ -91,10 +93,10 @@ class Transactions(RuleBasedStateMachine):
     @rule(id=ids, place=places, partitions=some, is_v2=st.booleans(), is_full=st.booleans())
     def add(self, id: str, place: int, partitions: list[tuple[str, int]], is_v2: bool, is_full: bool) -> None:
         producer = self._identity(id, place)
-        before = self.core.snapshot_of(id)
+        before = decided(self.core, id)
         decision = self.core.add_partitions(id, *producer, partitions, is_v2=is_v2, **self.times)
         if decision.response is ErrorCode.NONE:
-            assert isinstance(before[0], TransactionStored) and before[0].producer == producer
+            assert before is not None and before.producer == producer
         self._execute(id, before, decision, is_full)
 
     @rule(
@@ -110,15 +112,15 @@ class Transactions(RuleBasedStateMachine):
         request = EndTxnRequest(
             transactional_id=id, producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
         )
-        before = self.core.snapshot_of(id)
+        before = decided(self.core, id)
         decision = self.core.end(request, version, new_producer_id=self._new_id(has_id), **self.times)
         response = decision.response
         if response.error_code != ErrorCode.NONE:
             assert not decision.changes
             self._execute(id, before, decision, is_full)
             return
-        stored = before[0]
-        assert isinstance(stored, TransactionStored)
+        stored = before
+        assert stored is not None
         if not decision.changes:
             # The answer is repeated: it must be what happened.
             assert stored.state is (State.COMPLETE_COMMIT if commit else State.COMPLETE_ABORT)
@@ -142,8 +144,8 @@ class Transactions(RuleBasedStateMachine):
             if error is ErrorCode.NONE:
                 assert isinstance(committed, TransactionStored) and committed.state is State.ONGOING
                 assert partition in committed.partitions and committed.producer == producer
-                decided = self.core.snapshot_of(id)[0]
-                assert isinstance(decided, TransactionStored) and decided.state is State.ONGOING
+                stored = decided(self.core, id)
+                assert stored is not None and stored.state is State.ONGOING
 
     # Markers
 
@@ -155,7 +157,7 @@ class Transactions(RuleBasedStateMachine):
         wanted = partitions or due.partitions
         if forgets:
             self.markers.remove(due)
-        before = self.core.snapshot_of(due.transactional_id)
+        before = decided(self.core, due.transactional_id)
         decision = self.core.markers_written(due, wanted, **self.times)
         self._execute(due.transactional_id, before, decision, False)
 
@@ -169,7 +171,7 @@ class Transactions(RuleBasedStateMachine):
             if deadline_ms is None or deadline_ms > self.now_ms:
                 break
             decision = self.core.tick(self.now_ms, self.now_ms, may_expire=may_expire)
-            self._execute(None, [], decision, False)
+            self._execute(None, None, decision, False)
 
     @rule(count=st.integers(1, 3))
     def commit(self, count: int) -> None:
@@ -192,6 +194,26 @@ class Transactions(RuleBasedStateMachine):
         self.markers = []
         self._take_markers()
 
+    @rule(data=st.data())
+    def compact(self, data: st.DataObject) -> None:
+        """Of each id the last change below some place stays, unless it is a tombstone that was kept for long."""
+        full = self._load(self.log)
+        end = data.draw(st.integers(0, self.committed_count))
+        last = {change.transactional_id: place for place, change in enumerate(self.log[:end])}
+        kept = [
+            change
+            for place, change in enumerate(self.log[:end])
+            if last[change.transactional_id] == place
+            and not (isinstance(change, TransactionRemoved) and data.draw(st.booleans()))
+        ]
+        removed = end - len(kept)
+        self.log[:end] = kept
+        self.committed_count -= removed
+        self.waiting = [(place - removed, decision, then) for place, decision, then in self.waiting]
+        compacted = self._load(self.log)
+        assert {id: decided(compacted, id) for id in IDS} == {id: decided(full, id) for id in IDS}
+        assert sorted(compacted.all_keys()) == sorted(full.all_keys())
+
     @invariant()
     def is_sound(self) -> None:
         self.core.check()
@@ -200,7 +222,7 @@ class Transactions(RuleBasedStateMachine):
     def agrees_with_a_replay(self) -> None:
         replayed = self._load(self.log)
         for id in IDS:
-            assert replayed.snapshot_of(id) == self.core.snapshot_of(id)
+            assert decided(replayed, id) == decided(self.core, id)
         committed = self._load(self.log[: self.committed_count])
         for id in IDS:
             assert committed.describe(id) == self.core.describe(id) or self._is_being_removed(id)
@@ -243,14 +265,14 @@ class Transactions(RuleBasedStateMachine):
     def _execute(
         self,
         id: str | None,
-        before: list[Change],
+        before: TransactionStored | None,
         decision: Decision[Change],
         is_full: bool,
         then: Any = None,
     ) -> None:
         if is_full and decision.changes:
             self.core.failed(decision, self.now_ms, self.now_ms)
-            assert id is None or self.core.snapshot_of(id) == before
+            assert id is None or decided(self.core, id) == before
             return
         self.log += decision.changes
         if decision.changes or self.waiting:

@@ -172,6 +172,9 @@ class Conversation:
 
     # State
 
+    def decided(self, id: str = ID) -> TransactionStored | None:
+        return decided(self.coordinator, id)
+
     @property
     def state(self) -> str:
         return self.coordinator.describe(ID).transaction_state
@@ -236,3 +239,9 @@ class Conversation:
             return None
         self.next_producer_id += 1
         return self.next_producer_id
+
+
+def decided(coordinator: TransactionCoordinator, id: str) -> TransactionStored | None:
+    """The state of an id including what is not committed."""
+    producer = coordinator._producers.get(id)
+    return None if producer is None else producer.decided

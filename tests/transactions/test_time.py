@@ -146,7 +146,7 @@ def test_an_id_that_is_being_forgotten_is_not_used(talk: Conversation) -> None:
     assert talk.end(producer, commit=False).error is concurrent
     assert talk.end(producer, commit=False, version=CLASSIC_END).error is concurrent
     assert talk.coordinator.describe(ID).error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
-    assert talk.coordinator.snapshot_of(ID) == []
+    assert talk.decided() is None
     talk.commit_all()
     talk.hold = False
     assert talk.init().error is NONE
@@ -224,7 +224,7 @@ def test_the_state_survives_at_every_step(talk: Conversation) -> None:
     def compare() -> None:
         other = talk.restarted()
         for id in talk.coordinator.all_keys():
-            assert other.coordinator.snapshot_of(id) == talk.coordinator.snapshot_of(id)
+            assert other.decided(id) == talk.decided(id)
             assert other.coordinator.describe(id) == talk.coordinator.describe(id)
 
     producer = talk.started()
@@ -243,15 +243,3 @@ def test_the_state_survives_at_every_step(talk: Conversation) -> None:
     talk.write_all()
     talk.init(producer)
     compare()
-
-
-def test_a_rewrite_restates_the_decided_state(talk: Conversation) -> None:
-    producer = talk.started()
-    talk.add(producer)
-    talk.hold = True
-    talk.end(producer, commit=True)
-    changes = [change for id in talk.coordinator.all_keys() for change in talk.coordinator.snapshot_of(id)]
-    other = Conversation(log=changes).load()
-    assert other.state == "PrepareCommit" and len(other.due) == 1
-    assert talk.coordinator.change_count == 1
-    assert not talk.coordinator.resign().replies

@@ -110,14 +110,14 @@ def test_a_decision_that_cannot_be_written_changes_nothing(talk: Conversation) -
     talk.is_full = False
     producer = talk.started()
     talk.add(producer)
-    before = talk.coordinator.snapshot_of("transfers")
+    before = talk.decided()
     talk.is_full = True
     talk.add(producer, PAYMENTS)
     talk.end(producer, commit=True)
     talk.end(producer, commit=True, version=CLASSIC_END)
     talk.init()
     talk.sleep(100_000)
-    assert talk.coordinator.snapshot_of("transfers") == before
+    assert talk.decided() == before
     talk.is_full = False
     talk.sleep(10_000)
     assert talk.state == "PrepareAbort"

@@ -1,4 +1,4 @@
-"""`penstock topics`: list, create, describe, grow, trim and delete topics."""
+"""`penstock topics`: list, create, describe, grow, trim and delete topics, and see how far they are compacted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from penstock.cli import client
+from penstock.cli.cleaning import cleaning
 from penstock.cli.client import REQUEST_TIMEOUT_S, settle
 from penstock.cli.configs import changed_settings
 from penstock.cli.failures import Failure, WrongUsage
@@ -158,6 +159,9 @@ def describe(topic: Topic, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = Fal
             for row in rows
         ],
     )
+
+
+app.command()(cleaning)
 
 
 @app.command()

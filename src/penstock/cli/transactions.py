@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, knock
 from penstock.cli.failures import Failure, WrongUsage, near_name
 from penstock.cli.numbers import refuse_missing
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Topic, Yes, check_topic
 from penstock.cli.output import confirm, count_text, printable, show_json, show_table
 from penstock.cli.subcommands import subcommands
-from penstock.wire import Client, TopicPartition, UnknownTopic, WireError
+from penstock.cli.wire_client import connected, time_text
+from penstock.wire import Client, TopicPartition
 from penstock.wire.transaction_admin import (
     DescribedTransaction,
     ListedTransaction,
@@ -97,7 +94,7 @@ def list_transactions(
         open_ms_min=-1 if open_for is None else _duration_ms("--open-for", open_for),
         pattern=None if pattern is None else _pattern(pattern),
     )
-    with _connected(bootstrap) as client:
+    with connected(bootstrap) as client:
         found = client.list_transactions(wanted)
     if open_for is not None:
         # Brokers pass ids without an open transaction through this filter.
@@ -126,7 +123,7 @@ def describe(
     transactional_id: TransactionalId, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False
 ) -> None:
     """Show the state of a transactional id, its producer, and the partitions of its open transaction."""
-    with _connected(bootstrap) as client:
+    with connected(bootstrap) as client:
         found = client.describe_transaction(transactional_id) if transactional_id else None
         if found is None:
             raise _no_transaction(client, transactional_id)
@@ -141,7 +138,7 @@ def describe(
                 "producer_id": found.producer_id,
                 "producer_epoch": found.producer_epoch,
                 "timeout_ms": found.timeout_ms,
-                "started": _time(started_ms),
+                "started": time_text(started_ms),
                 "open_ms": open_ms,
                 "partitions": [_place(at) for at in found.partitions],
             }
@@ -185,7 +182,7 @@ def find_hanging(
     for topic in topics or ():
         check_topic(topic)
     open_ms_min = _duration_ms("--open-for", open_for)
-    with _connected(bootstrap) as client:
+    with connected(bootstrap) as client:
         places = _partitions(client, topics, partitions or [])
         found = _hanging(client, places, open_ms_min)
     if as_json:
@@ -199,7 +196,7 @@ def find_hanging(
                     each.producer.open_since_offset,
                     each.producer.producer_id,
                     each.producer.producer_epoch,
-                    _time(each.producer.last_timestamp),
+                    time_text(each.producer.last_timestamp),
                     each.transactional_id,
                 )
                 for each in found
@@ -233,7 +230,7 @@ def abort(
     A transaction that its coordinator still has open is refused: stop its producer, and it ends by its timeout.
     """
     at = TopicPartition(topic, partition)
-    with _connected(bootstrap) as client:
+    with connected(bootstrap) as client:
         _partitions(client, [topic], [partition])
         producers = client.partition_producers([at])[at]
         producer = next((each for each in producers if each.open_since_offset == start_offset), None)
@@ -362,15 +359,6 @@ def _duration(ms: int) -> str:
     return f"{ms}ms"
 
 
-def _time(ms: int | None) -> str | None:
-    if ms is None or ms < 0:
-        return None
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):
-        return None  # a producer may write any timestamp
-
-
 def _place(at: TopicPartition) -> dict[str, Any]:
     return {"topic": at.topic, "partition": at.partition}
 
@@ -382,7 +370,7 @@ def _hanging_row(each: Hanging) -> dict[str, Any]:
         "producer_id": each.producer.producer_id,
         "producer_epoch": each.producer.producer_epoch,
         "coordinator_epoch": each.producer.coordinator_epoch,
-        "last_record": _time(each.producer.last_timestamp),
+        "last_record": time_text(each.producer.last_timestamp),
         "transactional_id": each.transactional_id,
     }
 
@@ -398,16 +386,3 @@ def _no_transaction(client: Client, transactional_id: str) -> Failure:
 
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-@contextmanager
-def _connected(bootstrap: str) -> Iterator[Client]:
-    """A client of a cluster whose port is open. Its errors become Failure."""
-    knock(bootstrap, CONNECT_TIMEOUT_S)
-    try:
-        with Client(bootstrap, client_id="penstock-cli", deadline_ms=int(REQUEST_TIMEOUT_S * 1000)) as client:
-            yield client
-    except UnknownTopic as error:
-        raise Failure(f"{error}; see `penstock topics list`") from None
-    except WireError as error:
-        raise Failure(str(error)) from None

@@ -224,22 +224,26 @@ class Commits:
     def reconcile(self, group: Group, changes_max: int, turn: Turn) -> bool:
         """Remove offsets whose topic is gone, and write offsets again that were stored without a topic id.
 
+        Neither while offsets in open transactions may count: a tombstone would remove them, and an offset that is
+        written again would supersede them. An offset of a topic that is gone stays invisible until then.
+
         False when there is more to do.
         """
         changes = turn.decision.changes
         for topic, partition in group.offsets.partitions():
             offset = group.offsets.latest(topic, partition)
             opened = [one.offset for one in group.offsets.latest_open(topic, partition).values()]
-            is_current = offset is not None and self._is_current(offset)
             change: OffsetCommitted | OffsetRemoved
-            if offset is not None and is_current and group.offsets.is_adopted(topic, partition):
-                change = offset
-            elif is_current or any(map(self._is_current, opened)) or (offset is None and not opened):
-                # A tombstone also removes the offsets in open transactions. So it waits until none may count; an
-                # offset of a topic that is gone stays invisible until then.
+            if any(map(self._is_current, opened)):
                 continue
-            else:
+            if offset is not None and self._is_current(offset):
+                if not group.offsets.is_adopted(topic, partition):
+                    continue
+                change = offset
+            elif offset is not None or opened:
                 change = OffsetRemoved(group.id, topic, partition)
+            else:
+                continue
             if len(changes) >= changes_max:
                 return False
             group.offsets.begin(change)

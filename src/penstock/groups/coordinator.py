@@ -395,42 +395,9 @@ class Coordinator:
             self._membership.discard_if_blank(group)
         assert not turn.decision.changes and not turn.decision.replies
 
-    @property
-    def change_count(self) -> int:
-        """The number of records that the present state takes."""
-        groups = self._groups.values()
-        return sum((group.stored is not None) + group.offsets.count for group in groups)
-
     def all_keys(self) -> list[str]:
         """The groups' ids."""
         return list(self._groups)
-
-    def snapshot_of(self, group_id: str) -> list[Change]:
-        """The changes that restate a group's state at the end of the log, so that they can be appended there.
-
-        This is the decided state, committed or not: every decision is in the log, and if these changes are
-        committed, so is everything before them. A rebalance in progress is never in the log: a restart forgets
-        it.
-        """
-        group = self._groups.get(group_id)
-        if group is None:
-            return []
-        stored = group.stored
-        return [*([] if stored is None else [stored]), *group.offsets.logged()]
-
-    def snapshot_in_transactions(self, group_id: str) -> list[tuple[tuple[int, int], list[Change]]]:
-        """As ``snapshot_of``, the offsets in open transactions: producer id and epoch, and the changes.
-
-        They belong behind those of ``snapshot_of``. What is superseded has no effect any more and is left out.
-        """
-        group = self._groups.get(group_id)
-        batches: list[tuple[tuple[int, int], list[Change]]] = []
-        for opened in () if group is None else group.offsets.logged_open():
-            by_producer: dict[tuple[int, int], list[Change]] = {}
-            for one in opened:
-                by_producer.setdefault((one.producer_id, one.producer_epoch), []).append(one.offset)
-            batches += by_producer.items()
-        return batches
 
     def resign(self) -> Decision[Change]:
         """Stop leading the partition: send waiting members to the next coordinator. Then drop this one."""

@@ -11,9 +11,8 @@ The order of the log decides, not that of the markers: an open offset that is ol
 *superseded* and has no effect any more, however its transaction ends. As in Kafka, it makes the partition unstable
 until then.
 
-Careful: a commit that equals the committed offset in every field (also the time) supersedes nothing. It is that
-offset, restated when the log was rewritten, and an open offset that was written before it is still the newer one.
-In the same way an open offset keeps its place when it is restated. So a rewrite may stop anywhere.
+Careful: a commit supersedes even if it equals the committed offset in every field. The log is compacted, and of two
+equal records the later one is left.
 """
 
 from __future__ import annotations
@@ -105,26 +104,6 @@ class GroupOffsets:
     def latest_open(self, topic: str, partition: int) -> OpenOffsets:
         """As ``latest``, the offsets in open transactions."""
         return self._decided(topic, partition)[1]
-
-    def logged(self) -> Iterator[OffsetCommitted]:
-        """All offsets at the end of the log that are in no open transaction."""
-        for topic, partition in self.partitions():
-            offset = self.latest(topic, partition)
-            if offset is not None:
-                yield offset
-
-    def logged_open(self) -> Iterator[list[OffsetInTransaction]]:
-        """All offsets in transactions that are open at the end of the log, and may take effect.
-
-        The older ones of a partition are in the earlier lists. Nearly always there is one list.
-        """
-        keys = dict.fromkeys(key for keys in self._by_producer.values() for key in keys)
-        by_partition = [
-            [one for one in self.latest_open(topic, partition).values() if not one.is_superseded]
-            for topic, partition in keys
-        ]
-        for rank in range(max(map(len, by_partition), default=0)):
-            yield [opened[rank] for opened in by_partition if rank < len(opened)]
 
     def open_of(self, producer_id: int) -> Iterator[OffsetInTransaction]:
         """The offsets that a producer's transaction has at the end of the log."""
@@ -289,15 +268,10 @@ def _changed(
     """The committed offset of a partition, and those in transactions, after a change."""
     match change:
         case OffsetCommitted():
-            if change == offset:
-                return offset, opened
             return change, {key: replace(one, is_superseded=True) for key, one in opened.items()}
         case OffsetRemoved():
             return None, NONE_OPEN
         case OffsetInTransaction():
-            known = opened.get(change.producer_id)
-            if known is not None and known.offset == change.offset and not known.is_superseded:
-                return offset, {**opened, change.producer_id: change}  # restated: it keeps its place
             others = {key: one for key, one in opened.items() if key != change.producer_id}
             return offset, {**others, change.producer_id: change}
     settled = opened.get(change.producer_id)

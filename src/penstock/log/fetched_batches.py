@@ -65,3 +65,11 @@ def without_overlap(data: Buffer, next_offset: int) -> Buffer:
     ):
         return data
     return filler(next_offset, header.last_offset, header.leader_epoch) + bytes(data[header.size :])
+
+
+def is_compacted(data: Buffer) -> bool:
+    """Whether records are missing among these batches."""
+    try:
+        return any(header.count <= header.last_offset_delta for _, header in batches(memoryview(data)))
+    except CorruptBatch:
+        return False

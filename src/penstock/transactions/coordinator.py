@@ -421,24 +421,9 @@ class TransactionCoordinator:
                 # If there are more to abort than one decision holds, that is not tried again at once.
                 self._abort_ms = max(self._abort_ms, now_ms + COMPLETE_RETRY_MS)
 
-    @property
-    def change_count(self) -> int:
-        """The number of records that the present state takes."""
-        return len(self._producers)
-
     def all_keys(self) -> list[str]:
         """The transactional ids."""
         return list(self._producers)
-
-    def snapshot_of(self, transactional_id: str) -> list[Change]:
-        """The changes that restate an id's state at the end of the log, so that they can be appended there.
-
-        This is the decided state, committed or not: every decision is in the log, and if these changes are
-        committed, so is everything before them.
-        """
-        producer = self._producers.get(transactional_id)
-        stored = None if producer is None else producer.decided
-        return [] if stored is None else [stored]
 
     def resign(self) -> Decision[Change]:
         """Stop leading the partition. No request waits here."""

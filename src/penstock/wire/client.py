@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from penstock.model import TopicPartition
-from penstock.wire import admin, groups, operations, transaction_admin
+from penstock.wire import admin, groups, log_dirs, operations, transaction_admin
 from penstock.wire.blocking import Shell
 from penstock.wire.cluster import TopicInfo
 from penstock.wire.core import Core, Steps, Task
@@ -203,6 +203,17 @@ class Client:
             return {}
         return self._do(
             "reading the settings of topics", lambda core, task: admin.topic_configs(core, task, wanted)
+        )
+
+    def replicas(self, partitions: Iterable[TopicPartition] | None = None) -> list[log_dirs.Replica]:
+        """The replicas of these partitions, or of all, with their sizes and how far they are compacted."""
+        wanted: dict[str, list[int]] | None = None
+        if partitions is not None:
+            wanted = {}
+            for at in dict.fromkeys(partitions):
+                wanted.setdefault(at.topic, []).append(at.partition)
+        return self._do(
+            "describing the replicas of brokers", lambda core, task: log_dirs.replicas(core, task, wanted)
         )
 
     # Transactions, for operators

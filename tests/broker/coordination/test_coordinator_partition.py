@@ -73,15 +73,8 @@ class Counters:
         self.next_deadline_ms = None
         return self._answer_all(ErrorCode.NONE)
 
-    @property
-    def change_count(self) -> int:
-        return len(self.counts)
-
     def all_keys(self) -> list[str]:
         return list(self.counts)
-
-    def snapshot_of(self, key: str) -> list[Counted]:
-        return [(key, self.counts[key])]
 
     def resign(self) -> Decision[Counted]:
         return self._answer_all(ErrorCode.NOT_COORDINATOR)

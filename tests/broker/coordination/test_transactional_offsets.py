@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.coordination import coordinator_partition
 from penstock.broker.coordination.coordinator_partition import CoordinatorPartition
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.partition.produced_batch import Appended
@@ -209,31 +208,3 @@ def test_a_coordinator_that_resigned_sends_markers_to_the_next_one() -> None:
 
 def test_no_coordinator_is_at_a_partition_that_does_not_exist() -> None:
     assert a_world().broker.group_coordinators.at(1) is ErrorCode.NOT_COORDINATOR
-
-
-@pytest.mark.parametrize("is_commit", [True, False])
-def test_a_rewritten_partition_still_has_the_offsets_of_open_transactions(
-    monkeypatch: pytest.MonkeyPatch, is_commit: bool
-) -> None:
-    world = a_world()
-    client = world.client()
-    for offset in range(100):
-        commit(client, GROUP, offset)
-    send_commit(world, 500, epoch=1)
-    send_commit(world, 600, epoch=4, producer_id=8)
-    monkeypatch.setattr(coordinator_partition, "REWRITE_BYTES_MIN", 1)
-    coordinator_of(world).rewrite_if_large()
-    world.run_for(5_000)
-    assert hosted_of(world).log.log_start_offset > 100
-    assert [(header.producer_id, header.producer_epoch) for header, _ in stored(world)] == [
-        (-1, -1),
-        (PRODUCER, 1),
-        (8, 4),
-    ]
-    world = world.restarted(clean=False)
-    assert stable(world) == -UNSTABLE
-    assert committed(world.client(), GROUP) == 99
-    assert end(world, commit=is_commit, epoch=1) is ErrorCode.NONE
-    assert committed(world.client(), GROUP) == (500 if is_commit else 99)
-    assert end(world, commit=is_commit, epoch=4, producer_id=8) is ErrorCode.NONE
-    assert stable(world) == (600 if is_commit else 99)

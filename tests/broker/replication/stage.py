@@ -143,12 +143,21 @@ class FakeHosted:
         offset = self.flushed_offset if self.is_flushed else self.end_offset
         return offset, self.last_epoch, self.log_start_offset
 
-    def append(self, records: Buffer, high_watermark: int, log_start_offset: int) -> ErrorCode:
+    def append(
+        self,
+        records: Buffer,
+        high_watermark: int,
+        log_start_offset: int,
+        *,
+        replicated_before: tuple[int, int] = (-1, -1),
+    ) -> ErrorCode:
         if self.append_error == ErrorCode.NONE:
             self.end_offset += len(records)
             if records:
                 self.last_epoch = self.replication.leader_epoch
             self.replication.learned(high_watermark, self.end_offset)
+            if replicated_before[0] >= 0:
+                self.replication.learned_replicated(*replicated_before)
             self.log_start_offset = max(self.log_start_offset, log_start_offset)
         else:
             self.end_offset += self.appended_before_error

@@ -16,6 +16,7 @@ from penstock.metadata.image import Image
 from penstock.protocol.messages.topics import CreatableTopic
 
 Change = TypeVar("Change")
+Change_contra = TypeVar("Change_contra", contravariant=True)
 
 
 class CoordinatorCore(Protocol[Change]):
@@ -57,15 +58,8 @@ class CoordinatorCore(Protocol[Change]):
         """``may_expire``: whether the wall time is reliable enough to remove something by age."""
         ...
 
-    @property
-    def change_count(self) -> int:
-        """The number of records that the current state takes."""
-        ...
-
-    def all_keys(self) -> list[str]: ...
-
-    def snapshot_of(self, key: str, /) -> list[Change]:
-        """The changes that restore a key's state at the end of the log, including what is not committed."""
+    def all_keys(self) -> list[str]:
+        """For ``reconcile``."""
         ...
 
     def resign(self) -> Decision[Change]:
@@ -73,14 +67,14 @@ class CoordinatorCore(Protocol[Change]):
         ...
 
 
-class TransactionalCore(Protocol[Change]):
+class TransactionalCore(Protocol[Change_contra]):
     """What a core adds that takes part in the transactions of producers.
 
     A decision with a ``producer`` is stored as a transactional batch. It takes effect when a marker says that the
     transaction committed, and never if it was aborted.
     """
 
-    def apply_in_transaction(self, change: Change, producer_id: int, producer_epoch: int, /) -> None:
+    def apply_in_transaction(self, change: Change_contra, producer_id: int, producer_epoch: int, /) -> None:
         """Replay a committed change of a transactional batch."""
         ...
 
@@ -90,13 +84,6 @@ class TransactionalCore(Protocol[Change]):
 
     def end_transaction(self, producer_id: int, is_commit: bool, /) -> Decision[Any]:
         """The effect of a marker, which the shell appends in place of the decision's changes."""
-        ...
-
-    def snapshot_in_transactions(self, key: str, /) -> list[tuple[tuple[int, int], list[Change]]]:
-        """As ``snapshot_of``, for open transactions: producer id and epoch, and the changes.
-
-        They are appended after those of ``snapshot_of``. If only those were appended, the log must mean the same.
-        """
         ...
 
 

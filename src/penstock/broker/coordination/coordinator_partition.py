@@ -11,8 +11,8 @@ appended for it. A replay meets both in the order of the log.
 What differs between the kinds is in a ``CoordinatorKind``: the core, and how its changes become records. The shell
 knows neither requests nor the core's state.
 
-Until compaction exists, a partition that has grown large compared to its state is rewritten: the current state is
-appended at the end, and then everything before it is deleted.
+The topics are compacted: of the records with the same key only the last is sure to be met by a replay, and of a
+deleted key none. So a core's state must follow from the last change of every key (decision 0027).
 """
 
 from __future__ import annotations
@@ -48,11 +48,6 @@ READ_BYTES = 1024 * 1024
 # Size of one decision. A larger one is refused, as if the disk had no room for it. The largest in ordinary use, the
 # generation of ten thousand members, takes a tenth of this.
 BATCH_BYTES_MAX = 32 * 1024 * 1024
-# Size of one batch of a rewrite; small enough that writing it does not hold up the loop.
-REWRITTEN_BYTES = 1024 * 1024
-# A log is rewritten when it has this many bytes, and this many times as many records as are alive.
-REWRITE_BYTES_MIN = 64 * 1024 * 1024
-REWRITE_RATIO = 4
 CHANGES_PER_SLICE = 1_000
 # Not lower than any: the epoch of a transaction's coordinator is not checked, only the producer's.
 COORDINATOR_EPOCH_MAX = 2**31 - 1
@@ -106,7 +101,6 @@ class CoordinatorPartition(Generic[Core]):
         self._uncommitted: deque[tuple[int, Callable[[], None], Callable[[], None]]] = deque()
         self._timer: Timer | None = None
         self._timer_ms = 0
-        self._is_rewriting = False
         self.has_resigned = False
         # The next offset to replay; None once the replay is done.
         self._replayed: int | None = hosted.log.log_start_offset
@@ -307,58 +301,6 @@ class CoordinatorPartition(Generic[Core]):
         if appended is not None:
             self.hosted.when_acknowledged(appended, lambda error: self._settled(offset, error), by_all=True)
 
-    def rewrite_if_large(self) -> None:
-        """Replace a long log by the state it led to, a slice per turn."""
-        log = self.hosted.log
-        records = log.log_end_offset - log.log_start_offset
-        if (
-            self._is_rewriting
-            or self.has_resigned
-            or log.size_bytes < REWRITE_BYTES_MIN
-            or records < REWRITE_RATIO * (self.core.change_count + 1)
-        ):
-            return
-        self._is_rewriting = True
-        self._rewrite(log.log_end_offset, self.core.all_keys())
-
-    def _rewrite(self, begin: int, keys: list[str]) -> None:
-        """Append the state of some of these keys now and of the rest in later turns; then delete what is before.
-
-        Each key is written with its state at that moment, so no newer state of it is before ``begin``.
-        """
-        if self.has_resigned:
-            return
-        alive: list[Any] = []
-        in_transactions: list[tuple[tuple[int, int], list[Any]]] = []
-        while keys and len(alive) + len(in_transactions) < CHANGES_PER_SLICE:
-            key = keys.pop()
-            alive += self.core.snapshot_of(key)
-            if self._in_transactions is not None:
-                in_transactions += self._in_transactions.snapshot_in_transactions(key)
-        try:
-            for some in _batched(self._encoded(alive)):
-                self.hosted.append_internal(encode_batch(some))
-            for producer, changes in in_transactions:
-                for some in _batched(self._encoded(changes)):
-                    self.hosted.append_internal(_transactional(some, producer))
-        except OSError:
-            self._is_rewriting = False  # no room for a second copy; the first one stays
-            return
-        if keys:
-            self._environment.spawn.soon(lambda: self._rewrite(begin, keys))
-            return
-
-        def committed(error: ErrorCode) -> None:
-            self._is_rewriting = False
-            if not error:
-                self.hosted.delete_before(begin)
-
-        # The new copy must be flushed here and committed before the old one is deleted.
-        self.hosted.flush()
-        end_offset = self.hosted.log.log_end_offset
-        copied = Appended(ErrorCode.NONE, end_offset=end_offset, flush_offset=end_offset)
-        self.hosted.when_acknowledged(copied, committed, by_all=True)
-
     def _append(self, changes: Iterable[Any], producer: tuple[int, int] | None) -> Appended:
         """Raises OSError, also when there are fewer in-sync replicas than min.insync.replicas."""
         if not self.hosted.has_enough_replicas:
@@ -454,16 +396,3 @@ def _transactional(records: Iterable[RecordFields], producer: tuple[int, int]) -
     return encode_batch(
         records, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=0, transactional=True
     )
-
-
-def _batched(records: Iterable[RecordFields]) -> Iterator[list[RecordFields]]:
-    some: list[RecordFields] = []
-    size = 0
-    for record in records:
-        some.append(record)
-        size += len(record[1] or b"") + len(record[2] or b"")
-        if size >= REWRITTEN_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some

@@ -17,7 +17,6 @@ from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.model import NO_TOPIC_ID, BrokerId
 from penstock.protocol.errors import ErrorCode
 
-REWRITE_CHECK_INTERVAL_MS = 60_000
 # Keys whose partition is remembered. The same few come again and again, and Python is slow at hashing as Java does.
 HASHED_KEYS_MAX = 1_000
 
@@ -28,7 +27,6 @@ class CoordinatorRegistry:
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host
         self._by_topic: dict[str, Coordinators[Any]] = {}
-        host.environment.spawn.later(REWRITE_CHECK_INTERVAL_MS, self._rewrite_large)
 
     def register(self, kind: CoordinatorKind[Core]) -> Coordinators[Core]:
         assert kind.topic not in self._by_topic
@@ -49,12 +47,6 @@ class CoordinatorRegistry:
         for coordinators in self._by_topic.values():
             for partition in coordinators:
                 partition.topics_deleted()
-
-    def _rewrite_large(self) -> None:
-        for coordinators in self._by_topic.values():
-            for partition in coordinators:
-                partition.rewrite_if_large()
-        self._host.environment.spawn.later(REWRITE_CHECK_INTERVAL_MS, self._rewrite_large)
 
 
 class Coordinators(Generic[Core]):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.broker.partition.partition_host import PartitionHost
 from penstock.broker.storage.storage import Storage
 from penstock.environment import Buffer
+from penstock.log.fetched_batches import is_compacted
 from penstock.log.log import Log
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import CorruptBatch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class FollowerLog:
-    __slots__ = ("_host", "_hosted", "_storage", "_told_start")
+    __slots__ = ("_host", "_hosted", "_may_lack_tombstones", "_storage", "_told_start")
 
     def __init__(self, hosted: HostedPartition, storage: Storage, host: PartitionHost) -> None:
         self._hosted = hosted
@@ -30,6 +31,9 @@ class FollowerLog:
         self._host = host
         # The log start offset to report to the leader while the current one is not checkpointed; else None.
         self._told_start: int | None = None
+        # It may have lost records in a power failure. The others believe that it has had them, so tombstones among
+        # them may be compacted away by now. True until it has caught up.
+        self._may_lack_tombstones = storage.lost_page_cache and not storage.flushed_note.holds(hosted.key)
 
     def position(self) -> tuple[int, int, int]:
         """(fetch offset, epoch of the record before it, durable log start offset). Raises OSError."""
@@ -55,6 +59,11 @@ class FollowerLog:
                 if not hosted.make_directory():
                     return ErrorCode.LOG_DIR_NOT_FOUND
                 end_offset = log.log_end_offset
+                if self._may_lack_tombstones and end_offset > log.log_start_offset and is_compacted(records):
+                    # What these delete may be in our log, and nothing would delete it again.
+                    self._may_lack_tombstones = False
+                    self.start_over_at(log.log_start_offset)
+                    return ErrorCode.NONE
                 try:
                     log.append_replicated(records)
                 finally:
@@ -63,6 +72,8 @@ class FollowerLog:
                         hosted.flush_if_due(log)
             core = hosted.replication
             core.learned(high_watermark, log.log_end_offset)
+            if log.log_end_offset >= high_watermark:
+                self._may_lack_tombstones = False
             if replicated_before[0] >= 0:
                 core.learned_replicated(*replicated_before)
             if core.high_watermark != hosted.high_watermark:

@@ -457,6 +457,8 @@ class ClassicGroup(Group):
         self.subscribed_topics = None
         self.generation = 0
         self.state = State.EMPTY
+        # Compaction may have removed what was stored of the group: it must leave no trace.
+        self.state_timestamp = NO_TIMESTAMP
         self.confirmed = None
 
     def check(self) -> None:

@@ -6,7 +6,19 @@ answers for itself.
 
 from __future__ import annotations
 
-from penstock.protocol.schema import Message, Response, array, boolean, int8, int16, int32, int64, string
+from penstock.protocol.schema import (
+    OWN_TAGS,
+    Message,
+    Response,
+    array,
+    boolean,
+    int8,
+    int16,
+    int32,
+    int64,
+    string,
+    struct,
+)
 
 
 class TopicPartitions(Message):
@@ -135,6 +147,33 @@ class DescribableLogDirTopic(Message):
 class DescribeLogDirsRequest(Message, key=35, versions="1-5", flexible="2+"):
     # None: all topics.
     topics: list[DescribableLogDirTopic] | None = array(DescribableLogDirTopic, nullable=True)
+    # Ours: whether to include how far logs are compacted.
+    include_cleaning: bool = boolean("2+", tag=OWN_TAGS)
+
+
+class LastCleaning(Message):
+    """Ours: the last pass of the cleaner over a log."""
+
+    ended_ms: int = int64(default=-1)
+    duration_ms: int = int64()
+    bytes_before: int = int64()
+    bytes_after: int = int64()
+    records_before: int = int64()
+    records_after: int = int64()
+
+
+class LogCleaning(Message):
+    """Ours: how far a log is compacted."""
+
+    # Of what may be compacted; and the part of it that is not compacted yet. The default is not a real value,
+    # because a tagged field with nothing but defaults is not sent.
+    cleanable_bytes: int = int64(default=-1)
+    dirty_bytes: int = int64()
+    first_dirty_offset: int = int64()
+    # Why the cleaner leaves this log alone; None when it does not.
+    set_aside: str | None = string(nullable=True, default=None)
+    # None: it was not compacted yet.
+    last_run: LastCleaning | None = struct(LastCleaning, tag=OWN_TAGS)
 
 
 class DescribeLogDirsPartition(Message):
@@ -143,6 +182,8 @@ class DescribeLogDirsPartition(Message):
     # How far the end of the log is behind the high watermark.
     offset_lag: int = int64()
     is_future_key: bool = boolean()
+    # Ours: only if ``include_cleaning``, and of compacted logs that are open.
+    cleaning: LogCleaning | None = struct(LogCleaning, "2+", tag=OWN_TAGS)
 
 
 class DescribeLogDirsTopic(Message):
