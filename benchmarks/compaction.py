@@ -77,10 +77,7 @@ def run() -> dict[str, Any]:
         left = closed_bytes(broker.data_dir, LARGE, data.partitions)
         found = data.check(bootstrap, LARGE)
         broker.stop()
-        files = sorted(broker.data_dir.glob(f"{LARGE}-*/*.log")) + sorted(
-            broker.data_dir.glob(f"{LIVE}-*/*.log")
-        )
-        dumped = _dumped(files)
+        dumped = _dumped(broker.data_dir)
     ratio = cleaning["p99_ms"] / quiet["p99_ms"]
     return {
         "keys": KEYS,
@@ -205,16 +202,20 @@ def _cuts(latencies: Sequence[tuple[float, float]], since: float, until: float) 
     }
 
 
-def _dumped(files: Sequence[Path]) -> dict[str, Any]:
-    """Have Kafka's tool read the files; how many batches it saw, and what it complained about."""
-    batches = 0
+def _dumped(data_dir: Path) -> dict[str, Any]:
+    """Have Kafka's tool read every file of both topics; what it saw, and what it complained about."""
+    seen = {"files": 0, "batches": 0}
     complaints: list[str] = []
     try:
-        for first in range(0, len(files), FILES_PER_DUMP):
-            for line in dump_lines(files[first : first + FILES_PER_DUMP]):
-                batches += line.startswith("baseOffset: ")
-                if any(complaint in line for complaint in COMPLAINTS):
-                    complaints.append(line)
+        for topic in (LARGE, LIVE):
+            for ending, options in (("log", ()), ("index", ("--index-sanity-check",)), ("snapshot", ())):
+                files = sorted(data_dir.glob(f"{topic}-*/*{ending}"))
+                for first in range(0, len(files), FILES_PER_DUMP):
+                    for line in dump_lines(files[first : first + FILES_PER_DUMP], *options):
+                        seen["batches"] += line.startswith("baseOffset: ")
+                        if any(complaint in line for complaint in COMPLAINTS):
+                            complaints.append(line)
+                seen["files"] += len(files)
     except Missing as error:
         return {"dump_skipped": str(error)}
-    return {"files_dumped": len(files), "batches_dumped": batches, "dump_complaints": complaints[:5]}
+    return {"dumped": seen, "dump_complaints": complaints[:5]}

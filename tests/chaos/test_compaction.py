@@ -55,7 +55,7 @@ from tests.support import job_process_of, wait_until
 
 pytestmark = pytest.mark.chaos
 
-SECONDS_DEFAULT = 8.0
+SECONDS_DEFAULT = 6.0
 PARTITIONS = 2
 KEYS = 150
 RATE = 250.0
