@@ -10,6 +10,7 @@ import pytest
 
 from penstock.protocol.compression import Codec, compress
 from penstock.protocol.records import (
+    DELETE_HORIZON,
     HEADER_SIZE,
     LOG_APPEND_TIME,
     CorruptBatch,
@@ -17,6 +18,7 @@ from penstock.protocol.records import (
     decode_header,
     decode_records,
     encode_batch,
+    filler,
 )
 from tests.columnar.kernels import (
     at_both_speeds,
@@ -175,6 +177,54 @@ def test_a_batch_that_compaction_emptied_is_progress_without_rows(columns: Any) 
     empty = with_body(batch_of(5, 40), b"", count=0)
     decoded = everything(columns, bytes(empty), start=40)
     assert (rows(decoded), decoded.next_offset) == ([], 45)
+
+
+@at_both_speeds
+@pytest.mark.parametrize("codec", Codec)
+def test_emptied_batches_are_stepped_over_in_every_codec(columns: Any, codec: Codec) -> None:
+    first = batch_of(3, 10, codec=codec)
+    # Its codec is still in the header, and there is nothing to decompress.
+    empty = with_body(first, b"", count=0)
+    data = bytes(
+        filler(0, 9, 4) + empty + filler(13, 39, 4) + batch_of(2, 40, codec=codec) + filler(42, 99, 4)
+    )
+    decoded = everything(columns, data)
+    assert (offsets(decoded), decoded.next_offset) == ([40, 41], 100)
+    # From and to the middle of a filler.
+    decoded = everything(columns, data, start=20, end=70)
+    assert (offsets(decoded), decoded.next_offset) == ([40, 41], 70)
+    assert everything(columns, data, start=50, end=60).next_offset == 60
+    assert everything(columns, data, start=12, end=30).next_offset == 30
+
+
+@at_both_speeds
+@pytest.mark.parametrize("codec", Codec)
+def test_an_emptied_control_batch_ends_no_abort(columns: Any, codec: Codec) -> None:
+    ended = marker(7, 1, ABORT_MARKER)
+    empty = with_body(ended, b"", count=0, attributes=decode_header(ended).attributes | codec)
+    data = bytes(
+        transaction(7, 1, 0) + empty + transaction(7, 1, 2) + marker(7, 3, ABORT_MARKER) + batch_of(1, 4)
+    )
+    assert offsets(everything(columns, data, aborted=[(7, 0)])) == [4]
+
+
+@at_both_speeds
+def test_a_delete_horizon_changes_no_timestamp(columns: Any) -> None:
+    """KIP-534: the base timestamp is the horizon, and the records' deltas are negative."""
+    whole = batch_of(3, 10)
+    later = encode_batch(
+        [(NOW_MS + 86_400_000, None, None, ()), *decode_records(whole, bytes_max=1_000)], base_offset=9
+    )
+    size = 1 + later[HEADER_SIZE] // 2
+    kept = with_body(
+        later,
+        bytes(later[HEADER_SIZE + size :]),
+        count=3,
+        attributes=DELETE_HORIZON,
+        max_timestamp=NOW_MS + 2,
+    )
+    decoded = everything(columns, bytes(kept))
+    assert [row[:2] for row in rows(decoded)] == [row[:2] for row in rows(everything(columns, bytes(whole)))]
 
 
 @at_both_speeds

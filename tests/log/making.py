@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.environment import FileRange
+from penstock.environment import Buffer, FileRange
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
-from penstock.protocol.compression import Codec
+from penstock.protocol.compression import Codec, compress
 from penstock.protocol.records import (
     BatchHeader,
     Marker,
     batches,
     check_produced,
     decode_header,
+    emptied,
     encode_batch,
     encode_marker,
+    rebuilt,
+    unfold,
 )
 from tests.support_files import FakeFiles, fake_environment
 
@@ -100,3 +103,18 @@ def base_offsets(log: Log, offset: int | None = None, bytes_max: int = 1 << 30) 
 
 def names(files: FakeFiles, suffix: str = "") -> list[str]:
     return [name for name in files.list(DIRECTORY) if name.endswith(suffix)]
+
+
+def compacted(batch: Buffer, *kept: int) -> bytearray:
+    """The batch with only the records that have these offset deltas, in the same codec; without any, empty."""
+    header, body = unfold(batch, 0, 1 << 30)
+    if not kept:
+        return emptied(header)
+    records, at = [], 0
+    while at < len(body):
+        assert body[at] < 0x80 and not body[at] & 1, "a record too large for this"
+        end = at + 1 + body[at] // 2
+        records.append(body[at:end])
+        at = end
+    payload = compress(Codec(header.codec), b"".join(records[delta] for delta in kept))
+    return rebuilt(header._replace(count=len(kept)), payload)

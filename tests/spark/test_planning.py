@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from penstock.model import TopicPartition
+from penstock.protocol.records import encode_batch, filler
 from penstock.spark import planning
 from penstock.spark.errors import DataLossError, SparkOptionError
 from penstock.spark.options import Mode, parse
 from penstock.spark.planning import Available, Planner
 from penstock.spark.ranges import OffsetRange, Offsets, StreamOffset
-from penstock.wire import Client, OffsetAt
+from penstock.wire import Client, Fetched, OffsetAt
 from tests.spark.topics import Topics
 
 Plan = Callable[..., Planner]
@@ -37,6 +38,11 @@ def plan(bootstrap: str) -> Iterator[Plan]:
 
 def offsets(topic: str, *each: int) -> Offsets:
     return {TopicPartition(topic, number): offset for number, offset in enumerate(each)}
+
+
+def filled(base_offset: int, count: int) -> bytearray:
+    """A batch with a kilobyte of each record."""
+    return encode_batch([(1, None, bytes(1_000), ())] * count, base_offset=base_offset)
 
 
 def at(topic: str, *each: int) -> StreamOffset:
@@ -293,10 +299,34 @@ def test_limits_per_trigger(plan: Plan, topics: Topics, unique: Callable[[str], 
 
 def test_a_limit_that_is_not_reached_leaves_nothing_out(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes are means, and what so many records take is no whole number of bytes."""
-    monkeypatch.setattr(Planner, "_record_bytes", lambda *_: 907.334)
+    monkeypatch.setattr(Planner, "_sample", lambda *_: (907.334, 0))
     ends = offsets("t", 300, 100)
     available = Available(offsets("t", 0, 0), ends, offsets("t", 0, 0), {})
     assert plan("stream", subscribe="t", maxBytesPerTrigger="1g").limited(available) == ends
+
+
+@pytest.mark.parametrize(
+    ("sample", "limit_bytes", "end"),
+    [
+        # Sparse, then dense: what comes behind the sample is taken to be dense.
+        (filler(0, 999_999, 0) + filled(1_000_000, 9), "10k", 1_000_000 + 10),
+        (filler(0, 999_999, 0) + filled(1_000_000, 9), "100k", 1_000_000 + 100),
+        # Nothing is known of what comes behind it.
+        (filler(0, 999_999, 0), "10k", 1_000_000 + 1),
+        (filler(0, 999_999, 0), "10m", 1_000_000 + 80),
+        # As many as fit, as ever.
+        (filled(0, 9), "10k", 10),
+    ],
+)
+def test_the_limit_of_bytes_holds_in_a_compacted_log(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, sample: bytearray, limit_bytes: str, end: int
+) -> None:
+    planner = plan("stream", subscribe="t", maxBytesPerTrigger=limit_bytes)
+    answer = Fetched(memoryview(sample), 0, 0, 0, [], 0)
+    monkeypatch.setattr(planner._client, "fetch", lambda *_, **__: answer)
+    available = Available(offsets("t", 0), offsets("t", 2_000_000), offsets("t", 0), {})
+    found = planner.limited(available)[TopicPartition("t", 0)]
+    assert found == end
 
 
 @pytest.mark.usefixtures("impatient")

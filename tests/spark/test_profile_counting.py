@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.columnar.columns import Columns
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import encode_batch
+from penstock.protocol.records import encode_batch, filler
 from penstock.spark.jobs import profile_counts
 from penstock.spark.jobs.forecast import DAY_MS, Retention, forecast
 from penstock.spark.jobs.profile import spread
@@ -129,6 +129,13 @@ def test_a_batch_that_two_tasks_share_is_counted_once() -> None:
     assert (whole.stored_bytes, whole.batches) == (len(data), 2)
     assert left.stored_bytes == pytest.approx(len(data)) and left.batches == pytest.approx(2)
     assert left.codecs == {"none", "gzip"}
+
+
+def test_what_compaction_has_emptied_counts_as_bytes_only() -> None:
+    data = encode_batch([(0, b"k", b"v", ())], base_offset=10, codec=Codec.ZSTD) + filler(11, 99, 0)
+    counts = PartitionCounts()
+    counts.add_batches(data, 0, 100)
+    assert (counts.batches, counts.stored_bytes, counts.codecs) == (1, len(data), {"zstd"})
 
 
 def test_a_sample_is_spread_from_the_first_record_to_the_last() -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from penstock.columnar.columns import decode
 from penstock.model import TopicPartition
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import CorruptBatch, encode_batch
+from penstock.protocol.records import CorruptBatch, encode_batch, filler
 from penstock.spark import reading
 from penstock.spark.errors import DataLossError
 from penstock.spark.ranges import OffsetRange
@@ -96,7 +96,7 @@ def test_a_topic_made_anew_is_not_read_in_place_of_the_one_that_was_planned(
         list(read(settings, OffsetRange(topic, 0, 0, 5), planned))
 
 
-# Logs that a broker without compaction and transactions does not have yet
+# Logs made by hand: of compacted topics, with transactions, damaged
 
 
 class ScriptedLog:
@@ -148,6 +148,15 @@ def test_gaps_of_a_compacted_log_are_stepped_over(script: Callable[..., Scripted
     log = script(fetched(batch(0, 3), batch(40, 2)))
     assert offsets_of(read(SETTINGS, OffsetRange("t", 0, 0, 20))) == [0, 1, 2]
     assert log.asked == [0]
+
+
+def test_offsets_of_which_nothing_is_left_are_read_to_the_end(script: Callable[..., ScriptedLog]) -> None:
+    log = script(fetched(bytes(filler(0, 39, 0))), fetched(batch(40, 2), bytes(filler(42, 99, 0))))
+    assert offsets_of(read(SETTINGS, OffsetRange("t", 0, 0, 100))) == [40, 41]
+    assert log.asked == [0]
+    # Nothing is left of a whole range, and it ends in the middle of what covers it.
+    script(fetched(bytes(filler(0, 39, 0))))
+    assert offsets_of(read(SETTINGS, OffsetRange("t", 0, 5, 30))) == []
 
 
 def test_aborted_records_and_markers_are_left_out(script: Callable[..., ScriptedLog]) -> None:

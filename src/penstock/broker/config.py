@@ -215,7 +215,10 @@ def _topic_config(overrides: Mapping[str, str], layers: Layers) -> TopicConfig:
     return TopicConfig(
         log=LogConfig(
             segment_bytes=value("segment.bytes"),
-            segment_ms=value("segment.ms"),
+            # As in Kafka: otherwise a record could stay in the active segment for longer than that.
+            segment_ms=min(value("segment.ms"), value("max.compaction.lag.ms"))
+            if "compact" in cleanup_policy
+            else value("segment.ms"),
             segment_index_bytes=value("segment.index.bytes"),
             index_interval_bytes=value("index.interval.bytes"),
             # Without the delete policy everything is kept, whatever its age and size.

@@ -615,10 +615,12 @@ class Segment:
         return target
 
     def _free_path(self, path: str, suffix: str) -> str:
-        path += suffix
-        while self._files.exists(path):
-            path += suffix
-        return path
+        free, number = path + suffix, 1
+        while self._files.exists(free):
+            # A segment may be compacted many times before its old files are removed.
+            number += 1
+            free = f"{path}.{number}{suffix}"
+        return free
 
     def unload(self) -> None:
         """Drop all but the sizes and the largest timestamp. Not for the active segment."""

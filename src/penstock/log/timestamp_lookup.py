@@ -6,6 +6,8 @@ it is not too large.
 A header comes from the client and may claim a later timestamp than any record in the batch has. It is then
 believed, and the batch's first offset returned: searching the next batches instead would let such a client keep
 the broker busy for minutes. An offset that is too early does no harm.
+
+Compaction may leave the header of a batch, with its timestamps, and none of its records. It is then passed over.
 """
 
 from __future__ import annotations
@@ -45,11 +47,17 @@ def newest(segments: Segments, start_offset: int) -> TimestampedOffset | None:
     if candidates and candidates[0].base_offset < start_offset:
         # The record with its largest timestamp may lie before the start: check the remaining batches.
         first = segments.look(candidates.pop(0), _newest_left, start_offset)
-    if candidates:
-        segment = max(candidates, key=segments.newest_timestamp)
+    # Nearly always the first one has it; unless that is the timestamp of a batch that is empty by now.
+    for segment in sorted(candidates, key=segments.newest_timestamp, reverse=True):
         timestamp = segments.newest_timestamp(segment)
-        if timestamp > (first.timestamp if first else NO_TIMESTAMP):
-            return segments.look(segment, _first_from, timestamp, segment.base_offset)
+        if timestamp <= (first.timestamp if first else NO_TIMESTAMP):
+            break
+        found = segments.look(segment, _first_from, timestamp, segment.base_offset)
+        if found is not None:
+            return found
+        left = segments.look(segment, _newest_left, segment.base_offset)
+        if left is not None and (first is None or left.timestamp > first.timestamp):
+            first = left
     return first
 
 
@@ -67,10 +75,11 @@ def _newest_left(segment: Segment, start_offset: int) -> TimestampedOffset | Non
     if first is None:
         return None
     # The start offset may lie inside the first batch, so check its records. For the other batches headers suffice.
-    offset, timestamp = max(_records(segment, position, first, start_offset), key=lambda record: record[1])
+    records = _records(segment, position, first, start_offset)
+    offset, timestamp = max(records, key=lambda record: record[1], default=(-1, NO_TIMESTAMP))
     best: tuple[int, BatchHeader] | None = None
     for position, header in found:
-        if header.max_timestamp > (best[1].max_timestamp if best else timestamp):
+        if header.count and header.max_timestamp > (best[1].max_timestamp if best else timestamp):
             best = position, header
     if best is not None:
         return _first_in(segment, *best, best[1].max_timestamp, start_offset)
@@ -80,7 +89,12 @@ def _newest_left(segment: Segment, start_offset: int) -> TimestampedOffset | Non
 def _first_in(
     segment: Segment, position: int, header: BatchHeader, timestamp: int, start_offset: int
 ) -> TimestampedOffset | None:
-    """The first such record in a batch whose header claims one. None when it lies before ``start_offset``."""
+    """The first such record in a batch whose header claims one.
+
+    None when it lies before ``start_offset``, or the batch is empty.
+    """
+    if header.count == 0:
+        return None
     for offset, found in _records(segment, position, header, start_offset):
         if found >= timestamp:
             return TimestampedOffset(offset, found, header.leader_epoch)
@@ -93,13 +107,18 @@ def _records(
     segment: Segment, position: int, header: BatchHeader, start_offset: int
 ) -> list[tuple[int, int]]:
     """(offset, timestamp) of the records from ``start_offset`` on; of the batch when it cannot be decoded."""
-    if not header.is_log_append_time:
+    if header.count == 0:
+        return []
+    has_gaps = header.count <= header.last_offset_delta
+    if has_gaps or not header.is_log_append_time:
         data = segment.file.read_at(position, header.size)
         try:
             records = list(decode_timestamps(data, bytes_max=_UNFOLDED_BYTES_MAX))
         except (TooLarge, CorruptBatch):
             records = []  # fall back to the header
         records = [record for record in records if start_offset <= record[0] <= header.last_offset]
+        if header.is_log_append_time:
+            records = [(offset, header.max_timestamp) for offset, _ in records]
         if records:
             return records
     return [(max(header.base_offset, start_offset), header.max_timestamp)]

@@ -399,10 +399,15 @@ def encode_marker(marker: Marker, producer_id: int, producer_epoch: int, timesta
 def decode_marker(buffer: Buffer, position: int = 0) -> Marker | None:
     """The marker in the control batch at ``position``; None for a control record of another type.
 
+    Also None if compaction has removed the record.
+
     Raises:
         CorruptBatch: the batch is damaged. The CRC is not checked here.
     """
-    record = decode_records(buffer, position, bytes_max=_MARKER_BYTES_MAX)[0]
+    records = decode_records(buffer, position, bytes_max=_MARKER_BYTES_MAX)
+    if not records:
+        return None
+    record = records[0]
     # Later versions may add fields at the end.
     if record.key is None or len(record.key) < _MARKER_KEY.size:
         raise CorruptBatch("a control record without a type")
@@ -507,7 +512,8 @@ def unfold(buffer: Buffer, position: int, bytes_max: int) -> tuple[BatchHeader, 
             raise CorruptBatch(f"codec {header.codec}")
         codec = Codec(header.codec)
         try:
-            body = decompress(codec, payload, bytes_max)
+            # Without records there is nothing to decompress, whatever codec the batch had before compaction.
+            body = decompress(codec, payload, bytes_max) if len(payload) else b""
         except TooLarge:
             raise
         except CompressionError as error:

@@ -357,12 +357,14 @@ class Planner:
         if options.offsets_max is not None:
             backlog = share(backlog, options.offsets_max)
         if options.bytes_max is not None:
-            sizes = {each: self._record_bytes(each, available) for each, count in backlog.items() if count}
-            wanted = {each: round(backlog[each] * size) for each, size in sizes.items()}
+            samples = {each: self._sample(each, available) for each, count in backlog.items() if count}
+            wanted = {
+                each: round(max(0, backlog[each] - gaps) * size) for each, (size, gaps) in samples.items()
+            }
             room = share(wanted, options.bytes_max)
-            for each, size in sizes.items():
+            for each, (size, gaps) in samples.items():
                 if room[each] < wanted[each]:  # or rounding could leave out a record that fits
-                    backlog[each] = min(backlog[each], max(1, int(room[each] / size)))
+                    backlog[each] = min(backlog[each], gaps + max(1, int(room[each] / size)))
         total = available.backlog
         return {
             # An unlimited partition ends at its end, even if that is before the stream's offset.
@@ -370,22 +372,30 @@ class Planner:
             for each, end in available.ends.items()
         }
 
-    def _record_bytes(self, partition: TopicPartition, available: Available) -> float:
-        """Approximate bytes per offset, from the batches that would be read next."""
+    def _sample(self, partition: TopicPartition, available: Available) -> tuple[float, int]:
+        """From the batches that would be read next: bytes per record, and offsets among them without a record.
+
+        A compacted log is sparse at its beginning and dense at its end. So bytes per offset would say nothing of
+        what comes behind the sample; there, every offset is taken to have a record.
+        """
         start = available.starts[partition]
         try:
             sample = self._client.fetch(partition, start, bytes_max=SAMPLE_BYTES, wait_ms=0).records
         except OffsetOutOfRange as error:  # retention has deleted more meanwhile
             start = error.log_start_offset
             sample = self._client.fetch(partition, start, bytes_max=SAMPLE_BYTES, wait_ms=0).records
-        position, next_offset = 0, start
+        position, next_offset, records = 0, start, 0
         while len(sample) - position >= HEADER_SIZE:
             header = decode_header(sample, position)
             if position + header.size > len(sample) and position:
                 break
             next_offset = max(next_offset, header.next_offset)
+            records += header.count
             position += header.size
-        return max(1.0, position / max(1, next_offset - start))
+        if position and not records:
+            # Nothing is known of the records that follow: read on to the next sample, and hardly beyond.
+            return SAMPLE_BYTES, next_offset - start
+        return max(1.0, position / max(1, records)), max(0, next_offset - start - records)
 
     def ranges(
         self, start: StreamOffset, end: StreamOffset, earliest: Offsets | None = None

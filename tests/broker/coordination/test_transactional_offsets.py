@@ -25,7 +25,7 @@ from penstock.protocol.messages.transactions import (
     TxnOffsetCommitResponse,
 )
 from penstock.protocol.records import BatchHeader, Marker, batches, decode_marker
-from tests.broker.coordination.test_offsets_topic import commit, committed
+from tests.broker.coordination.test_offsets_topic import CLEANING, commit, committed
 from tests.broker.test_virtual_time import create
 from tests.virtual import World
 
@@ -35,8 +35,8 @@ NO_OFFSET = -1
 UNSTABLE = ErrorCode.UNSTABLE_OFFSET_COMMIT
 
 
-def a_world() -> World:
-    world = World({"offsets.topic.num.partitions": "1"})
+def a_world(settings: dict[str, str] | None = None) -> World:
+    world = World({"offsets.topic.num.partitions": "1", **(settings or {})})
     client = world.client()
     create(client, "events")
     client.call(FindCoordinatorRequest(key=GROUP), 2)
@@ -208,3 +208,29 @@ def test_a_coordinator_that_resigned_sends_markers_to_the_next_one() -> None:
 
 def test_no_coordinator_is_at_a_partition_that_does_not_exist() -> None:
     assert a_world().broker.group_coordinators.at(1) is ErrorCode.NOT_COORDINATOR
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_what_the_cleaner_leaves_of_transactions_is_replayed(clean: bool, is_commit: bool) -> None:
+    """The last offset that counts is the first in the log: those of aborted transactions came behind it."""
+    world = a_world({"offsets.topic.segment.bytes": "2000", **CLEANING})
+    other = 8
+    send_commit(world, 3, producer_id=other)
+    end(world, commit=True, producer_id=other)
+    send_commit(world, 4)
+    end(world, commit=is_commit)
+    for offset in range(50):
+        send_commit(world, 100 + offset)
+        end(world, commit=False)
+    send_commit(world, 500, producer_id=other)
+    log = hosted_of(world).log
+    world.run_until(lambda: log.first_dirty_offset > 50, 60_000)
+    log.check()
+    records = [header for header, _ in stored(world) if header.count and not header.is_control]
+    assert len(records) < 20
+    world = world.restarted(clean=clean)
+    assert committed(world.client(), GROUP) == (4 if is_commit else 3)
+    assert stable(world) == -UNSTABLE
+    assert end(world, commit=is_commit, producer_id=other) is ErrorCode.NONE
+    assert stable(world) == (500 if is_commit else 3)

@@ -154,3 +154,13 @@ def test_a_disk_that_cannot_be_asked_has_no_size(
     monkeypatch.setattr(stage.environment.files, "capacity", failing)
     result = only(described(peer).results)
     assert (result.error_code, result.total_bytes, result.usable_bytes) == (ErrorCode.NONE, -1, -1)
+
+
+def test_a_log_that_cannot_be_read_has_no_report(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: HostedPartition) -> CleaningReport | None:
+        raise OSError("the disk is gone")
+
+    peer.call(produce_request("t", keyed(b"v")), 9)
+    monkeypatch.setattr(HostedPartition, "cleaning_report", failing)
+    found = partitions(described(peer, cleaning=True))["t", 0]
+    assert found.cleaning is None and found.partition_size > 0

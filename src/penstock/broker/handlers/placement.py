@@ -58,7 +58,9 @@ def describe_log_dirs(broker: Broker, request: DescribeLogDirsRequest, call: Cal
             else:
                 closed.append((partition, directory.path_of(hosted.topic, hosted.index)))
             if request.include_cleaning:
-                partition.cleaning = _cleaning(hosted.cleaning_report())
+                # A failed disk is noticed by those who use it; here there is nothing to tell.
+                with suppress(OSError):
+                    partition.cleaning = _cleaning(hosted.cleaning_report())
         result.topics = list(topics.values())
     response = DescribeLogDirsResponse(results=results)
     broker.environment.spawn.in_thread(

@@ -140,9 +140,10 @@ class PartitionCounts:
             inside = min(header.next_offset, end) - max(header.base_offset, start)
             if inside > 0:
                 part = inside / (header.next_offset - header.base_offset)
-                self.batches += part
                 self.stored_bytes += part * header.size
-                self.codecs.add(_codec_name(header.codec))
+                if header.count:  # compaction leaves empty ones, which are not compressed
+                    self.batches += part
+                    self.codecs.add(_codec_name(header.codec))
 
     def merge(self, other: PartitionCounts) -> None:
         self.records += other.records
