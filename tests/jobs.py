@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 
 from penstock.environment import Files
 
@@ -64,3 +65,15 @@ def compute_for_ever(files: Files, path: str) -> None:
     files.replace(path, str(os.getpid()).encode())
     while True:
         pass
+
+
+def time_to_copy(files: Files, path: str) -> tuple[float, bytes]:
+    """Read and write ten times a hundred kilobytes. Returns the seconds it took, and the copy."""
+    began = time.monotonic()
+    file, copy = files.open(path), files.open(path + ".copy")
+    for _ in range(10):
+        copy.append((file.read_at(0, 100_000),))
+    data = copy.read_at(0, copy.size)
+    file.close()
+    copy.close()
+    return time.monotonic() - began, data

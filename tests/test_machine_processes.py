@@ -49,13 +49,13 @@ class Broker:
         self.processes = MachineProcesses(self.loop)
         self.outcomes: list[Outcome] = []
 
-    def start(self, job: Callable[..., Any], argument: Any = None) -> None:
+    def start(self, job: Callable[..., Any], argument: Any = None, **options: Any) -> None:
         def done(result: Any, error: Exception | None) -> None:
             assert threading.current_thread() is threading.main_thread()
             self.outcomes.append((result, error))
             self.loop.stop()
 
-        self.processes.run(job, argument, done)
+        self.processes.run(job, argument, done, **options)
 
     def next_outcome(self) -> Outcome:
         if not self.outcomes:
@@ -232,3 +232,15 @@ def test_control_c_at_a_terminal_is_not_for_the_process_of_jobs(broker: Broker) 
     process, _ = broker.ask(jobs.process_id)
     os.kill(process, signal.SIGINT)
     assert broker.ask(jobs.process_id) == (process, None)
+
+
+def test_a_job_is_held_to_a_rate(broker: Broker, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(250)) * 400)
+    broker.start(jobs.time_to_copy, str(path), bytes_per_second=4_000_000)
+    result, error = broker.next_outcome()
+    assert error is None
+    seconds, copied = result
+    # Three megabytes: read, written, and read again.
+    assert seconds >= 3_000_000 / 4_000_000
+    assert copied == path.read_bytes() * 10

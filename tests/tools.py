@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -138,6 +139,17 @@ def node_modules() -> Path:
             quiet = ("--no-audit", "--no-fund", "--ignore-scripts")
             download([npm, "install", *quiet, *KAFKAJS_PACKAGES], cwd=directory)
         return directory
+
+
+def python_with(*packages: str) -> Path:
+    """The Python of an environment with these packages, for those that do not go with ours. Raises Missing."""
+    with cached("python", sys.version, *packages) as (directory, made):
+        environment = directory / "environment"
+        if not made:
+            run([sys.executable, "-m", "venv", "--clear", environment])
+            pip = (environment / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check")
+            download([*pip, *packages])
+        return environment / "bin" / "python"
 
 
 def go_program(module: Path, package: str) -> Path:

@@ -12,6 +12,7 @@ import random
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from penstock.broker.config import BrokerConfig
@@ -225,7 +226,12 @@ class VirtualProcesses:
         self._files = files
 
     def run(
-        self, job: Callable[[Any, Any], Any], argument: Any, done: Callable[[Any, Exception | None], None]
+        self,
+        job: Callable[[Any, Any], Any],
+        argument: Any,
+        done: Callable[[Any, Exception | None], None],
+        *,
+        bytes_per_second: float = inf,
     ) -> None:
         self._spawn.in_thread(lambda: job(self._files, argument), done, lane="job")
 

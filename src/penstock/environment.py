@@ -14,6 +14,7 @@ import errno
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -249,8 +250,12 @@ class Processes(Protocol):
         job: Callable[[Files, Argument], Result],
         argument: Argument,
         done: Callable[[Result | None, Exception | None], None],
+        *,
+        bytes_per_second: float = inf,
     ) -> None:
         """Run a job in another process, then ``done(result, error)`` on the loop.
+
+        The job's reads and writes together are held to ``bytes_per_second``.
 
         One job runs at a time; the others wait in order. The job is a function at the top level of a module. The
         job, its argument and its result are pickled. It accesses the disk only through the files it is given.

@@ -10,8 +10,13 @@ import pickle
 import signal
 import sys
 import threading
+import time
+from collections.abc import Sequence
+from math import inf
 from queue import SimpleQueue
+from typing import Any
 
+from penstock.environment import Buffer, File, Files
 from penstock.machine import MachineFiles
 from penstock.machine_processes import read_message, write_message
 
@@ -44,8 +49,9 @@ def _receive(jobs: SimpleQueue[bytes]) -> None:
 
 def _answer(files: MachineFiles, pickled: bytes) -> bytes:
     try:
-        job, argument = pickle.loads(pickled)
-        return pickle.dumps((job(files, argument), None))
+        job, argument, bytes_per_second = pickle.loads(pickled)
+        given = files if bytes_per_second == inf else _PacedFiles(files, bytes_per_second)
+        return pickle.dumps((job(given, argument), None))
     except Exception as error:
         return _pickled_error(error)
 
@@ -58,6 +64,51 @@ def _pickled_error(error: Exception) -> bytes:
     except Exception:
         return pickle.dumps((None, RuntimeError(repr(error))))
     return pickled
+
+
+class _Pace:
+    """Holds reads and writes to a rate, over the whole job."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._bytes_per_second = bytes_per_second
+        self._began = time.monotonic()
+        self._moved = 0
+
+    def moved(self, size: int) -> None:
+        self._moved += size
+        ahead = self._moved / self._bytes_per_second - (time.monotonic() - self._began)
+        if ahead > 0:
+            time.sleep(ahead)
+
+
+class _PacedFile:
+    def __init__(self, file: File, pace: _Pace) -> None:
+        self._file = file
+        self._pace = pace
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        self._file.append(buffers)
+        self._pace.moved(sum(map(len, buffers)))
+
+    def read_at(self, position: int, size: int) -> bytes:
+        data = self._file.read_at(position, size)
+        self._pace.moved(len(data))
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class _PacedFiles:
+    def __init__(self, files: Files, bytes_per_second: float) -> None:
+        self._files = files
+        self._pace = _Pace(bytes_per_second)
+
+    def open(self, path: str) -> _PacedFile:
+        return _PacedFile(self._files.open(path), self._pace)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from queue import SimpleQueue
 from typing import IO, Any
 
@@ -41,8 +42,10 @@ class MachineProcesses:
         job: Callable[[Files, Argument], Result],
         argument: Argument,
         done: Callable[[Result | None, Exception | None], None],
+        *,
+        bytes_per_second: float = inf,
     ) -> None:
-        pickled = pickle.dumps((job, argument))
+        pickled = pickle.dumps((job, argument, bytes_per_second))
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="jobs", daemon=True)
             self._thread.start()

@@ -75,7 +75,6 @@ def compact(
         drop_below=drop_below,
         table_bytes=table_bytes,
         load_factor=0.9,
-        io_bytes_per_second=float("inf"),
     )
     if job is None:
         return None
@@ -340,9 +339,7 @@ def test_a_damaged_cleaned_file_is_not_used(files: FakeFiles) -> None:
     for number in range(6):
         put(log, b"a", b"%d" % number)
     roll(log)
-    job = log.prepare_cleaning(
-        log.log_end_offset, NOW, drop_below=0, table_bytes=24_000, load_factor=0.9, io_bytes_per_second=1e300
-    )
+    job = log.prepare_cleaning(log.log_end_offset, NOW, drop_below=0, table_bytes=24_000, load_factor=0.9)
     assert job is not None
     result = clean(files, job)
     files.damage(f"{DIRECTORY}/{names(files, '.log.cleaned')[0]}", 30, 1)
@@ -355,9 +352,7 @@ def test_nothing_is_swapped_into_a_log_that_was_cut_meanwhile(files: FakeFiles) 
     for number in range(9):
         put(log, b"a", b"%d" % number)
     roll(log)
-    job = log.prepare_cleaning(
-        log.log_end_offset, NOW, drop_below=0, table_bytes=24_000, load_factor=0.9, io_bytes_per_second=1e300
-    )
+    job = log.prepare_cleaning(log.log_end_offset, NOW, drop_below=0, table_bytes=24_000, load_factor=0.9)
     assert job is not None
     result = clean(files, job)
     log.swapping.prepare_intent(result.groups[0])()

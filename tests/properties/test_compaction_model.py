@@ -181,7 +181,6 @@ class CompactionMachine(RuleBasedStateMachine):
             drop_below=drop_below,
             table_bytes=self.table_bytes,
             load_factor=0.9,
-            io_bytes_per_second=float("inf"),
         )
         if job is None:
             return

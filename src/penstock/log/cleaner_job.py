@@ -23,7 +23,6 @@ first. That order matters: a tombstone must not go before the values that it del
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -82,8 +81,6 @@ class CleaningJob:
     config: LogConfig
     table_bytes: int
     load_factor: float
-    # Infinite: no limit.
-    io_bytes_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +120,16 @@ def clean(files: Files, job: CleaningJob) -> CleaningResult:
         CannotClean: a batch is damaged, or too large.
         OSError: the disk is full or failing, or the log was deleted.
     """
-    pace = _Pace(job.io_bytes_per_second)
     table = KeyTable(job.table_bytes, job.load_factor)
     try:
-        clean_before = _note_dirty(files, job, table, pace)
+        clean_before = _note_dirty(files, job, table)
         result = CleaningResult(clean_before)
         sources = [source for source in job.sources if source.base_offset < clean_before]
         transactions = _Transactions(job)
         for group in grouped(sources, job.config):
-            writer = _Writer(files, job, group[0].base_offset, pace)
+            writer = _Writer(files, job, group[0].base_offset)
             try:
-                _clean_group(files, job, group, table, clean_before, transactions, writer, result, pace)
+                _clean_group(files, job, group, table, clean_before, transactions, writer, result)
             except BaseException:
                 writer.discard()
                 raise
@@ -144,14 +140,14 @@ def clean(files: Files, job: CleaningJob) -> CleaningResult:
     return result
 
 
-def _note_dirty(files: Files, job: CleaningJob, table: KeyTable, pace: _Pace) -> int:
+def _note_dirty(files: Files, job: CleaningJob, table: KeyTable) -> int:
     """Fill the table with the keys of the dirty part. Returns the offset after the last batch in it."""
     aborted = _Aborted(job.aborted)
     noted_before = job.first_dirty_offset
     for source in job.sources:
         if source.end_offset <= job.first_dirty_offset:
             continue
-        for data, header in _batches(files, job.directory, source, pace):
+        for data, header in _batches(files, job.directory, source):
             if header.next_offset <= job.first_dirty_offset:
                 continue
             if header.count and not header.is_control and not aborted.holds(header):
@@ -178,12 +174,11 @@ def _clean_group(
     transactions: _Transactions,
     writer: _Writer,
     result: CleaningResult,
-    pace: _Pace,
 ) -> None:
     is_changed = len(group) > 1
     records_after = 0
     for source in group:
-        for data, header in _batches(files, job.directory, source, pace):
+        for data, header in _batches(files, job.directory, source):
             result.records_before += header.count
             if header.base_offset >= clean_before:
                 kept: bytes | bytearray | None = data
@@ -362,9 +357,8 @@ class _Transactions:
 class _Writer:
     """A ``.cleaned`` segment and its indexes."""
 
-    def __init__(self, files: Files, job: CleaningJob, base_offset: int, pace: _Pace) -> None:
+    def __init__(self, files: Files, job: CleaningJob, base_offset: int) -> None:
         self._files = files
-        self._pace = pace
         self._base_offset = base_offset
         self._interval_bytes = job.config.index_interval_bytes
         self._paths = {
@@ -463,7 +457,6 @@ class _Writer:
     def _write(self) -> None:
         if self._buffer:
             self._file.append((self._buffer,))
-            self._pace.moved(len(self._buffer))
             self._buffer = bytearray()
 
     def _restore_time(self) -> None:
@@ -472,26 +465,7 @@ class _Writer:
             self._times.restore(self._max_timestamp, self._offset_of_max)
 
 
-class _Pace:
-    """Holds reading and writing to ``log.cleaner.io.max.bytes.per.second``."""
-
-    def __init__(self, bytes_per_second: float) -> None:
-        self._bytes_per_second = bytes_per_second
-        self._is_limited = bytes_per_second < 2**62
-        self._moved = 0
-        self._began = time.monotonic() if self._is_limited else 0.0
-
-    def moved(self, size: int) -> None:
-        if self._is_limited:
-            self._moved += size
-            ahead = self._moved / self._bytes_per_second - (time.monotonic() - self._began)
-            if ahead > 0:
-                time.sleep(ahead)
-
-
-def _batches(
-    files: Files, directory: str, source: Source, pace: _Pace
-) -> Iterator[tuple[bytes, BatchHeader]]:
+def _batches(files: Files, directory: str, source: Source) -> Iterator[tuple[bytes, BatchHeader]]:
     """The batches of a segment with their bytes.
 
     Raises:
@@ -510,7 +484,6 @@ def _batches(
             at = position - chunk_start
             if at + header.size > len(chunk):
                 chunk = file.read_at(position, max(_READ_BYTES, header.size))
-                pace.moved(len(chunk))
                 chunk_start, at = position, 0
             next_offset = header.next_offset
             yield chunk[at : at + header.size], header

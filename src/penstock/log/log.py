@@ -610,7 +610,6 @@ class Log:
         drop_below: int,
         table_bytes: int,
         load_factor: float,
-        io_bytes_per_second: float,
     ) -> CleaningJob | None:
         """The job that compacts this log, for another process; None when it is not due. Raises OSError."""
         sources = self.due_for_cleaning(high_watermark, wall_ms)
@@ -632,7 +631,6 @@ class Log:
             self._config,
             table_bytes,
             load_factor,
-            io_bytes_per_second,
         )
 
     def swap(self, group: CleanedGroup) -> bool:

@@ -10,6 +10,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from random import Random
 from typing import Any
 
@@ -40,6 +41,8 @@ class SimProcesses:
         job: Callable[[Files, Argument], Result],
         argument: Argument,
         done: Callable[[Result | None, Exception | None], None],
+        *,
+        bytes_per_second: float = inf,
     ) -> None:
         # As with a real process, nothing is shared. Objects that cannot be pickled fail here.
         self._waiting.append((pickle.dumps((job, argument)), done))

@@ -131,7 +131,7 @@ class ConfluentClient:
             while len(received) < count:
                 messages = consumer.consume(count - len(received), timeout=PATIENCE_S)
                 assert messages, f"{len(received)} of {count} records came"
-                received += [_record(message) for message in messages]
+                received += [record_of(message) for message in messages]
             return received
         finally:
             consumer.close()
@@ -178,7 +178,7 @@ class ConfluentClient:
             while len(received) < count:
                 message = consumer.poll(PATIENCE_S)
                 assert message is not None, f"{len(received)} of {count} records came"
-                received.append(_record(message))
+                received.append(record_of(message))
             ends = {record.partition: record.offset + 1 for record in received}
             offsets = [TopicPartition(topic, partition, end) for partition, end in ends.items()]
             consumer.commit(offsets=offsets, asynchronous=False)
@@ -313,7 +313,7 @@ class ConfluentMember:
             while not self._leaving.is_set():
                 message = self._consumer.poll(0.05)
                 if message is not None:
-                    self._records.append(_record(message))
+                    self._records.append(record_of(message))
             self._consumer.close()
         except Exception as error:
             self._error = error
@@ -341,7 +341,7 @@ def _named(error: KafkaError) -> ClientError:
     return ClientError(KAFKA_NAMES.get(name, name), error.str())
 
 
-def _record(message: Message) -> Record:
+def record_of(message: Message) -> Record:
     error = message.error()
     if error is not None:
         raise _named(error)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
+from math import inf
 
 from penstock.broker.clocks.clock_watch import ClockWatch
 from penstock.broker.config import CleanerSettings
@@ -28,6 +29,7 @@ from penstock.log.cleaner_job import CleanedGroup, CleaningJob, CleaningResult, 
 from penstock.log.cleaning_state import CleaningRun, CleaningState
 from penstock.log.compaction import dirty_bytes
 from penstock.log.log import Log
+from penstock.metadata.settings import DOUBLE_MAX
 from penstock.model import TopicId
 
 PARTITIONS_PER_SLICE = 100
@@ -121,7 +123,6 @@ class Cleaner:
             drop_below=hosted.replication.replicated_before,
             table_bytes=settings.dedupe_buffer_size,
             load_factor=settings.io_buffer_load_factor,
-            io_bytes_per_second=settings.io_max_bytes_per_second,
         )
 
     # Cleaning
@@ -134,7 +135,9 @@ class Cleaner:
         if job is None:
             self._rest()
             return
-        _Cleaning(self._environment, self._storage, hosted, job, self._ended).start()
+        cleaning = _Cleaning(self._environment, self._storage, hosted, job, self._ended)
+        rate = self._settings().io_max_bytes_per_second
+        cleaning.start(inf if rate >= DOUBLE_MAX else rate)
 
     def _ended(self, hosted: HostedPartition, run: CleaningRun | None, reason: str | None) -> None:
         """``reason`` says why it failed. With neither, the log has changed and the result was dropped."""
@@ -191,8 +194,8 @@ class _Cleaning:
         self._ended = ended
         self._began_ms = environment.clock.now_ms()
 
-    def start(self) -> None:
-        self._environment.processes.run(clean, self._job, self._cleaned)
+    def start(self, bytes_per_second: float) -> None:
+        self._environment.processes.run(clean, self._job, self._cleaned, bytes_per_second=bytes_per_second)
 
     @property
     def _is_current(self) -> bool:
