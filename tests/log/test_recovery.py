@@ -153,7 +153,7 @@ def test_what_was_set_aside_before_is_not_overwritten(files: FakeFiles, log: Log
     files.damage(path(4), 100, 0x80)
     recovered(files)
     assert files.read(path(8, ".log.corrupt")) == b"earlier"
-    assert names(files, ".log.corrupt.corrupt") == [f"{8:020d}.log.corrupt.corrupt"]
+    assert names(files, ".log.2.corrupt") == [f"{8:020d}.log.2.corrupt"]
 
 
 def test_on_a_full_disk_nothing_is_cut_and_no_half_copies_pile_up(files: FakeFiles, log: Log) -> None:

@@ -370,4 +370,4 @@ def _read(log: Log) -> tuple[dict[int, Record], list[tuple[int, int, int]]]:
 
 
 TestCompaction = CompactionMachine.TestCase
-TestCompaction.settings = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None)
+TestCompaction.settings = settings(max_examples=EXAMPLES // 2, stateful_step_count=20, deadline=None)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from penstock.protocol.compression import Codec, TooLarge
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import (
+    DELETE_HORIZON,
     HEADER_SIZE,
     NO_TIMESTAMP,
     BatchHeader,
@@ -30,11 +31,15 @@ from penstock.protocol.records import (
     decode_header,
     decode_marker,
     decode_records,
+    emptied,
     encode_batch,
     encode_marker,
+    filler,
     keyless_records,
     patch,
+    rebuilt,
     set_log_append_time,
+    unfold,
 )
 
 NOW = 1_700_000_000_000
@@ -485,3 +490,44 @@ def test_keys_are_looked_for_up_to_a_limit(codec: Codec) -> None:
     batch = encode_batch([(NOW, b"k", bytes(1 << 20), [])], codec=codec)
     with pytest.raises(TooLarge):
         keyless(batch)
+
+
+# What compaction writes
+
+
+def test_only_a_broker_sets_a_delete_horizon() -> None:
+    header = decode_header(encode_batch([(1, b"a", b"b", ())]))
+    batch = rebuilt(
+        header._replace(attributes=DELETE_HORIZON, base_timestamp=77),
+        unfold(encode_batch([(1, b"a", b"b", ())]), 0, 99)[1],
+    )
+    assert decode_header(batch).delete_horizon_ms == 77
+    assert decode_header(encode_batch([(1, b"a", b"b", ())])).delete_horizon_ms is None
+    assert check_produced(memoryview(batch), max_message_bytes=1000) == ErrorCode.INVALID_RECORD
+
+
+def test_a_filler_covers_offsets_and_has_no_records() -> None:
+    batch = filler(100, 2**31 + 98, 7)
+    header = decode_header(batch)
+    assert (header.base_offset, header.last_offset, header.leader_epoch) == (100, 2**31 + 98, 7)
+    assert header.is_filler and len(batch) == HEADER_SIZE and crc_matches(batch, 0, header)
+    assert decode_records(batch, bytes_max=0) == []
+
+
+def test_an_emptied_batch_keeps_offsets_and_sequence() -> None:
+    full = encode_batch(
+        [(5, b"a", b"b", ()), (9, b"c", b"d", ())],
+        base_offset=40,
+        codec=Codec.GZIP,
+        producer_id=3,
+        producer_epoch=1,
+        base_sequence=8,
+        transactional=True,
+    )
+    batch = emptied(decode_header(full))
+    header = decode_header(batch)
+    assert crc_matches(batch, 0, header)
+    assert (header.base_offset, header.last_offset, header.last_sequence, header.count) == (40, 41, 9, 0)
+    assert (header.is_transactional, header.codec, header.max_timestamp) == (True, Codec.NONE, 9)
+    assert not header.is_filler
+    assert decode_records(batch, bytes_max=0) == []

@@ -17,10 +17,11 @@ from penstock.protocol.records import CorruptBatch, encode_batch, filler
 from penstock.spark import reading
 from penstock.spark.errors import DataLossError
 from penstock.spark.ranges import OffsetRange
-from penstock.spark.reading import ReadSettings, read
+from penstock.spark.reading import ReadSettings, read, schema
 from penstock.spark.source import COLUMNS, HEADERS
 from penstock.wire import Fetched, OffsetOutOfRange, TopicReplaced, UnknownTopic, operations
 from tests.spark.topics import Topics
+from tests.support import BrokerProcess, wait_until
 
 
 def offsets_of(batches: Iterator[pa.RecordBatch]) -> list[int]:
@@ -94,6 +95,38 @@ def test_a_topic_made_anew_is_not_read_in_place_of_the_one_that_was_planned(
     topics.send(topic, [b"of another topic"] * 5)
     with pytest.raises(DataLossError, match=f"{topic}-0 is gone: its topic was deleted and recreated"):
         list(read(settings, OffsetRange(topic, 0, 0, 5), planned))
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_a_compacted_topic_is_read_from_any_place_to_any_place(codec: str) -> None:
+    records = {offset: (b"%d" % (offset % 7), b"%d" % offset) for offset in range(600)}
+    with BrokerProcess({"log.cleaner.backoff.ms": "100", "log.cleaner.min.cleanable.ratio": "0"}) as broker:
+        topics = Topics(broker.bootstrap)
+        topic = topics.create("t", configs={"cleanup.policy": "compact", "segment.bytes": "2000"})
+        for first in range(0, 600, 20):
+            some = [records[offset] for offset in range(first, first + 20)]
+            topics.send(
+                topic,
+                [value for _, value in some],
+                keys=[key for key, _ in some],
+                settings={"compression.type": codec},
+            )
+
+        def found(start: int, end: int) -> dict[int, tuple[bytes, bytes]]:
+            read_as = ReadSettings(broker.bootstrap, fetch_bytes_max=1_000)
+            table = pa.Table.from_batches(
+                read(read_as, OffsetRange(topic, 0, start, end)), schema(headers=False)
+            )
+            keys, values = table.column("key").to_pylist(), table.column("value").to_pylist()
+            return dict(zip(table.column("offset").to_pylist(), zip(keys, values)))
+
+        wait_until(lambda: found(0, 300) == {}, 60, "nothing is left of the first half")
+        left = found(0, 600)
+        assert left.items() <= records.items()
+        assert dict(left.values()) == dict(records.values()), "the newest values of all keys"
+        for start, end in ((0, 1), (7, 400), (100, 599), (401, 402)):
+            assert found(start, end).keys() <= set(range(start, end))
+        assert found(550, 600).keys() <= left.keys()
 
 
 # Logs made by hand: of compacted topics, with transactions, damaged

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from penstock.environment import File, Files
 from penstock.log.aborted_index import AbortedIndex, AbortedTransaction
 from penstock.log.compaction import Source, grouped
-from penstock.log.compaction_kernel import KeyTable, note_keys, select
+from penstock.log.compaction_kernel import SLOT_BYTES, KeyTable, note_keys, select
 from penstock.log.config import LogConfig
 from penstock.log.index import OffsetIndex, TimeIndex
 from penstock.log.names import ABORTED_INDEX, CLEANED, INDEX, LOG, SEGMENT_SUFFIXES, TIME_INDEX, path_of
@@ -120,7 +120,10 @@ def clean(files: Files, job: CleaningJob) -> CleaningResult:
         CannotClean: a batch is damaged, or too large.
         OSError: the disk is full or failing, or the log was deleted.
     """
-    table = KeyTable(job.table_bytes, job.load_factor)
+    # No more slots than there can be keys: each key touches another page of the table.
+    dirty_offsets = job.sources[-1].end_offset - job.first_dirty_offset
+    slots = round(dirty_offsets / job.load_factor) + 2
+    table = KeyTable(min(job.table_bytes, slots * SLOT_BYTES), job.load_factor)
     try:
         clean_before = _note_dirty(files, job, table)
         result = CleaningResult(clean_before)

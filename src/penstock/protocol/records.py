@@ -239,7 +239,12 @@ def check_produced(
     if crc32c(batch[CRC_START:]) != crc:
         return ErrorCode.CORRUPT_MESSAGE
     # Like Kafka, refuse a base offset other than 0: the broker sets this field.
-    if count <= 0 or last_offset_delta != count - 1 or base_offset != 0 or attributes & CONTROL:
+    if (
+        count <= 0
+        or last_offset_delta != count - 1
+        or base_offset != 0
+        or attributes & (CONTROL | DELETE_HORIZON)
+    ):
         return ErrorCode.INVALID_RECORD
     codec = attributes & CODEC_MASK
     if codec >= Codec.ZSTD and (codec > Codec.ZSTD or not allow_zstd):

@@ -59,10 +59,7 @@ class FollowerLog:
                 if not hosted.make_directory():
                     return ErrorCode.LOG_DIR_NOT_FOUND
                 end_offset = log.log_end_offset
-                if self._may_lack_tombstones and end_offset > log.log_start_offset and is_compacted(records):
-                    # What these delete may be in our log, and nothing would delete it again.
-                    self._may_lack_tombstones = False
-                    self.start_over_at(log.log_start_offset)
+                if self._may_lack_tombstones and self._copies_again(log, records):
                     return ErrorCode.NONE
                 try:
                     log.append_replicated(records)
@@ -117,6 +114,26 @@ class FollowerLog:
             return
         hosted.replication.started_over(offset)
         hosted.advance()
+
+    def _copies_again(self, log: Log, records: Buffer) -> bool:
+        """Empty the log if tombstones that it lacks may be compacted away: nothing else would delete their keys."""
+        hosted, image = self._hosted, self._hosted.image
+        if (
+            log.log_end_offset == log.log_start_offset
+            or not is_compacted(records)
+            # It must not be elected without its records. (After a power failure it is in neither, until it has
+            # caught up.)
+            or self._host.me in (*image.isr, *image.eligible_leader_replicas)
+        ):
+            return False
+        self._may_lack_tombstones = False
+        offset = log.log_start_offset
+        log.start_over_at(offset)
+        self._told_start = None
+        self._storage.schedule_removal(hosted, log)
+        hosted.replication.started_over(offset)
+        hosted.advance()
+        return True
 
     def closed(self) -> None:
         """The log was given up with its disk."""
