@@ -76,7 +76,7 @@ def records_in_files(node: Node, place: Place) -> tuple[dict[int, Entry], int]:
 
 
 def cleaning_state(node: Node, place: Place) -> CleaningState:
-    return read_state(MachineFiles(), str(directory_of(node, place)))
+    return read_state(MachineFiles(), str(directory_of(node, place)))[0]
 
 
 def is_cleaned(node: Node, place: Place) -> bool:
