@@ -76,7 +76,15 @@ def records_in_files(node: Node, place: Place) -> tuple[dict[int, Entry], int]:
 
 
 def cleaning_state(node: Node, place: Place) -> CleaningState:
-    return read_state(MachineFiles(), str(directory_of(node, place)))
+    return state_in(directory_of(node, place))
+
+
+def state_in(directory: Path) -> CleaningState:
+    """How far the log in a directory is cleaned. The broker may be at work."""
+    try:
+        return read_state(MachineFiles(), str(directory))[0]
+    except FileNotFoundError:
+        return CleaningState()
 
 
 def is_cleaned(node: Node, place: Place) -> bool:
