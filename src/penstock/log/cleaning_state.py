@@ -68,7 +68,9 @@ class CleaningReport:
 
 
 def read_state(files: Files, directory: str) -> tuple[CleaningState, str]:
-    """The state in a log's directory, and the topic it is of; that of a log never cleaned when it is malformed."""
+    """The state in a log's directory, and the topic it is of; of a log never cleaned if there is no valid one."""
+    if not files.exists(f"{directory}/{CLEANING}"):
+        return CleaningState(), ""
     try:
         stored: Any = json.loads(files.read(f"{directory}/{CLEANING}"))
         if stored["version"] != _VERSION:

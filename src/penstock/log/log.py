@@ -809,6 +809,12 @@ class Log:
         return self._segments.size_bytes
 
     @property
+    def first_base_offset(self) -> int:
+        """Where the first segment begins; the log may begin later."""
+        items = self._segments.items
+        return items[0].base_offset if items else self.log_start_offset
+
+    @property
     def begins_with_segment(self) -> bool:
         """Whether the log start offset follows from the file names alone."""
         items = self._segments.items

@@ -80,11 +80,8 @@ def cleaning_state(node: Node, place: Place) -> CleaningState:
 
 
 def state_in(directory: Path) -> CleaningState:
-    """How far the log in a directory is cleaned. The broker may be at work."""
-    try:
-        return read_state(MachineFiles(), str(directory))[0]
-    except FileNotFoundError:
-        return CleaningState()
+    """How far the log in a directory is cleaned."""
+    return read_state(MachineFiles(), str(directory))[0]
 
 
 def is_cleaned(node: Node, place: Place) -> bool:

@@ -61,8 +61,11 @@ class FollowerLog:
                 end_offset = log.log_end_offset
                 if self._may_lack_tombstones and self._copies_again(log, records):
                     return ErrorCode.NONE
+                begins_with_segment = log.begins_with_segment
                 try:
                     log.append_replicated(records)
+                    if begins_with_segment and not log.begins_with_segment:
+                        self._begins_inside(log)
                 finally:
                     # Also when only some batches were appended: one was damaged, or the disk is full.
                     if log.log_end_offset != end_offset:
@@ -153,6 +156,16 @@ class FollowerLog:
                 self._told_start = None
             elif not is_asked:
                 self._write_start(log)
+
+    def _begins_inside(self, log: Log) -> None:
+        """The leader's log begins inside a batch, which was copied whole.
+
+        The leader is told so once a killed process would not bring back what lies before it.
+        """
+        is_asked = self._told_start is not None
+        self._told_start = log.first_base_offset
+        if not is_asked:
+            self._write_start(log)
 
     def _write_start(self, log: Log) -> None:
         hosted = self._hosted
