@@ -57,7 +57,7 @@ class Streams:
     def run(self, *, commit_interval_ms: int = 100, record_ms: int = 0) -> Application:
         words = [*self._java, self.bootstrap, self.application, self.source, self.target]
         words += [str(self.state_directory), str(commit_interval_ms), str(record_ms)]
-        return Application(words, self._log)
+        return Application(words, self._log, answers=True)
 
     def write(self, records: list[Outgoing]) -> None:
         self._reference.produce(self.source, records, idempotent=True)
