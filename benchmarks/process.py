@@ -63,6 +63,12 @@ class MeasuredBroker:
         assert self._process.wait(120) == 0
         self._process = None
 
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
     @property
     def pid(self) -> int:
         assert self._process is not None

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, TypeVar
@@ -26,6 +27,7 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 READY = re.compile(r"^penstock node \d+ ready\b.*\bkafka=(?P<host>\S+):(?P<port>\d+)")
 TAIL_CHARACTERS = 6000
+JOB_PROCESS = b"penstock.job_process"
 
 
 def wait_until(condition: Callable[[], Found], deadline_s: float, message: str) -> Found:
@@ -40,6 +42,16 @@ def wait_until(condition: Callable[[], Found], deadline_s: float, message: str) 
             raise AssertionError(f"not within {deadline_s:g} s: {message} (last seen: {found!r})")
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.1)
+
+
+def job_process_of(pid: int) -> int | None:
+    """The process that does the jobs of a broker, if it has one."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError):
+            for child in (task / "children").read_text().split():
+                if JOB_PROCESS in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
+    return None
 
 
 class BrokerProcess:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from penstock.environment import JobKilled
-from penstock.machine_processes import MachineProcesses
+from penstock.machine_processes import COMMAND, MachineProcesses, write_message
 from tests import jobs
 from tests.support import wait_until
 
@@ -213,6 +214,18 @@ def test_the_process_ends_with_its_broker_however_that_ends(
             broker.send_signal(number)
         broker.wait(DEADLINE_S)
     wait_until_gone(process)
+
+
+def test_an_answer_that_nobody_reads_ends_the_process_without_a_word() -> None:
+    """The broker was killed; that its end of the other pipe is closed too may be noticed later."""
+    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdin and process.stdout and process.stderr
+    with process, process.stdin, process.stderr:
+        process.stdout.close()
+        write_message(process.stdin, pickle.dumps(sys.path))
+        write_message(process.stdin, pickle.dumps((jobs.process_id, None)))
+        assert process.wait(DEADLINE_S) == 0
+        assert process.stderr.read() == b""
 
 
 def test_control_c_at_a_terminal_is_not_for_the_process_of_jobs(broker: Broker) -> None:

@@ -32,7 +32,12 @@ def main() -> None:
     sys.path[:] = pickle.loads(jobs.get())
     files = MachineFiles()
     while True:
-        write_message(answers, _answer(files, jobs.get()))
+        answer = _answer(files, jobs.get())
+        try:
+            write_message(answers, answer)
+        except BrokenPipeError:
+            # The broker is gone, which ``_receive`` has not noticed yet.
+            os._exit(0)
 
 
 def _receive(jobs: SimpleQueue[bytes]) -> None:

@@ -360,7 +360,7 @@ def test_nothing_is_swapped_into_a_log_that_was_cut_meanwhile(files: FakeFiles) 
     flush(log)
     assert not log.swap(result.groups[0])
     # A crash now must not bring back what was cut: the intent is still on the disk.
-    assert read_state(files, DIRECTORY).swap is not None
+    assert read_state(files, DIRECTORY)[0].swap is not None
     log = opened(files, config(), clean=False)
     assert log.log_end_offset == 2
     assert contents(log) == [(0, b"a", b"0"), (1, b"a", b"1")]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,33 +22,12 @@ from penstock.protocol.records import (
     encode_batch,
     encode_marker,
 )
-from tests.java import KAFKA_VERSION, classpath
+from tests.dump_tool import assert_no_complaint, dump
 
 NOW = 1_700_000_000_000
 BATCHES = 600
 RECORDS_PER_BATCH = 3
 CONFIG = LogConfig(segment_bytes=30_000, index_interval_bytes=500, segment_ms=1_000_000_000)
-
-Dump = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def dump() -> Dump:
-    """Run the tool on files; what it printed, on both streams."""
-    jars = classpath(
-        f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}"
-    )
-
-    def run(files: list[Path], *options: str) -> str:
-        assert files
-        command = ["java", "-Xshare:auto", "-cp", jars, "org.apache.kafka.tools.DumpLogSegments"]
-        command += ["--files", ",".join(map(str, files)), *options]
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=True
-        )
-        return "\n".join(line for line in done.stdout.splitlines() if not line.startswith("SLF4J"))
-
-    return run
 
 
 def environment() -> Environment:
@@ -115,7 +92,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return path
 
 
-def test_every_record_is_read_and_valid(dump: Dump, directory: Path) -> None:
+def test_every_record_is_read_and_valid(directory: Path) -> None:
     segments = sorted(directory.glob("*.log"))
     output = dump(segments, "--deep-iteration", "--print-data-log")
     end = int(sorted(directory.glob("*.snapshot"))[-1].stem)
@@ -133,7 +110,7 @@ def test_every_record_is_read_and_valid(dump: Dump, directory: Path) -> None:
     assert_no_complaint(output)
 
 
-def test_indexes_agree_with_the_log(dump: Dump, directory: Path) -> None:
+def test_indexes_agree_with_the_log(directory: Path) -> None:
     output = dump(sorted(directory.glob("*index")))
     assert len(re.findall(r"^offset: \d+ position: \d+$", output, re.MULTILINE)) > 20
     assert len(re.findall(r"^timestamp: \d+ offset: \d+$", output, re.MULTILINE)) > 20
@@ -141,14 +118,14 @@ def test_indexes_agree_with_the_log(dump: Dump, directory: Path) -> None:
     assert_no_complaint(dump(sorted(directory.glob("*index")), "--verify-index-only"))
 
 
-def test_indexes_pass_the_check_of_a_starting_broker(dump: Dump, directory: Path) -> None:
+def test_indexes_pass_the_check_of_a_starting_broker(directory: Path) -> None:
     indexes = sorted(directory.glob("*index"))
     output = dump(indexes, "--index-sanity-check")
     assert output.count("passed sanity check") == len(indexes)
     assert_no_complaint(output)
 
 
-def test_producer_snapshots_are_read(dump: Dump, directory: Path) -> None:
+def test_producer_snapshots_are_read(directory: Path) -> None:
     snapshots = sorted(directory.glob("*.snapshot"))
     output = dump(snapshots)
     assert output.count("Dumping") == len(snapshots)
@@ -168,20 +145,7 @@ def test_producer_snapshots_are_read(dump: Dump, directory: Path) -> None:
     assert_no_complaint(output)
 
 
-def assert_no_complaint(output: str) -> None:
-    for complaint in (
-        "Mismatch",
-        "mismatch",
-        "Exception",
-        "out of order",
-        "not found",
-        "Ignoring",
-        "isvalid: false",
-    ):
-        assert complaint not in output, output[max(0, output.index(complaint) - 300) :][:1000]
-
-
-def test_committed_offsets_are_read_with_their_topic_ids(dump: Dump, tmp_path: Path) -> None:
+def test_committed_offsets_are_read_with_their_topic_ids(tmp_path: Path) -> None:
     log = Log.open(environment(), str(tmp_path / "__consumer_offsets-0"), CONFIG, clean=True)
     topic_id = bytes(range(16))
     changes: list[Change] = [
@@ -220,7 +184,7 @@ def with_transactions(directory: Path) -> Log:
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_transactions_are_read(dump: Dump, tmp_path: Path, is_killed: bool) -> None:
+def test_transactions_are_read(tmp_path: Path, is_killed: bool) -> None:
     directory = tmp_path / "topic-0"
     log = with_transactions(directory)
     opened = log.producers.open_transactions()

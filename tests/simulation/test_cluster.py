@@ -119,9 +119,21 @@ def test_what_plans_with_transactions_found_stays_mended(seed: int, seconds: flo
     assert report.is_good, explain(report)
 
 
-def test_what_plans_with_recreated_topics_in_transactions_found_stays_mended() -> None:
-    # An index of aborted transactions that was cut to nothing, and then took no more entries.
-    report = swarm.run(940900008, seconds=60, nodes=3, generation=4)
+# And of the fourth.
+PINNED_FOURTH = (
+    (940900008, 60, 3),  # an index of aborted transactions that was cut to nothing took no more entries
+    # A late EndTxn of a classic client commits offsets: the checker's own fault. And a replica whose log began
+    # inside a batch told its leader so before a restart would have known.
+    (990001538, 60, 3),
+    (990001976, 60, 3),  # a late answer to a reader that has read on elsewhere: likewise
+)
+
+
+@pytest.mark.parametrize(("seed", "seconds", "nodes"), PINNED_FOURTH)
+def test_what_plans_with_recreated_topics_in_transactions_found_stays_mended(
+    seed: int, seconds: float, nodes: int
+) -> None:
+    report = swarm.run(seed, seconds=seconds, nodes=nodes, generation=4)
     assert report.is_good, explain(report)
 
 

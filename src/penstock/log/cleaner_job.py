@@ -124,22 +124,23 @@ def clean(files: Files, job: CleaningJob) -> CleaningResult:
     dirty_offsets = job.sources[-1].end_offset - job.first_dirty_offset
     slots = round(dirty_offsets / job.load_factor) + 2
     table = KeyTable(min(job.table_bytes, slots * SLOT_BYTES), job.load_factor)
+    writers: list[_Writer] = []
     try:
         clean_before = _note_dirty(files, job, table)
         result = CleaningResult(clean_before)
         sources = [source for source in job.sources if source.base_offset < clean_before]
         transactions = _Transactions(job)
         for group in grouped(sources, job.config):
-            writer = _Writer(files, job, group[0].base_offset)
-            try:
-                _clean_group(files, job, group, table, clean_before, transactions, writer, result)
-            except BaseException:
-                writer.discard()
-                raise
-    except (CorruptBatch, TooLarge) as error:
-        raise CannotClean(str(error)) from error
-    if result.groups:
-        files.sync_directory(job.directory)
+            writers.append(_Writer(files, job, group[0].base_offset))
+            _clean_group(files, job, group, table, clean_before, transactions, writers[-1], result)
+        if result.groups:
+            files.sync_directory(job.directory)
+    except Exception as error:
+        for writer in writers:
+            writer.discard()
+        if isinstance(error, CorruptBatch | TooLarge):
+            raise CannotClean(str(error)) from error
+        raise
     return result
 
 

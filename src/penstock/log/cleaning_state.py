@@ -1,6 +1,6 @@
 """What a log remembers of its compaction, in a small file beside the segments.
 
-    {"version": 1, "first_dirty_offset": 4711, "swap": null, "last_run": {...}}
+    {"version": 1, "topic_id": "...", "first_dirty_offset": 4711, "swap": null, "last_run": {...}}
 
 ``swap`` is the intent to replace the segments of one range of offsets by a cleaned file (``swapping.py``). It is
 durable before the first file is renamed and goes when the last rename is durable, so the next start can complete a
@@ -42,10 +42,11 @@ class CleaningState:
     # Not stored: why the cleaner leaves this log alone, in one line; None when it does not.
     set_aside: str | None = field(default=None, compare=False)
 
-    def encode(self) -> bytes:
+    def encode(self, topic_id: str) -> bytes:
         return json.dumps(
             {
                 "version": _VERSION,
+                "topic_id": topic_id,
                 "first_dirty_offset": self.first_dirty_offset,
                 "swap": self.swap,
                 "last_run": None if self.last_run is None else asdict(self.last_run),
@@ -66,20 +67,20 @@ class CleaningReport:
     set_aside: str | None
 
 
-def read_state(files: Files, directory: str) -> CleaningState:
-    """The state in a log's directory; that of a log never cleaned when the file is missing or malformed."""
-    path = f"{directory}/{CLEANING}"
-    if not files.exists(path):
-        return CleaningState()
+def read_state(files: Files, directory: str) -> tuple[CleaningState, str]:
+    """The state in a log's directory, and the topic it is of; of a log never cleaned if there is no valid one."""
+    if not files.exists(f"{directory}/{CLEANING}"):
+        return CleaningState(), ""
     try:
-        stored: Any = json.loads(files.read(path))
+        stored: Any = json.loads(files.read(f"{directory}/{CLEANING}"))
         if stored["version"] != _VERSION:
-            return CleaningState()
+            return CleaningState(), ""
         swap, run = stored["swap"], stored["last_run"]
-        return CleaningState(
+        state = CleaningState(
             int(stored["first_dirty_offset"]),
             None if swap is None else (int(swap[0]), int(swap[1])),
             None if run is None else CleaningRun(**run),
         )
+        return state, str(stored["topic_id"])
     except (KeyError, TypeError, ValueError, IndexError):
-        return CleaningState()
+        return CleaningState(), ""

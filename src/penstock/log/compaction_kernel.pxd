@@ -4,6 +4,7 @@ cimport cython
 
 cdef Py_ssize_t SLOT_WORDS
 cdef long long NO_TIMESTAMP
+cdef unsigned long long _WORD_MASK
 
 
 cdef class KeyTable:
@@ -17,13 +18,13 @@ cdef class KeyTable:
     words="unsigned long long[::1]", high="unsigned long long", low="unsigned long long", place=Py_ssize_t,
     last=Py_ssize_t,
 )
-cpdef note_key(KeyTable table, bytes digest, long long offset)
+cpdef note_key(KeyTable table, bytes key, long long offset)
 
 @cython.locals(
     words="unsigned long long[::1]", high="unsigned long long", low="unsigned long long", place=Py_ssize_t,
     last=Py_ssize_t,
 )
-cpdef long long last_offset(KeyTable table, bytes digest)
+cpdef long long last_offset(KeyTable table, bytes key)
 
 @cython.locals(
     size=Py_ssize_t, at=Py_ssize_t, end=Py_ssize_t, length="long long", delta="long long",

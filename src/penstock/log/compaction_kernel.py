@@ -4,24 +4,27 @@ Plain Python that Cython compiles, with the C types in ``compaction_kernel.pxd``
 rules hold here too: nothing of Cython is imported, and every index follows from a comparison in this file, because
 compiled code does not check any.
 
-A key is known by a hash of 128 bits (BLAKE2b): a table of fixed size holds it with the offset in 24 bytes, so the
-memory does not depend on the keys' sizes. Kafka does the same with MD5.
+A key is known by a hash of 128 bits: a table of fixed size holds it with the offset in 24 bytes, so the memory does
+not depend on the keys' sizes. Kafka does the same with MD5. Here it is Python's own hash, of the key and of the key
+with a byte before it: 64 bits each, in a tenth of the time that a digest from ``hashlib`` takes. It has a secret of
+the process, so nobody can choose keys that collide.
 """
 
 from __future__ import annotations
-
-from hashlib import blake2b
 
 from penstock.protocol.records import CorruptBatch
 
 IS_COMPILED = not __file__.endswith((".py", ".pyc"))
 
-HASH_BYTES = 16
 # Three words of 64 bits: the hash, and the offset plus one; a zero there marks a free slot.
 SLOT_WORDS = 3
 SLOT_BYTES = 8 * SLOT_WORDS
 
 NO_TIMESTAMP = -1
+
+# Python's hashes are signed; the table's words are not.
+_WORD_MASK = 2**64 - 1
+_SECOND = b"\x01"
 
 
 class KeyTable:
@@ -38,11 +41,11 @@ class KeyTable:
         return self.count + keys <= self.capacity
 
 
-def note_key(table: KeyTable, digest: bytes, offset: int) -> None:
+def note_key(table: KeyTable, key: bytes, offset: int) -> None:
     """Remember the offset of a key. Offsets must come in ascending order, and the table must have room."""
     words = table.words
-    high = int.from_bytes(digest[:8], "little")
-    low = int.from_bytes(digest[8:], "little")
+    high = hash(key) & _WORD_MASK
+    low = hash(_SECOND + key) & _WORD_MASK
     place = high % table.slots * SLOT_WORDS
     last = table.slots * SLOT_WORDS
     while words[place + 2]:
@@ -58,11 +61,11 @@ def note_key(table: KeyTable, digest: bytes, offset: int) -> None:
     table.count += 1
 
 
-def last_offset(table: KeyTable, digest: bytes) -> int:
+def last_offset(table: KeyTable, key: bytes) -> int:
     """The last offset of a key; -1 when it is not in the table."""
     words = table.words
-    high = int.from_bytes(digest[:8], "little")
-    low = int.from_bytes(digest[8:], "little")
+    high = hash(key) & _WORD_MASK
+    low = hash(_SECOND + key) & _WORD_MASK
     place = high % table.slots * SLOT_WORDS
     last = table.slots * SLOT_WORDS
     while words[place + 2]:
@@ -99,8 +102,7 @@ def note_keys(table: KeyTable, body: bytes, count: int, base_offset: int, last_o
             raise CorruptBatch("a record's offset is not in its batch, or not after the one before")
         previous = delta
         if key_size >= 0:
-            digest = blake2b(body[at : at + key_size], digest_size=HASH_BYTES).digest()
-            note_key(table, digest, base_offset + delta)
+            note_key(table, body[at : at + key_size], base_offset + delta)
         at = end
     if at != size:
         raise CorruptBatch("bytes behind the last record")
@@ -153,8 +155,7 @@ def select(
         previous = delta
         stays = False
         if key_size >= 0:
-            digest = blake2b(body[at : at + key_size], digest_size=HASH_BYTES).digest()
-            stays = last_offset(table, digest) <= base_offset + delta
+            stays = last_offset(table, body[at : at + key_size]) <= base_offset + delta
             value_size, at = varint(body, at + key_size, end)
             if at < 0:
                 raise CorruptBatch("a value reaches beyond its record")

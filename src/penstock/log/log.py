@@ -152,6 +152,7 @@ class Log:
             log.recovery = Recovery(0, was_cut=True)
         if log_start_offset is not None and log_start_offset > log.log_start_offset:
             log._start_at(log_start_offset)
+        log.swapping.ends_at(log.log_end_offset)
         if log.recovery is not None:
             # The epoch checkpoint may be older than the removal of the segments before the start.
             log.epochs.truncate_from_start(log.log_start_offset)
@@ -599,7 +600,8 @@ class Log:
         dirty_age_ms = 0
         if wall_ms is not None and self._config.max_compaction_lag_ms < NEVER_MS:
             segment = self._segments.items[self._segments.place_of(oldest_dirty.base_offset)]
-            dirty_age_ms = wall_ms - self._segments.look(segment, _first_timestamp)
+            first_ms = self._segments.look(segment, _first_timestamp)
+            dirty_age_ms = wall_ms - first_ms if first_ms >= 0 else 0
         return sources if is_due(sources, first_dirty, self._config, dirty_age_ms) else []
 
     def prepare_cleaning(
@@ -669,6 +671,7 @@ class Log:
             # The batch is removed as a whole.
             position, offset = segments.items[place].locate_cut(offset)
         self._warn_of_cut(offset)
+        self.swapping.ends_at(offset)
         self.pending_deletes += segments.drop_behind(offset)
         if segments.items:
             active, wall_ms = segments.activate(), self._clock.wall_ms()
@@ -678,6 +681,7 @@ class Log:
                 # There is damage before the cut. The index search skipped over it.
                 position, offset = active.locate_damage()
                 self._warn_of_cut(offset)
+                self.swapping.ends_at(offset)
                 active.truncate(position, self._config, wall_ms)
             if active.aborted is not None:
                 active.aborted.cut(offset)
@@ -803,6 +807,12 @@ class Log:
     @property
     def size_bytes(self) -> int:
         return self._segments.size_bytes
+
+    @property
+    def first_base_offset(self) -> int:
+        """Where the first segment begins; the log may begin later."""
+        items = self._segments.items
+        return items[0].base_offset if items else self.log_start_offset
 
     @property
     def begins_with_segment(self) -> bool:

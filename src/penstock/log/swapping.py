@@ -17,15 +17,26 @@ new one. An intent whose cleaned file was removed, because the log was cut meanw
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 from penstock.environment import Files
 from penstock.log.cleaner_job import CleanedGroup
 from penstock.log.cleaning_state import CLEANING, CleaningState, read_state
-from penstock.log.names import CLEANED, DELETED, LOG, SEGMENT_SUFFIXES, offset_of, path_of
+from penstock.log.names import (
+    ABORTED_INDEX,
+    CLEANED,
+    DELETED,
+    INDEX,
+    LOG,
+    SEGMENT_SUFFIXES,
+    TIME_INDEX,
+    offset_of,
+    path_of,
+    read_partition_metadata,
+)
 from penstock.log.segment import Segment
 from penstock.log.segments import Segments
 from penstock.log.verification import good_batches
+from penstock.model import format_id
 
 
 class WrongCleaning(Exception):
@@ -33,7 +44,7 @@ class WrongCleaning(Exception):
 
 
 class Swapping:
-    __slots__ = ("_directory", "_files", "_intended", "_segments", "_state", "version")
+    __slots__ = ("_directory", "_files", "_has_renamed", "_intended", "_segments", "_state", "version")
 
     def __init__(self, files: Files, directory: str, segments: Segments) -> None:
         self._files = files
@@ -45,6 +56,8 @@ class Swapping:
         self.version = 0
         # The cleaned file that an intent names, which may be on disk already; None without one.
         self._intended: str | None = None
+        # The renames of a swap may not be durable yet.
+        self._has_renamed = False
 
     @property
     def state(self) -> CleaningState:
@@ -58,7 +71,9 @@ class Swapping:
         """Finish or undo what a crash has left, before the segments are listed. Returns whether files changed."""
         known = set(names)
         if CLEANING in known:
-            self._state = read_state(self._files, self._directory)
+            stored, topic_id = read_state(self._files, self._directory)
+            if topic_id == self._topic_id:
+                self._state = stored
         cleaned = [name for name in known if name.endswith(CLEANED)]
         swap = None if self._state is None else self._state.swap
         if swap is not None:
@@ -68,15 +83,14 @@ class Swapping:
                 # Of the first one also what is left without its log file.
                 Segment(self._files, self._directory, base_offset).set_aside(DELETED)
                 self._set_aside(known, range(base_offset + 1, end_offset))
-                _rename_cleaned(self._files, self._directory, base_offset)
-                cleaned = [name for name in cleaned if offset_of(name, LOG + CLEANED) != base_offset]
+                self._files.rename(path + CLEANED, path)
+                cleaned.remove(_name(path + CLEANED))
             elif _name(path) in known and self._end_of(path, base_offset) == end_offset:
                 self._set_aside(known, range(base_offset + 1, end_offset))
-            self._files.sync_directory(self._directory)
-            self.state.swap = None
-            with suppress(OSError):
-                # On a full disk the intent stays. It has no effect any more.
-                self._files.replace(f"{self._directory}/{CLEANING}", self.state.encode())
+            # Which of the indexes are the new ones is not known. They are rebuilt from the batches.
+            for suffix in (INDEX, TIME_INDEX, ABORTED_INDEX):
+                self._files.remove(path_of(self._directory, base_offset, suffix))
+            self.prepare_end()()
         for name in cleaned:
             self._files.remove(f"{self._directory}/{name}")
         return swap is not None or bool(cleaned)
@@ -157,6 +171,7 @@ class Swapping:
             cleaned.found_aborted()
         self._segments.replace(segments, cleaned)
         self._intended = None
+        self._has_renamed = True
         return paths
 
     def prepare_end(self, state: CleaningState | None = None) -> Callable[[], None]:
@@ -168,9 +183,26 @@ class Swapping:
 
         def end() -> None:
             self._files.sync_directory(self._directory)
-            write()
+            self._has_renamed = False
+            try:
+                write()
+            except OSError:
+                # There is no room. The intent must go all the same: it would be applied to the next cleaned file.
+                self._forget()
 
         return end
+
+    def _forget(self) -> None:
+        """Remove the stored state, which needs no room. The next process takes the log for one never cleaned."""
+        self._files.remove(f"{self._directory}/{CLEANING}")
+        self._files.sync_directory(self._directory)
+
+    def ends_at(self, offset: int) -> None:
+        """The log was cut, or is about to be. What is written from this offset on was never compacted."""
+        state = self._state
+        if state is not None and state.first_dirty_offset > offset:
+            state.first_dirty_offset = offset
+            self._forget()
 
     def cut(self) -> None:
         """Segments are about to be cut or removed. What was cleaned before must not come back after a crash."""
@@ -178,7 +210,7 @@ class Swapping:
         if self._intended is not None:
             self._files.remove(self._intended)
             self._intended = None
-        elif self._state is None or self._state.swap is None:
+        elif not self._has_renamed:
             return
         # Otherwise a power failure could bring old segments back beside the one that has replaced them.
         self._files.sync_directory(self._directory)
@@ -186,18 +218,28 @@ class Swapping:
     def started_over(self) -> None:
         """The log is empty: nothing in it is compacted."""
         self.cut()
-        if self._state is not None:
-            self._state.first_dirty_offset = 0
+        self.ends_at(0)
 
-    def discard(self, groups: Iterable[CleanedGroup]) -> None:
-        """Remove cleaned files that are not used."""
-        for group in groups:
-            for suffix in SEGMENT_SUFFIXES:
-                with suppress(OSError):
-                    self._files.remove(path_of(self._directory, group.base_offset, suffix) + CLEANED)
+    def prepare_discard(self) -> Callable[[], None]:
+        """Return the work that removes the cleaned files of a job, which are not used."""
+        self._intended = None
+
+        def discard() -> None:
+            for name in self._files.list(self._directory):
+                if name.endswith(CLEANED):
+                    self._files.remove(f"{self._directory}/{name}")
+            self._files.sync_directory(self._directory)
+
+        return discard
+
+    @property
+    def _topic_id(self) -> str:
+        """Work of a thread may be late, and the directory another topic's by then. Empty where there is no id."""
+        topic_id = read_partition_metadata(self._files, self._directory)
+        return "" if topic_id is None else format_id(topic_id)
 
     def _prepare_write(self) -> Callable[[], None]:
-        path, data = f"{self._directory}/{CLEANING}", self.state.encode()
+        path, data = f"{self._directory}/{CLEANING}", self.state.encode(self._topic_id)
         return lambda: self._files.replace(path, data)
 
 

@@ -192,7 +192,7 @@ class Administrator:
 
     async def _reassign(self) -> None:
         """Move a partition to other brokers, or to the same ones in another order."""
-        alive = [*self._alive(), *self._topics.transactional]
+        alive = [*self._alive(), *self._topics.transactional, *self._topics.alive_compacted()]
         name = self._chance.choice(alive) if alive else None
         places = self._client.places.get(name or "", [])
         brokers = sorted(self._client.brokers)

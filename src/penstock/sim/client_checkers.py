@@ -240,7 +240,8 @@ class _Commits:
     open: list[tuple[int, int]] = field(default_factory=list)
     # Acknowledged while the topic was being deleted: they may count for the next topic with the same name.
     strays: list[int] = field(default_factory=list)
-    # A copy of the request may come late, in the next transaction of a classic producer.
+    # Of classic producers. A copy of the request may come late, in the next transaction; or a copy of an earlier
+    # EndTxn, which commits a transaction that nobody asked to commit.
     late: list[int] = field(default_factory=list)
 
     def answered(self, generation: int, offset: int) -> None:
@@ -262,7 +263,7 @@ class CommitsSurvive:
         self._commits.setdefault((group, place), _Commits()).open.append((generation, offset))
 
     def may_come_late(self, group: str, place: Place, offset: int) -> None:
-        """Nothing in a classic TxnOffsetCommit says which transaction of its epoch it belongs to."""
+        """Nothing in a classic TxnOffsetCommit or EndTxn says which transaction of its epoch it belongs to."""
         self._commits.setdefault((group, place), _Commits()).late.append(offset)
 
     def refused(self, group: str, place: Place, generation: int, offset: int) -> None:

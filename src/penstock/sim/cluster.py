@@ -69,6 +69,7 @@ class Machine:
         self.disk = disk
         self.process: Process | None = None
         self.files: SimFiles | None = None
+        self.jobs: SimProcesses | None = None
         self.node: RunningNode | None = None
         # Why the last process gave up; empty if it did not.
         self.failure = ""
@@ -171,13 +172,14 @@ class Cluster:
         def main() -> None:
             options = self.options(machine)
             config, _ = BrokerConfig.load(options.settings)
+            machine.jobs = SimProcesses(process, machine.disk)
             environment = Environment(
                 clock=process.clock,
                 files=files,
                 network=self.fabric.door(process),
                 random=self.loop.streams[f"node {machine.node_id}"],
                 spawn=process.spawn,
-                processes=SimProcesses(process, machine.disk),
+                processes=machine.jobs,
             )
             try:
                 machine.node = start_node(

@@ -28,6 +28,10 @@ EPOCH_BYTES = 4
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
+# How long a fault waits for a job that it can kill, and how often it looks for one.
+JOB_WAIT_MS = 3_000
+JOB_LOOK_MS = 50
+
 # Harmful faults that may go unnoticed until the data is read: copies may look whole and not be.
 SILENT = ("flip", "sync fails")
 
@@ -98,8 +102,11 @@ class Nemesis:
         if fault not in HARMFUL or self._may_harm(fault, machine):
             strikes = getattr(self, "_" + fault.replace(" ", "_").replace("-", "_"))
             if strikes(machine):
-                self.counts[fault] = self.counts.get(fault, 0) + 1
-                self._cluster.note("nemesis", fault, {"machine": machine.host})
+                self._count(fault, machine)
+
+    def _count(self, fault: str, machine: Machine) -> None:
+        self.counts[fault] = self.counts.get(fault, 0) + 1
+        self._cluster.note("nemesis", fault, {"machine": machine.host})
 
     def _may_harm(self, fault: str, machine: Machine) -> bool:
         if fault == "power" and self._is_flushed and not self._is_silently_harmed:
@@ -189,6 +196,32 @@ class Nemesis:
         for each in self._cluster.running:
             self._soon(self._crash, each)
         return True
+
+    def _absence(self, machine: Machine) -> bool:
+        """The process crashes and stays away for long."""
+        if not machine.is_running:
+            return False
+        self._cluster.crash(machine)
+        self._restart(machine, self._loop.streams["fault absence"].uniform(8_000, 40_000))
+        return True
+
+    def _killed_job(self, machine: Machine) -> bool:
+        """Kill the child process of a node, if there is one, or the next one soon."""
+        return self._kill_a_job(machine, JOB_WAIT_MS)
+
+    def _kill_a_job(self, machine: Machine, wait_ms: float) -> bool:
+        if self._is_over or not machine.is_running:
+            return False
+        if machine.jobs is not None and machine.jobs.is_running:
+            machine.jobs.kill()
+            return True
+        if wait_ms > 0:
+            self._loop.after(JOB_LOOK_MS, lambda: self._kill_late(machine, wait_ms - JOB_LOOK_MS), "fault")
+        return False
+
+    def _kill_late(self, machine: Machine, wait_ms: float) -> None:
+        if self._kill_a_job(machine, wait_ms):
+            self._count("killed job", machine)
 
     def _stop(self, machine: Machine) -> bool:
         if not machine.is_running or machine.is_stopping:

@@ -70,7 +70,15 @@ class Operator:
 class Recreator:
     """Deletes one topic and creates it again."""
 
-    def __init__(self, administrator: Administrator, topics: Topics, client: Client, name: str) -> None:
+    def __init__(
+        self,
+        administrator: Administrator,
+        topics: Topics,
+        client: Client,
+        name: str,
+        configs: dict[str, str] | None = None,
+    ) -> None:
+        self._configs = configs or {}
         self._administrator = administrator
         self._name = name
         self._topics = topics
@@ -80,12 +88,12 @@ class Recreator:
 
     async def run(self) -> None:
         chance = self._client.chance
-        await self._administrator.create(self._name, chance.randint(1, 2), {})
+        await self._administrator.create(self._name, chance.randint(1, 2), self._configs)
         while self.is_open:
             # Sometimes long enough for all brokers to know of it.
             await self._client.pause(chance.uniform(2_000, 25_000))
             if self.is_open:
                 await self._administrator.delete(self._topics.known(self._name)[self._name])
                 await self._client.pause(chance.choice([0, 0, 500, 5_000]))
-                await self._administrator.create(self._name, chance.randint(1, 2), {})
+                await self._administrator.create(self._name, chance.randint(1, 2), self._configs)
                 self.recreations += 1

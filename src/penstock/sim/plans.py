@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from penstock.sim.compaction_plans import COMPACTION_FAULTS, Compaction, compaction_for
 from penstock.sim.loop import Streams
 
 # Any plan may have these; of the other faults it has some.
@@ -55,7 +56,7 @@ CHANGED_SETTINGS = (
 # The transaction timeouts of clients.
 TRANSACTION_TIMEOUTS_MS = (2_000, 6_000, 15_000)
 
-NEWEST = 4
+NEWEST = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,10 @@ class Plan:
     # Whether tellers also write to a topic that is deleted and created again repeatedly.
     has_receipts: bool = False
 
+    # Fields since the fifth generation.
+    # Compacted topics; None for none.
+    compaction: Compaction | None = None
+
     @property
     def has_transactions(self) -> bool:
         return bool(self.tellers or self.processors)
@@ -183,6 +188,16 @@ class Plan:
                 "transaction.state.log.segment.bytes": str(max(self.segment_bytes, 4_096)),
                 "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
             }
+        if self.generation > 4:
+            # The internal topics are compacted too.
+            settings |= {
+                "log.cleaner.backoff.ms": "1000",
+                "log.cleaner.min.cleanable.ratio": "0.1",
+                # The smallest. Memory for more keys takes longer to get than to use.
+                "log.cleaner.dedupe.buffer.size": str(1 << 20),
+            }
+        else:
+            settings["log.cleaner.enable"] = "false"
         return settings
 
     @property
@@ -207,7 +222,10 @@ def plan_for(seed: int, *, seconds: float, nodes: int | None = None, generation:
     if generation == 2:
         return second
     third = _third_generation(second)
-    return third if generation == 3 else _fourth_generation(third)
+    if generation == 3:
+        return third
+    fourth = _fourth_generation(third)
+    return fourth if generation == 4 else _fifth_generation(fourth)
 
 
 def _first_generation(seed: int, seconds: float, nodes: int | None) -> Plan:
@@ -324,3 +342,17 @@ def _third_generation(plan: Plan) -> Plan:
 
 def _fourth_generation(plan: Plan) -> Plan:
     return replace(plan, generation=4, has_receipts=Streams(plan.seed)["plan receipts"].random() < 0.6)
+
+
+def _fifth_generation(plan: Plan) -> Plan:
+    chance = Streams(plan.seed)["plan compaction"]
+    made = replace(plan, generation=5, compaction=compaction_for(chance))
+    faults = [
+        (fault, interval_ms)
+        for fault, (how_often, interval_ms) in COMPACTION_FAULTS.items()
+        if chance.random() < how_often and (plan.nodes > 1 or fault != "absence")
+    ]
+    if chance.random() < 0.6:
+        # The other traffic takes most of the time of a run.
+        made = replace(made, tellers=(), processors=(), has_receipts=False)
+    return replace(made, later_faults=(*plan.later_faults, *faults))

@@ -19,7 +19,7 @@ from penstock.protocol.messages.produce import (
     ProduceRequest,
     TopicProduceData,
 )
-from penstock.protocol.records import encode_batch
+from penstock.protocol.records import RecordFields, encode_batch
 from penstock.sim.client import Client, Place
 from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.loop import Promise
@@ -122,14 +122,25 @@ class IdempotentProducer:
                     await self._client.refresh([self._place.topic])
 
     def _make(self) -> None:
-        values = []
-        for _ in range(self._chance.choice([1, 1, 2, 5])):
-            value = b"%s/%d" % (self._name.encode(), self._numbers)
-            self._checkers.promises.sending(self._place, self._name, self._numbers, value, is_promise=True)
-            self._numbers += 1
-            values.append(value)
+        values = [self._make_value() for _ in range(self._chance.choice([1, 1, 2, 5]))]
         self._pending.append(_Batch(values, self._sequence))
         self._sequence += len(values)
+
+    def _make_value(self) -> bytes:
+        value = b"%s/%d" % (self._name.encode(), self._numbers)
+        self._numbers += 1
+        self._sending(value)
+        return value
+
+    def _sending(self, value: bytes) -> None:
+        self._checkers.promises.sending(self._place, self._name, self._numbers - 1, value, is_promise=True)
+
+    def _acked(self, value: bytes, offset: int) -> None:
+        self._checkers.promises.acked(value, offset)
+
+    def _fields(self, value: bytes, wall_ms: int) -> RecordFields:
+        """The record for a value."""
+        return wall_ms, b"key", value, ()
 
     async def _identify(self) -> bool:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
@@ -155,7 +166,7 @@ class IdempotentProducer:
             if answers and gap_ms:
                 await self._client.pause(self._chance.expovariate(1 / gap_ms))
             records = encode_batch(
-                [(wall_ms, b"key", value, ()) for value in batch.values],
+                [self._fields(value, wall_ms) for value in batch.values],
                 producer_id=self._identity.producer_id,
                 producer_epoch=self._identity.epoch,
                 base_sequence=batch.sequence,
@@ -173,8 +184,8 @@ class IdempotentProducer:
                 await self._look_behind(ErrorCode(result.error_code), answers[count:])
                 return False
             batch = self._pending.pop(0)
-            for place, value in enumerate(batch.values):
-                self._checkers.promises.acked(value, result.base_offset + place)
+            for number, value in enumerate(batch.values):
+                self._acked(value, result.base_offset + number)
             self.acknowledged += len(batch.values)
         return True
 

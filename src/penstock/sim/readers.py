@@ -212,6 +212,7 @@ class Reader:
                 if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                     await self._out_of_range(place, position)
                 elif data.error_code:
+                    self._refused(place, ErrorCode(data.error_code))
                     is_good = False
                 else:
                     self._checkers.starts.saw(
@@ -231,6 +232,9 @@ class Reader:
                             f"{self.name} was served damaged bytes of {place}: {error}"
                         ) from error
         return is_good
+
+    def _refused(self, place: Place, error: ErrorCode) -> None:
+        """The leader answered with this error."""
 
     def _watermark_moved(self, place: Place, epoch: int, data: PartitionData) -> None:
         key, high_watermark = (place, epoch), data.high_watermark

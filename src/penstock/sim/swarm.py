@@ -17,6 +17,7 @@ from penstock.sim.checkers import Inspector
 from penstock.sim.client import Client, Place
 from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.cluster import Cluster, rack_of
+from penstock.sim.compaction_workload import CompactionWorkload
 from penstock.sim.faults import Nemesis
 from penstock.sim.loop import Loop, Process, Streams, start
 from penstock.sim.members import Member
@@ -27,7 +28,7 @@ from penstock.sim.plans import Plan, plan_for
 from penstock.sim.producers import IdempotentProducer, Identity, OneShotProducer
 from penstock.sim.readers import Reader
 from penstock.sim.report import Report, Violation
-from penstock.sim.topics import RECEIPTS, RECREATED, TRANSACTIONAL, Topics
+from penstock.sim.topics import COMPACTED, RECEIPTS, RECREATED, TRANSACTIONAL, Topics
 from penstock.sim.transaction_workload import TransactionWorkload
 
 INSPECTION_MS = 250
@@ -69,6 +70,11 @@ class Run:
             self.transactions = TransactionWorkload(
                 plan, self.loop, self.cluster, self.checkers, self.topics, self._client
             )
+        self.compaction: CompactionWorkload | None = None
+        if plan.compaction is not None:
+            self.compaction = CompactionWorkload(
+                plan, self.loop, self.cluster, self.checkers, self.topics, self._client
+            )
         self.nemesis: Nemesis | None = None
         # Whether producers have stopped writing new records.
         self._is_closing = False
@@ -82,6 +88,7 @@ class Run:
         self.operator: Operator | None = None
         self.recreator: Recreator | None = None
         self.archivist: Recreator | None = None
+        self.table_recreator: Recreator | None = None
         # The latest producers of the recreated topic, by partition and number.
         self._recreated_producers: dict[tuple[int, int], IdempotentProducer] = {}
 
@@ -131,11 +138,14 @@ class Run:
         self._make_topic("orders", plan.partitions)
         for name, partitions in self.transactions.topics if self.transactions is not None else ():
             self._make_topic(name, partitions)
+        if self.compaction is not None:
+            for name, partitions in self.compaction.topics:
+                self._make_topic(name, partitions, self.compaction.compaction.configs)
         self._inspect()
 
-    def _make_topic(self, name: str, partitions: int) -> None:
+    def _make_topic(self, name: str, partitions: int, configs: dict[str, str] | None = None) -> None:
         assert self.administrator is not None
-        made = start(self.administrator.process, self.administrator.create(name, partitions, {}))
+        made = start(self.administrator.process, self.administrator.create(name, partitions, configs or {}))
         if not self.loop.run_until(lambda: made.is_kept, LIVENESS_MS):
             raise Violation(f"no topic could be made within {LIVENESS_MS} ms of the first start")
 
@@ -162,6 +172,8 @@ class Run:
         self._start_later_clients()
         if self.transactions is not None:
             self.transactions.start()
+        if self.compaction is not None:
+            self.compaction.start()
         self.nemesis = Nemesis(
             self.cluster,
             faults=plan.faults,
@@ -182,7 +194,7 @@ class Run:
         self.administrator.is_open = False
         if self.operator is not None:
             self.operator.is_open = False
-        for recreator in (self.recreator, self.archivist):
+        for recreator in (self.recreator, self.archivist, self.table_recreator):
             if recreator is not None:
                 recreator.is_open = False
         if self.plan.restarts_all:
@@ -200,6 +212,8 @@ class Run:
         if self.transactions is not None:
             self.transactions.calm()
             transfers = self.transactions.transfers()
+        if self.compaction is not None:
+            self.compaction.calm()
         self.loop.run_for(SETTLING_MS)
         if self.transactions is not None:
             self.transactions.went_on(transfers, LIVENESS_MS)
@@ -219,23 +233,32 @@ class Run:
             member.is_open = False
         if self.transactions is not None:
             self.transactions.close()
+        if self.compaction is not None:
+            self.compaction.close()
         if not self.loop.run_until(lambda: all(producer.is_idle for producer in self.producers), LIVENESS_MS):
             waiting = [str(producer) for producer in self.producers if not producer.is_idle]
             raise Violation(f"never acknowledged in {LIVENESS_MS} ms without faults: {waiting}")
         if self.transactions is not None:
             self.transactions.settle(LIVENESS_MS)
+        if self.compaction is not None:
+            self.compaction.settle(LIVENESS_MS)
 
     def _end(self) -> None:
         """Read everything again from the beginning, and compare."""
         self.loop.run_for(5_000)
         all_ends = self.inspector.ends()
         ends = {
-            place: end for place, end in all_ends.items() if place.topic not in (*TRANSACTIONAL, RECEIPTS)
+            place: end
+            for place, end in all_ends.items()
+            if place.topic not in (*TRANSACTIONAL, *COMPACTED, RECEIPTS)
         }
+        compacted_ends = {place: end for place, end in all_ends.items() if place.topic in COMPACTED}
         transactional_ends = {place: end for place, end in all_ends.items() if place.topic in TRANSACTIONAL}
         last = self._start_reader("last-reader")
         if self.transactions is not None:
             self.transactions.start_last_readers()
+        if self.compaction is not None:
+            self.compaction.start_last_readers()
 
         def unread() -> list[str]:
             unread = [
@@ -246,6 +269,8 @@ class Run:
             ]
             if self.transactions is not None:
                 unread += self.transactions.unread(transactional_ends)
+            if self.compaction is not None:
+                unread += self.compaction.unread(compacted_ends)
             return unread
 
         if not self.loop.run_until(lambda: not unread(), LIVENESS_MS):
@@ -253,6 +278,8 @@ class Run:
         self.checkers.promises.final({place: position.offset for place, position in last.positions.items()})
         if self.transactions is not None:
             self.transactions.final()
+        if self.compaction is not None:
+            self.compaction.final()
         self.inspector.final()
         self._assert_that_much_happened()
 
@@ -306,6 +333,12 @@ class Run:
             client = self._client("archivist")
             self.archivist = Recreator(self._administrator(client), self.topics, client, RECEIPTS)
             start(client.process, self.archivist.run())
+        if plan.compaction is not None and plan.compaction.recreates:
+            client = self._client("table-recreator")
+            self.table_recreator = Recreator(
+                self._administrator(client), self.topics, client, COMPACTED[1], plan.compaction.configs
+            )
+            start(client.process, self.table_recreator.run())
         if plan.asks_by_time:
             client = self._client("timekeeper")
             querier = TimeQuerier(client, self.checkers, self.topics, "timekeeper", interval_ms=1_500)
@@ -330,6 +363,12 @@ class Run:
         if places[0].topic in (*TRANSACTIONAL, RECEIPTS):
             for place in places:
                 self.inspector.expect(place)
+            return
+        if places[0].topic in COMPACTED:
+            assert self.compaction is not None
+            for place in places:
+                self.inspector.expect(place)
+            self.compaction.use(places)
             return
         shared, identity = self._client(f"producer-{len(self.producers)}"), Identity()
         for place in places:
@@ -375,6 +414,8 @@ class Run:
         self.inspector.look()
         if self.transactions is not None:
             self.transactions.log.look()
+        if self.compaction is not None:
+            self.compaction.log.look()
         self.loop.after(INSPECTION_MS, self._inspect, "inspect")
 
     def _counts(self) -> dict[str, int]:
@@ -404,6 +445,10 @@ class Run:
             counts |= self.transactions.counts()
             if self.archivist is not None:
                 counts["receipts recreated"] = self.archivist.recreations
+        if self.compaction is not None:
+            counts |= self.compaction.counts()
+            if self.table_recreator is not None:
+                counts["tables recreated"] = self.table_recreator.recreations
         if self.nemesis is not None:
             counts["faults"] = sum(self.nemesis.counts.values())
             counts |= {f"fault: {name}": count for name, count in sorted(self.nemesis.counts.items())}

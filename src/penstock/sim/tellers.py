@@ -191,7 +191,7 @@ class Processor(Member):
             if self._chance.random() < SLEEPS:
                 await client.pause(self._chance.uniform(0, 10_000))
             result = await producer.send_offsets(self._group, self._member_id, generation, place, end)
-            if producer.offsets_may_come_late:
+            if producer.offsets_may_come_late or transaction.is_excused:
                 self._checkers.commits.may_come_late(self._group, place, end)
         if result is Result.OVER or self._chance.random() < VANISHES:
             producer.vanish()

@@ -18,6 +18,9 @@ INPUTS = "inputs"
 TRANSACTIONAL = (ACCOUNTS, OUTPUTS)
 # Written in transactions too, and deleted and created again meanwhile. What clients read of it is not checked.
 RECEIPTS = "receipts"
+# Compacted topics: the second one is deleted and created again.
+TABLE = "table"
+COMPACTED = (TABLE, f"{MORTAL}-table")
 
 
 class Topics:
@@ -28,6 +31,8 @@ class Topics:
         self.transactional: dict[str, bytes] = {}
         # The same for the receipts.
         self.receipts: dict[str, bytes] = {}
+        # The same for compacted topics.
+        self.compacted: dict[str, bytes] = {}
         # By id: topics that are being or have been deleted. Nothing is guaranteed for them.
         self.deleting: dict[bytes, None] = {}
         # By id: when a client first knew of it.
@@ -37,10 +42,15 @@ class Topics:
         """Where the topic of this name is noted."""
         if name in TRANSACTIONAL:
             return self.transactional
+        if name in COMPACTED:
+            return self.compacted
         return self.receipts if name == RECEIPTS else self.existing
 
     def alive(self) -> list[str]:
         return [name for name, topic_id in self.existing.items() if topic_id not in self.deleting]
+
+    def alive_compacted(self) -> list[str]:
+        return [name for name, topic_id in self.compacted.items() if topic_id not in self.deleting]
 
 
 async def list_offset(client: Client, place: Place, which: int) -> int | None:

@@ -46,8 +46,8 @@ class CommittedTransactions:
         # Producers of classic clients, which have many transactions in one epoch.
         self._classic = classic
         self._accounts: dict[tuple[bytes, int], _Account] = {}
-        # By (start of a node, file): an offset and its position in the file.
-        self._positions: dict[tuple[str, int, str], tuple[int, int]] = {}
+        # By (start of a node, file): an offset and its position in the file, which compaction may replace.
+        self._positions: dict[tuple[str, int, str], tuple[int, int, Content]] = {}
         # By (producer id, epoch of the data), if each epoch has one transaction: how it ended, and where.
         self._outcomes: dict[tuple[int, int], tuple[bool, str]] = {}
         self.markers = 0
@@ -89,17 +89,17 @@ class CommittedTransactions:
             if not isinstance(content, Content):
                 return
             key = (machine.host, machine.starts, segment.path)
-            offset, start = self._positions.get(key, (segment.base_offset, 0))
-            if offset > account.read_to:
+            offset, start, of = self._positions.get(key, (segment.base_offset, 0, content))
+            if offset > account.read_to or of is not content:
                 start = 0
             data = bytes(content.data[start:])
             for at, header in _sound(data):
                 if header.next_offset > high_watermark or header.base_offset > account.read_to:
                     return
-                if header.base_offset == account.read_to:
+                if account.read_to < header.next_offset:
                     self._saw_batch(hosted, account, header, data, at)
                     account.read_to = header.next_offset
-                self._positions[key] = (header.next_offset, start + at + header.size)
+                self._positions[key] = (header.next_offset, start + at + header.size, content)
 
     def _saw_batch(
         self, hosted: HostedPartition, account: _Account, header: BatchHeader, data: bytes, at: int

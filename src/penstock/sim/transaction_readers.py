@@ -96,7 +96,9 @@ class TransactionReader(Reader):
                 raise Violation(
                     f"poll skip: {self.name} expected {position.offset} of {place} and got {header.base_offset}"
                 )
-            if header.leader_epoch < position.epoch:
+            # A late response: another broker has answered since then, and more.
+            is_known = header.next_offset <= position.offset
+            if header.leader_epoch < position.epoch and not is_known:
                 raise Violation(
                     f"{place} at {header.base_offset}: epoch {header.leader_epoch} after {position.epoch}"
                 )
@@ -106,13 +108,16 @@ class TransactionReader(Reader):
                 marker = decode_marker(records, at)
                 if marker is None:
                     raise Violation(f"{self.name} read an unknown control record of {place}")
-                self._saw_marker(place, header, marker)
+                if not is_known:
+                    self._saw_marker(place, header, marker)
                 if not marker.is_commit:
                     active.pop(header.producer_id, None)
             elif not (header.is_transactional and header.producer_id in active):
                 self._saw_batch(place, position, header, records, at)
+            if is_known:
+                continue
             before = position.offset
-            position.offset, position.epoch = max(before, header.next_offset), header.leader_epoch
+            position.offset, position.epoch = header.next_offset, header.leader_epoch
             if self._is_committed:
                 self._transactions.atomic.read_past(place, before, position.offset, self.name)
 

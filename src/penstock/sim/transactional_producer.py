@@ -26,7 +26,7 @@ from penstock.protocol.messages.transactions import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from penstock.protocol.records import encode_batch
+from penstock.protocol.records import RecordFields, encode_batch
 from penstock.sim.client import CALL_TIMEOUT_MS, GROUP, TRANSACTION, Client, Place
 from penstock.sim.producers import ALL, produce_request
 from penstock.sim.report import Violation
@@ -228,7 +228,7 @@ class TransactionalProducer:
     ) -> Result:
         client = self._client
         records = encode_batch(
-            [(client.process.clock.wall_ms(), b"key", value, ()) for value in values],
+            [self._fields(value, client.process.clock.wall_ms()) for value in values],
             producer_id=transaction.producer_id,
             producer_epoch=transaction.epoch,
             base_sequence=sequence,
@@ -264,6 +264,10 @@ class TransactionalProducer:
             if response is None or leadership is None or self._chance.random() < 0.5:
                 await client.refresh([place.topic])
         return Result.ABORTABLE
+
+    def _fields(self, value: bytes, wall_ms: int) -> RecordFields:
+        """The record for a value."""
+        return wall_ms, b"key", value, ()
 
     async def _add_partition(self, place: Place, patience_ms: int) -> Result:
         if place in self._added:

@@ -130,7 +130,8 @@ class Cleaner:
     def _begin(self, hosted: HostedPartition) -> None:
         try:
             job = None if hosted.is_deleted or hosted.is_offline else self._job(hosted)
-        except OSError:
+        except OSError as error:
+            self._failed(hosted, str(error))
             job = None
         if job is None:
             self._rest()
@@ -198,18 +199,24 @@ class _Cleaning:
         self._environment.processes.run(clean, self._job, self._cleaned, bytes_per_second=bytes_per_second)
 
     @property
-    def _is_current(self) -> bool:
+    def _has_log(self) -> bool:
+        """Whether the partition still has this log: its directory may be another topic's by now."""
         hosted = self._hosted
-        return (
-            not hosted.is_deleted
-            and hosted.is_open
-            and hosted.log is self._log
-            and self._log.swapping.version == self._version
-        )
+        return not hosted.is_deleted and hosted.is_open and hosted.log is self._log
+
+    @property
+    def _is_current(self) -> bool:
+        return self._has_log and self._log.swapping.version == self._version
+
+    def _may_swap(self, group: CleanedGroup) -> bool:
+        """Whether the log is as it was, and no replica has come that needs the tombstones that went."""
+        if not self._is_current:
+            return False
+        return self._hosted.replication.replicated_before >= min(self._job.drop_below, group.end_offset)
 
     def _cleaned(self, result: CleaningResult | None, error: Exception | None) -> None:
         if error is not None:
-            self._end(None, None if not self._is_current else str(error) or type(error).__name__)
+            self._give_up(str(error) or type(error).__name__)
             return
         assert result is not None
         self._result = result
@@ -218,11 +225,11 @@ class _Cleaning:
     def _swap_next(self, groups: list[CleanedGroup]) -> None:
         """Check, announce, swap and settle the oldest group; then the others, in this order and no other."""
         swapping = self._log.swapping
-        if not self._is_current:
-            self._drop(groups)
-            return
-        if not groups:
+        if not groups and self._is_current:
             self._finish()
+            return
+        if not groups or not self._may_swap(groups[0]):
+            self._give_up(None)
             return
         group = groups[0]
         check, announce = swapping.prepare_check(group), swapping.prepare_intent(group)
@@ -232,8 +239,8 @@ class _Cleaning:
             announce()
 
         def prepared(_: None, error: Exception | None) -> None:
-            if error is not None or not self._is_current:
-                self._withdraw(groups, error)
+            if error is not None or not self._may_swap(group):
+                self._give_up(None if error is None else str(error))
                 return
             try:
                 is_swapped = self._log.swap(group)
@@ -245,7 +252,7 @@ class _Cleaning:
                 self._end(None, str(failure))
                 return
             if not is_swapped:
-                self._withdraw(groups, None)
+                self._give_up(None)
                 return
             self._storage.schedule_removal(self._hosted, self._log)
             self._in_thread(swapping.prepare_end(), lambda: self._swap_next(groups[1:]))
@@ -265,27 +272,31 @@ class _Cleaning:
         state = CleaningState(result.clean_before, last_run=run)
         self._in_thread(self._log.swapping.prepare_end(state), lambda: self._end(run, None))
 
-    def _withdraw(self, groups: list[CleanedGroup], error: Exception | None) -> None:
-        """The file is not used, but its intent may be on disk: remove the file, then the intent."""
-        if not self._is_current and (self._hosted.is_deleted or not self._hosted.is_open):
+    def _give_up(self, reason: str | None) -> None:
+        """The files are not used, but an intent may be on disk: remove the files first, then the intent."""
+        if not self._has_log:
             self._end(None, None)
             return
-        self._log.swapping.discard(groups)
-        self._in_thread(
-            self._log.swapping.prepare_end(), lambda: self._end(None, None if error is None else str(error))
-        )
+        discard, end = self._log.swapping.prepare_discard(), self._log.swapping.prepare_end()
 
-    def _drop(self, groups: list[CleanedGroup]) -> None:
-        if not self._hosted.is_deleted and self._hosted.is_open and self._hosted.log is self._log:
-            self._log.swapping.discard(groups)
-        self._end(None, None)
+        def work() -> None:
+            discard()
+            end()
+
+        self._in_thread(work, lambda: self._end(None, reason if self._is_current else None))
 
     def _in_thread(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         def done(_: None, error: Exception | None) -> None:
             if error is None:
                 then()
-            else:
-                self._end(None, None if not self._is_current else str(error))
+                return
+            reason = str(error) if self._is_current else None
+            if not self._has_log:
+                self._end(None, reason)
+                return
+            self._environment.spawn.in_thread(
+                self._log.swapping.prepare_discard(), lambda *outcome: self._end(None, reason), lane="upkeep"
+            )
 
         self._environment.spawn.in_thread(work, done, lane="upkeep")
 

@@ -32,7 +32,7 @@ class FollowerLog:
         # The log start offset to report to the leader while the current one is not checkpointed; else None.
         self._told_start: int | None = None
         # It may have lost records in a power failure. The others believe that it has had them, so tombstones among
-        # them may be compacted away by now. True until it has caught up.
+        # them may be compacted away by now. True until it is in sync.
         self._may_lack_tombstones = storage.lost_page_cache and not storage.flushed_note.holds(hosted.key)
 
     def position(self) -> tuple[int, int, int]:
@@ -61,16 +61,17 @@ class FollowerLog:
                 end_offset = log.log_end_offset
                 if self._may_lack_tombstones and self._copies_again(log, records):
                     return ErrorCode.NONE
+                begins_with_segment = log.begins_with_segment
                 try:
                     log.append_replicated(records)
+                    if begins_with_segment and not log.begins_with_segment:
+                        self._begins_inside(log)
                 finally:
                     # Also when only some batches were appended: one was damaged, or the disk is full.
                     if log.log_end_offset != end_offset:
                         hosted.flush_if_due(log)
             core = hosted.replication
             core.learned(high_watermark, log.log_end_offset)
-            if log.log_end_offset >= high_watermark:
-                self._may_lack_tombstones = False
             if replicated_before[0] >= 0:
                 core.learned_replicated(*replicated_before)
             if core.high_watermark != hosted.high_watermark:
@@ -118,12 +119,13 @@ class FollowerLog:
     def _copies_again(self, log: Log, records: Buffer) -> bool:
         """Empty the log if tombstones that it lacks may be compacted away: nothing else would delete their keys."""
         hosted, image = self._hosted, self._hosted.image
+        if self._host.me in (*image.isr, *image.eligible_leader_replicas):
+            # It has caught up: after a power failure it was in neither. And it must not be elected without records.
+            self._may_lack_tombstones = False
         if (
-            log.log_end_offset == log.log_start_offset
+            not self._may_lack_tombstones
+            or log.log_end_offset == log.log_start_offset
             or not is_compacted(records)
-            # It must not be elected without its records. (After a power failure it is in neither, until it has
-            # caught up.)
-            or self._host.me in (*image.isr, *image.eligible_leader_replicas)
         ):
             return False
         self._may_lack_tombstones = False
@@ -154,6 +156,16 @@ class FollowerLog:
                 self._told_start = None
             elif not is_asked:
                 self._write_start(log)
+
+    def _begins_inside(self, log: Log) -> None:
+        """The leader's log begins inside a batch, which was copied whole.
+
+        The leader is told so once a killed process would not bring back what lies before it.
+        """
+        is_asked = self._told_start is not None
+        self._told_start = log.first_base_offset
+        if not is_asked:
+            self._write_start(log)
 
     def _write_start(self, log: Log) -> None:
         hosted = self._hosted
