@@ -114,6 +114,8 @@ def test_a_killed_worker_comes_back_with_connectors_offsets_and_states(
 
     with worker.run() as running:
         worker.wait_until_ready(running)
+        # It may answer before it knows them.
+        wait_until(lambda: len(worker.get("/connectors")) >= 3, PATIENCE_S, "the connectors are there")
         assert sorted(worker.get("/connectors")) == ["idle", "reading", "writing"]
         for connector, states in {"reading": RUNNING, "writing": RUNNING, "idle": PAUSED}.items():
             worker.wait_for_states(connector, states)
