@@ -29,7 +29,7 @@ from tests.tools import ROOT
 
 # A broker that compacts what an application has written a moment ago, in segments that a test fills.
 COMPACTING_SETTINGS = {
-    "log.segment.bytes": "4096",
+    "log.segment.bytes": "1024",
     "log.cleaner.backoff.ms": "100",
     "log.cleaner.min.cleanable.ratio": "0.01",
     "log.cleaner.delete.retention.ms": "100",
@@ -42,10 +42,14 @@ TAIL_CHARACTERS = 6000
 
 
 class Application:
-    """A process that is killed unless it was stopped. What it says besides answers goes to a log."""
+    """A process that is killed at the end of its context, if not before. What it says goes to a log.
 
-    def __init__(self, words: Sequence[str | Path], log: Path) -> None:
+    With ``answers`` its standard output is for ``expect`` and ``ask``.
+    """
+
+    def __init__(self, words: Sequence[str | Path], log: Path, *, answers: bool = False) -> None:
         self._words, self._log = [str(word) for word in words], log
+        self._answers = answers
 
     def __enter__(self) -> Self:
         with self._log.open("ab") as log:
@@ -53,7 +57,7 @@ class Application:
             self._process = subprocess.Popen(
                 self._words,
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.PIPE if self._answers else log,
                 stderr=log,
                 text=True,
                 cwd=ROOT,
@@ -64,8 +68,7 @@ class Application:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process.returncode is None:
-            self.kill()
+        self.kill()
 
     @property
     def is_running(self) -> bool:
@@ -94,9 +97,12 @@ class Application:
         os.killpg(self._process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._close()
+        if self.is_running:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
 
     def kill_when(self, condition: Callable[[], bool], message: str) -> None:
         """Kill it while the condition holds."""
@@ -120,7 +126,6 @@ class Application:
         assert self._process.stdin is not None
         self._process.stdin.close()
         assert self._process.wait(PATIENCE_S) == 0, self.log_tail()
-        self._close()
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -131,11 +136,6 @@ class Application:
             return self._process.stdout.readline().removesuffix("\n")
         finally:
             alarm.cancel()
-
-    def _close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
 
 
 def everything(bootstrap: str, topic: str, isolation: Isolation = "read_committed") -> list[Record]:

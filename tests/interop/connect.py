@@ -18,6 +18,8 @@ from tests.support import wait_until
 
 # Connect says much at INFO, and where its REST interface listens.
 LOGGING = "org.slf4j:slf4j-simple:1.7.36"
+# How long a worker may take until its connectors work, on a machine that does other things too.
+STARTING_S = 6 * PATIENCE_S
 LISTENS = re.compile(r"REST server listening at (http://127\.0\.0\.1:\d+)/")
 
 
@@ -85,7 +87,7 @@ class Worker:
                 return False
             return True
 
-        wait_until(answers, 2 * PATIENCE_S, "the worker answers")
+        wait_until(answers, STARTING_S, "the worker answers")
 
     @property
     def url(self) -> str:
@@ -114,7 +116,7 @@ class Worker:
 
     def wait_for_states(self, connector: str, states: list[str]) -> None:
         wait_until(
-            lambda: self.states(connector) == states, PATIENCE_S, f"{connector} and its tasks are {states}"
+            lambda: self.states(connector) == states, STARTING_S, f"{connector} and its tasks are {states}"
         )
 
     def states(self, connector: str) -> list[str]:

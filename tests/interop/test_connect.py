@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.interop.adapters.confluent import ConfluentClient
 from tests.interop.application import COMPACTING_SETTINGS, everything, wait_until_compacted
 from tests.interop.client import PATIENCE_S
 from tests.interop.connect import Worker
 from tests.support import BrokerProcess, wait_until
 
-pytestmark = pytest.mark.interop_long
+pytestmark = [pytest.mark.interop_long, pytest.mark.timeout(1200)]
 
 RUNNING = ["RUNNING", "RUNNING"]
 PAUSED = ["PAUSED", "PAUSED"]
@@ -37,8 +38,9 @@ class GrowingFile:
         done = threading.Event()
 
         def grow() -> None:
-            while not done.wait(0.02):
-                self.append(20)
+            # The source waits for a second when it finds nothing new.
+            while not done.wait(0.002):
+                self.append(5)
 
         thread = threading.Thread(target=grow)
         thread.start()
@@ -61,9 +63,16 @@ def broker() -> Iterator[BrokerProcess]:
         yield broker
 
 
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[ConfluentClient]:
+    client = ConfluentClient(broker.bootstrap)
+    yield client
+    client.close()
+
+
 @pytest.mark.parametrize("exactly_once", [False, True], ids=["at_least_once", "exactly_once"])
 def test_a_killed_worker_comes_back_with_connectors_offsets_and_states(
-    broker: BrokerProcess, tmp_path: Path, exactly_once: bool
+    broker: BrokerProcess, client: ConfluentClient, tmp_path: Path, exactly_once: bool
 ) -> None:
     support = {"exactly.once.source.support": "enabled" if exactly_once else "disabled"}
     worker = Worker(broker.bootstrap, "connect", tmp_path, support)
@@ -91,7 +100,11 @@ def test_a_killed_worker_comes_back_with_connectors_offsets_and_states(
         worker.delete("/connectors/deleted")
         worker.wait_for_states("idle", PAUSED)
         with source.growing():
-            wait_until(lambda: lines_of(copy) > 4000, 2 * PATIENCE_S, "lines are copied")
+            wait_until(
+                lambda: lines_of(copy) > 1000 and end_of(client, worker.offset_topic) > 60,
+                3 * PATIENCE_S,
+                "lines are copied and offsets are stored",
+            )
             running.kill()
     written = len(source.lines)
     assert lines_of(copy) < written
@@ -101,16 +114,18 @@ def test_a_killed_worker_comes_back_with_connectors_offsets_and_states(
 
     with worker.run() as running:
         worker.wait_until_ready(running)
+        # It may answer before it knows them.
+        wait_until(lambda: len(worker.get("/connectors")) >= 3, PATIENCE_S, "the connectors are there")
         assert sorted(worker.get("/connectors")) == ["idle", "reading", "writing"]
         for connector, states in {"reading": RUNNING, "writing": RUNNING, "idle": PAUSED}.items():
             worker.wait_for_states(connector, states)
         configs = {name: worker.get(f"/connectors/{name}/config") for name in ("reading", "writing", "idle")}
         wait_until(
-            lambda: len(set(copied(copy))) == len(source.lines), 2 * PATIENCE_S, "every line is copied"
+            lambda: len(set(copied(copy))) == len(source.lines), 3 * PATIENCE_S, "every line is copied"
         )
         end = {"position": source.path.stat().st_size}
         wait_until(
-            lambda: offsets_of(worker, "reading") == [end], PATIENCE_S, f"the source's offset is {end}"
+            lambda: offsets_of(worker, "reading") == [end], 2 * PATIENCE_S, f"the source's offset is {end}"
         )
 
     assert configs == {
@@ -129,6 +144,12 @@ def test_a_killed_worker_comes_back_with_connectors_offsets_and_states(
     assert set(copied(copy)) == set(source.lines)
     # The sink went on where its group had committed, not from the start.
     assert len(copied(copy)) < len(records) + written
+
+
+def end_of(client: ConfluentClient, topic: str) -> int:
+    """How many records were ever written to it."""
+    ends = [client.offset(topic, partition, "latest") for partition in client.describe_topic(topic)]
+    return sum(end or 0 for end in ends)
 
 
 def lines_of(path: Path) -> int:

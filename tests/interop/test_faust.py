@@ -52,7 +52,7 @@ class Table:
 
     def run(self) -> Application:
         names = (self.bootstrap, APPLICATION, SOURCE)
-        return Application([self._python, PROGRAM, *names, self.data_directory], self._log)
+        return Application([self._python, PROGRAM, *names, self.data_directory], self._log, answers=True)
 
     def write(self, count: int) -> None:
         """Values that tell when they were written; every seventh deletes."""

@@ -72,7 +72,7 @@ class Counting:
         return stable != end
 
     def is_inside_a_transaction(self) -> bool:
-        return self.has_open_transaction() and 1000 <= self.committed() < self.written
+        return self.has_open_transaction() and 2000 <= self.committed() < self.written
 
 
 @pytest.fixture

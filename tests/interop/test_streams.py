@@ -57,7 +57,7 @@ class Streams:
     def run(self, *, commit_interval_ms: int = 100, record_ms: int = 0) -> Application:
         words = [*self._java, self.bootstrap, self.application, self.source, self.target]
         words += [str(self.state_directory), str(commit_interval_ms), str(record_ms)]
-        return Application(words, self._log)
+        return Application(words, self._log, answers=True)
 
     def write(self, records: list[Outgoing]) -> None:
         self._reference.produce(self.source, records, idempotent=True)
@@ -149,6 +149,7 @@ class TestCounting:
         assert len(written) > len(everything(counting.bootstrap, counting.target))
         shutil.rmtree(counting.state_directory)
         wait_until_compacted(counting.bootstrap, changelog)
+        windows = len(self.counts_in(counting, changelog))
         counting.write(after)
 
         with counting.run() as streams:
@@ -160,8 +161,8 @@ class TestCounting:
         expected = Counter(map(self.window, before + after))
         assert len(expected) == self.KEYS * self.WINDOWS
         assert state["counts"] == expected
-        # From the changelog, which had at least the last count of every window, and was compacted.
-        assert len(expected) <= state["restored"] < done // 2
+        # From the changelog, which had at least the last count of every window so far, and was compacted.
+        assert 0 < windows <= state["restored"] < done // 2
         assert self.counts_in(counting, changelog) == expected
         self.assert_every_input_was_counted_once(counting, expected)
 

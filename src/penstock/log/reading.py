@@ -12,6 +12,7 @@ from penstock.environment import FileRange
 from penstock.log.segment import Segment
 from penstock.log.segments import CorruptLog, Segments, damaged
 from penstock.log.verification import checked_end
+from penstock.protocol.records import HEADER_SIZE
 
 # Places where reads ended.
 _PLACES_REMEMBERED = 32
@@ -118,3 +119,13 @@ class Reader:
             if offset >= log_start_offset:
                 found = segments.look(segments.items[segments.place_of(offset)], Segment.locate, offset)
                 assert found == position, (offset, position, found)
+
+
+def holds_records(found: FileRange) -> bool:
+    """Whether a batch in the range has records. Compaction leaves batches without, and markers count."""
+    if found.size % HEADER_SIZE:
+        # A batch without records is a header alone.
+        return True
+    ends = range(found.position + HEADER_SIZE, found.position + found.size + 1, HEADER_SIZE)
+    # The count is the header's last field.
+    return any(int.from_bytes(found.file.read_at(end - 4, 4)) for end in ends)

@@ -23,6 +23,7 @@ class FakePartition:
 
     index, leader_epoch = 0, 0
     is_leader, is_deleted, is_offline = True, False, False
+    config = SimpleNamespace(is_compact=False)
 
     def __init__(self, topic: str, end_offset: int, on_fetched: Callable[[], None] = lambda: None) -> None:
         self.topic = topic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from penstock.log import cleaner_job
 from penstock.log.cleaner_job import CannotClean
 from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from penstock.protocol.records import Record, batches, decode_records, encode_batch
+from penstock.protocol.records import HEADER_SIZE, Record, batches, decode_records, encode_batch
 from tests.broker.test_virtual_time import create
 from tests.virtual import Client, World
 
@@ -43,22 +44,24 @@ def fill(world: World, client: Client, topic: str, count: int = 60) -> None:
         put(world, client, topic, (b"%d" % (number % 4), b"%d" % number * 5))
 
 
+def fetch(client: Client, topic: str, offset: int, *, bytes_max: int = 1 << 20) -> bytes:
+    partition = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=bytes_max)
+    request = FetchRequest(max_wait_ms=0, topics=[FetchTopic(topic=topic, partitions=[partition])])
+    data = client.call(request, 11).responses[0].partitions[0]
+    assert data.error_code == 0
+    return bytes(data.records)
+
+
 def read(client: Client, topic: str) -> list[Record]:
     found: list[Record] = []
     offset = 0
-    while True:
-        partition = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20)
-        request = FetchRequest(max_wait_ms=0, topics=[FetchTopic(topic=topic, partitions=[partition])])
-        data = client.call(request, 11).responses[0].partitions[0]
-        assert data.error_code == 0
-        records = bytes(data.records)
-        if not records:
-            return found
+    while records := fetch(client, topic, offset):
         for position, header in batches(records):
             found += [
                 one for one in decode_records(records, position, bytes_max=1 << 20) if one.offset >= offset
             ]
             offset = header.next_offset
+    return found
 
 
 def hosted_of(world: World, topic: str) -> HostedPartition:
@@ -89,6 +92,32 @@ def test_old_values_go_and_the_last_ones_stay() -> None:
     names = world.files.list(hosted_of(world, "prices").log.directory)
     assert not [name for name in names if name.endswith((".cleaned", ".deleted"))]
     hosted_of(world, "prices").log.check()
+
+
+def test_a_consumer_is_not_answered_with_empty_batches_alone() -> None:
+    """librdkafka would ask for more and more, and in the end report MSG_SIZE_TOO_LARGE."""
+    world = World(SETTINGS)
+    client = world.client()
+    create(client, "prices", **COMPACTED)
+    for number in range(20):
+        # Each in a segment of its own, of which only an empty batch is left.
+        put(world, client, "prices", (b"a", b"%d" % (number % 10) * 900))
+    world.run_for(5_000)
+    sizes = [segment.size for segment in hosted_of(world, "prices").log._segments.items]
+    assert sizes.count(HEADER_SIZE) > 2, sizes
+
+    answers = []
+    offset = 0
+    while data := fetch(client, "prices", offset):
+        headers = [header for _, header in batches(data)]
+        assert headers[0].base_offset == offset
+        assert all(one.next_offset == other.base_offset for one, other in pairwise(headers))
+        answers.append([header.count for header in headers])
+        offset = headers[-1].next_offset
+    assert offset == 20
+    assert len(answers[0]) > 2 and all(map(sum, answers)), answers
+    # Nor where the limit is smaller than any batch.
+    assert sum(header.count for _, header in batches(fetch(client, "prices", 0, bytes_max=1))) == 1
 
 
 @pytest.mark.parametrize("clean", [True, False])

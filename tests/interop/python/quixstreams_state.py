@@ -23,7 +23,7 @@ def main(bootstrap: str, group: str, source: str, target: str, directory: str, r
         state_dir=directory,
         auto_offset_reset="earliest",
         processing_guarantee="exactly-once",
-        commit_interval=0.3,
+        commit_interval=0.1,
         # What a killed process leaves behind, a member and a transaction, is to be gone soon.
         consumer_extra_config={"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500},
         producer_extra_config={"transaction.timeout.ms": 5_000, "linger.ms": 0},
