@@ -340,8 +340,10 @@ class Faults:
 
     def next(self) -> None:
         if not self._deck:
-            self._deck = [self._kill_cleaner] * 6 + [self._kill_broker] * 3 + [self._kill_all]
-            self._choose.shuffle(self._deck)
+            # The first ones are of every kind, so that a short run has seen all.
+            cards = [self._kill_cleaner] * 5 + [self._kill_broker] * 2
+            self._choose.shuffle(cards)
+            self._deck = [*cards, self._kill_all, self._kill_broker, self._kill_cleaner]
         if self._choose.random() < 0.3:
             self._policy = "compact" if self._policy == "delete" else "delete"
             switch(self._cluster, self._policy)
