@@ -18,11 +18,10 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
+from tests.chaos.compaction.replicas import state_in
 from tests.support import job_process_of, wait_until
 
 from benchmarks.process import cpu_s
-from penstock.log.cleaning_state import read_state
-from penstock.machine import MachineFiles
 
 # Nothing is cleaned until it is asked for.
 HELD_MS = 7 * 24 * 3600 * 1000
@@ -64,7 +63,7 @@ class PenstockCleaner:
         self._thread.join()
 
     def first_dirty_offset(self, topic: str, partition: int) -> int:
-        return read_state(MachineFiles(), str(self._data_dir / f"{topic}-{partition}")).first_dirty_offset
+        return state_in(self._data_dir / f"{topic}-{partition}").first_dirty_offset
 
     def cleaner_cpu_s(self) -> float:
         self._look()

@@ -131,7 +131,13 @@ def _produce(pipe: Connection, bootstrap: str) -> None:
         latencies.append((time.monotonic(), message.latency()))
 
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all", "linger.ms": 1}
+        {
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": 1,
+            "queue.buffering.max.messages": 1_000_000,
+        }
     )
     value = b"x" * RECORD_BYTES
     producer.produce(LIVE, value, b"first")

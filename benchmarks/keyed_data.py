@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from random import Random
 from typing import Any
 
@@ -74,10 +75,11 @@ class KeyedData:
     def fill(self, bootstrap: str, topic: str, codec: Codec = Codec.NONE) -> None:
         """Write everything and wait until it is acknowledged."""
         with wire.Client(bootstrap) as client, wire.Producer(client) as producer:
-            for partition in range(self.partitions):
-                at = TopicPartition(topic, partition)
-                for batch in self._batches(partition, codec):
-                    producer.send(at, batch)
+            # In turn: a producer has a few batches on their way to each partition.
+            for row in zip_longest(*(self._batches(each, codec) for each in range(self.partitions))):
+                for partition, batch in enumerate(row):
+                    if batch is not None:
+                        producer.send(TopicPartition(topic, partition), batch)
             producer.flush()
 
     def check(self, bootstrap: str, topic: str) -> Found:

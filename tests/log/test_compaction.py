@@ -67,6 +67,7 @@ def compact(
     wall_ms: int | None = NOW,
     drop_below: int = 2**62,
     table_bytes: int = 24_000,
+    latest_ms: int | None = None,
 ) -> CleaningResult | None:
     """A whole pass; None when the log is not due."""
     job = log.prepare_cleaning(
@@ -75,6 +76,7 @@ def compact(
         drop_below=drop_below,
         table_bytes=table_bytes,
         load_factor=0.9,
+        latest_ms=latest_ms,
     )
     if job is None:
         return None
@@ -258,6 +260,21 @@ def test_a_log_is_due_by_its_dirty_share_or_by_age(files: FakeFiles) -> None:
 
 
 # Tombstones and markers
+
+
+def test_a_tombstone_stays_its_time_from_the_latest_time_that_it_may_be(files: FakeFiles) -> None:
+    """Otherwise it goes too early when the broker becomes certain of a later time."""
+    log = opened(files, config())
+    put(log, b"a", b"1")
+    put(log, b"a", None)
+    roll(log)
+    assert compact(log, files, latest_ms=NOW + 5_000) is not None
+    roll(log)
+    assert compact(log, files, wall_ms=NOW + RETENTION_MS + 4_999) is not None
+    assert contents(log) == [(1, b"a", None)]
+    roll(log)
+    assert compact(log, files, wall_ms=NOW + RETENTION_MS + 5_000) is not None
+    assert contents(log) == []
 
 
 def test_a_tombstone_goes_after_its_time_and_only_where_all_replicas_have_it(files: FakeFiles) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.partition import cleaner
+from penstock.broker.partition.cleaner import Cleaner
 from penstock.log import compaction
 from penstock.log import log as log_module
 from penstock.log import reading as log_reading
@@ -135,6 +137,8 @@ def test_a_tombstone_that_is_dropped_too_early(monkeypatch: Patch) -> None:
 
 def test_a_key_that_a_returning_replica_revives(monkeypatch: Patch) -> None:
     with_job(monkeypatch, lambda job: replace(job, drop_below=2**62))
+    # It is looked at twice: when the job is made, and before the swap.
+    monkeypatch.setattr(cleaner._Cleaning, "_may_swap", lambda self, group: self._is_current)
     assert (
         finds(
             lambda seed: table(seed, later_faults=(("absence", 5_000.0),), seconds=40.0),
@@ -230,6 +234,23 @@ def test_a_position_in_a_file_that_a_swap_has_replaced(monkeypatch: Patch) -> No
     """Readers go on where they were in the old file."""
     monkeypatch.setattr(log_reading.Reader, "forget", lambda self: None)
     assert finds(cold, "damaged|poll skip|reading.py") is not None
+
+
+def test_a_cleaner_that_ends_with_its_first_failure(monkeypatch: Patch) -> None:
+    failed = Cleaner._failed
+
+    def discouraged(self: Cleaner, hosted: Any, reason: str) -> None:
+        failed(self, hosted, reason)
+        monkeypatch.setattr(Cleaner, "_rest", lambda self: None)
+
+    rest = Cleaner._rest
+
+    def killed(seed: int) -> Plan:
+        monkeypatch.setattr(Cleaner, "_rest", rest)
+        return table(seed, later_faults=(("killed job", 1_000.0),))
+
+    monkeypatch.setattr(Cleaner, "_failed", discouraged)
+    assert finds(killed, "never cleaned") is not None
 
 
 def test_without_a_bug_the_same_clusters_are_good() -> None:

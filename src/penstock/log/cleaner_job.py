@@ -81,6 +81,14 @@ class CleaningJob:
     config: LogConfig
     table_bytes: int
     load_factor: float
+    # ``wall_ms`` is the earliest time that it may be now, so that nothing goes too early. This is the latest one.
+    latest_ms: int | None = None
+
+    @property
+    def horizon_ms(self) -> int:
+        """When what is compacted for the first time may go."""
+        assert self.wall_ms is not None
+        return max(self.wall_ms, self.latest_ms or 0) + self.config.delete_retention_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +265,7 @@ def _selected(
         return None, 0
     attributes = header.attributes
     if tombstones and horizon_ms is None and job.wall_ms is not None:
-        base_timestamp_now = job.wall_ms + job.config.delete_retention_ms
+        base_timestamp_now = job.horizon_ms
         attributes |= DELETE_HORIZON
         kept, count, _, max_timestamp = choose(base_timestamp_now)
     elif count == header.count:
@@ -286,7 +294,7 @@ def _cleaned_marker(
         return data, header.count
     horizon_ms = header.delete_horizon_ms
     if horizon_ms is None:
-        horizon_ms = job.wall_ms + job.config.delete_retention_ms
+        horizon_ms = job.horizon_ms
         body = _body(data, header)
         table = KeyTable(0, 1.0)
         kept, count, _, max_timestamp = select(

@@ -612,8 +612,12 @@ class Log:
         drop_below: int,
         table_bytes: int,
         load_factor: float,
+        latest_ms: int | None = None,
     ) -> CleaningJob | None:
-        """The job that compacts this log, for another process; None when it is not due. Raises OSError."""
+        """The job that compacts this log, for another process; None when it is not due. Raises OSError.
+
+        ``wall_ms`` and ``latest_ms`` are the earliest and the latest time that it may be now.
+        """
         sources = self.due_for_cleaning(high_watermark, wall_ms)
         if not sources:
             return None
@@ -633,6 +637,7 @@ class Log:
             self._config,
             table_bytes,
             load_factor,
+            latest_ms,
         )
 
     def swap(self, group: CleanedGroup) -> bool:

@@ -156,6 +156,16 @@ class CompactedLogs:
             if hosted.is_serving and hosted.last_stable_offset < hosted.high_watermark
         ]
 
+    def due(self) -> list[str]:
+        """The replicas that should be compacted."""
+        return [
+            f"{place} on {machine.host}"
+            for machine in self._cluster.running
+            if machine.node is not None and not self._is_damaged(machine)
+            for place, hosted in self._hosted(machine)
+            if machine.node.is_due_for_cleaning(hosted)
+        ]
+
     # One replica
 
     def _replica(

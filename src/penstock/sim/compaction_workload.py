@@ -176,6 +176,14 @@ class CompactionWorkload:
             settled = start(self.operator.process, self.operator.settle())
             if not self._loop.run_until(lambda: settled.is_kept, liveness_ms):
                 raise Violation(f"the policy could not be changed within {liveness_ms} ms without faults")
+        self._wait_for_the_cleaners()
+
+    def _wait_for_the_cleaners(self) -> None:
+        since_ms = self._loop.now_ms
+        while due := self.log.due():
+            if self._loop.now_ms > since_ms + CLEANING_MS:
+                raise Violation(f"never cleaned in {CLEANING_MS} ms without faults: {due}")
+            self._loop.run_for(1_000)
 
     def start_last_readers(self) -> None:
         self._start_reader("last-table-reader", is_committed=True)

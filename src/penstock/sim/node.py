@@ -91,6 +91,15 @@ class RunningNode:
             if hosted.is_open and hosted.is_serving:
                 yield hosted
 
+    def is_due_for_cleaning(self, hosted: HostedPartition) -> bool:
+        """Whether the cleaner should compact this partition, which it has not set aside."""
+        cleaner = self.broker.cleaner
+        return (
+            hosted.config.is_compact
+            and hosted.key not in cleaner._set_aside
+            and bool(hosted.log.due_for_cleaning(hosted.high_watermark, cleaner._clocks.expiry_ms()))
+        )
+
     def vouches_for(self, path: str, position: int) -> bool:
         """Whether the node has written or checked this byte of a log, so that it will not check it again."""
         for hosted in self.broker.partitions:

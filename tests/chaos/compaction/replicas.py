@@ -76,7 +76,12 @@ def records_in_files(node: Node, place: Place) -> tuple[dict[int, Entry], int]:
 
 
 def cleaning_state(node: Node, place: Place) -> CleaningState:
-    return read_state(MachineFiles(), str(directory_of(node, place)))[0]
+    return state_in(directory_of(node, place))
+
+
+def state_in(directory: Path) -> CleaningState:
+    """How far the log in a directory is cleaned."""
+    return read_state(MachineFiles(), str(directory))[0]
 
 
 def is_cleaned(node: Node, place: Place) -> bool:

@@ -123,6 +123,7 @@ class Cleaner:
             drop_below=hosted.replication.replicated_before,
             table_bytes=settings.dedupe_buffer_size,
             load_factor=settings.io_buffer_load_factor,
+            latest_ms=self._clocks.range_ms()[1],
         )
 
     # Cleaning
