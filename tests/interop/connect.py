@@ -61,7 +61,9 @@ class Worker:
             "key.converter": "org.apache.kafka.connect.storage.StringConverter",
             "value.converter": "org.apache.kafka.connect.storage.StringConverter",
             "offset.flush.interval.ms": "50",
-            # What a killed worker leaves behind is to be gone soon.
+            # What a killed worker leaves behind, a member and transactions, is to be gone soon: with exactly-once
+            # support it reads its topics to their ends, past transactions that are open.
+            "producer.transaction.timeout.ms": "5000",
             "session.timeout.ms": "6000",
             "heartbeat.interval.ms": "500",
             "scheduled.rebalance.max.delay.ms": "0",

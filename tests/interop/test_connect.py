@@ -14,7 +14,7 @@ import pytest
 from tests.interop.adapters.confluent import ConfluentClient
 from tests.interop.application import COMPACTING_SETTINGS, everything, wait_until_compacted
 from tests.interop.client import PATIENCE_S
-from tests.interop.connect import Worker
+from tests.interop.connect import STARTING_S, Worker
 from tests.support import BrokerProcess, wait_until
 
 pytestmark = [pytest.mark.interop_long, pytest.mark.timeout(1200)]
@@ -114,8 +114,8 @@ def test_a_killed_worker_comes_back_with_connectors_offsets_and_states(
 
     with worker.run() as running:
         worker.wait_until_ready(running)
-        # It may answer before it knows them.
-        wait_until(lambda: len(worker.get("/connectors")) >= 3, PATIENCE_S, "the connectors are there")
+        # It answers before it knows them.
+        wait_until(lambda: len(worker.get("/connectors")) >= 3, STARTING_S, "the connectors are there")
         assert sorted(worker.get("/connectors")) == ["idle", "reading", "writing"]
         for connector, states in {"reading": RUNNING, "writing": RUNNING, "idle": PAUSED}.items():
             worker.wait_for_states(connector, states)

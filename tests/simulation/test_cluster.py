@@ -144,6 +144,7 @@ PINNED_FIFTH = (
     (2007, 40, 3),  # a replica that lost power, and may not copy its log again because it counts as committed
     (2008, 40, 3),  # a late answer of a nearer replica: the checker's own fault
     (2018, 40, 3),  # a replica that copies what another one has compacted further: likewise
+    (4012, 40, 3),  # likewise, after its disk was wiped
 )
 
 

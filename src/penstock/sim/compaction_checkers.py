@@ -228,8 +228,9 @@ class KeyedWrites:
         return self._writes[certain[number - 1][1]] if number else None
 
     def dead_keys(self, place: Place, end: int) -> list[Write]:
-        """The last writes of the keys whose last certain write before an offset is a tombstone."""
-        last = (self.last_certain(place, key, end) for key in self._of_key.get(place, {}))
+        """The last writes of the keys whose last certain write is a tombstone, before this offset."""
+        keys = [key for key in self._of_key.get(place, {}) if not self._is_superseded(place, key, end)]
+        last = (self.last_certain(place, key, end) for key in keys)
         return [write for write in last if write is not None and write.value is None]
 
 
