@@ -36,7 +36,9 @@ def java_application(
     """One of Connect's programs, which read their settings from a file."""
     file = directory / "settings.properties"
     file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
-    words = ["java", *JVM, "-cp", class_path(), main, str(file), *arguments]
+    # Libraries that a killed process leaves behind go with the directory.
+    scratch = f"-Djava.io.tmpdir={directory}"
+    words = ["java", *JVM, scratch, "-cp", class_path(), main, str(file), *arguments]
     return Application(words, directory / "log")
 
 

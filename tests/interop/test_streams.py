@@ -52,7 +52,9 @@ class Streams:
             classes = java.compiled(SOURCE, class_path)
         except Missing as missing:
             skip_or_fail(missing)
-        self._java = ["java", *JVM, "-cp", f"{classes}:{class_path}", "StreamsApplication", topology]
+        # RocksDB unpacks a library, and a killed process does not remove it.
+        scratch = f"-Djava.io.tmpdir={directory}"
+        self._java = ["java", *JVM, scratch, "-cp", f"{classes}:{class_path}", "StreamsApplication", topology]
 
     def run(self, *, commit_interval_ms: int = 100, record_ms: int = 0) -> Application:
         words = [*self._java, self.bootstrap, self.application, self.source, self.target]
