@@ -184,8 +184,7 @@ class KeyedWrites:
         """Check the last record of every key before ``end``, of those that are not deleted before ``start``.
 
         A record may be missing when there is a later one of its key at ``end`` or after it: the replica copies the
-        log of one that has compacted further; or it was restarted, and knows less of what is committed than it
-        knew when it compacted. Kafka's are no different.
+        log of one that has compacted further. Kafka's are no different.
 
         ``misses_tombstones``: it was read so slowly that tombstones may be gone, and what they delete was read.
         """

@@ -2,6 +2,13 @@
 
 Fetched batches are appended unchanged. What the leader does not have is truncated, and what it has deleted is
 deleted here too.
+
+A leader compacts away a tombstone when every replica has had it. That does not cover a replica that has lost it
+since (a power failure, a damaged file), nor one that copies the log from the beginning: a leader that was elected
+meanwhile may have compacted the tombstones of values that were copied from the one before. Nothing would delete
+these keys. So such a replica empties its log and copies it again when it meets compacted batches before it is in
+sync. A file in its directory tells the next process (``INCOMPLETE``); after a power failure one in the data
+directory does (``data_directory.py``).
 """
 
 from __future__ import annotations
@@ -15,15 +22,27 @@ from penstock.log.fetched_batches import is_compacted
 from penstock.log.log import Log
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import CorruptBatch
+from penstock.replication.events import NO_EPOCH
 from penstock.replication.follower import truncation_offset
 from penstock.replication.partition import Truncation
 
 if TYPE_CHECKING:
     from penstock.broker.partition.hosted_partition import HostedPartition
 
+# It has to survive a killed process, not a power failure.
+INCOMPLETE = "penstock-incomplete"
+
 
 class FollowerLog:
-    __slots__ = ("_host", "_hosted", "_may_lack_tombstones", "_storage", "_told_start")
+    __slots__ = (
+        "_copied_in_epoch",
+        "_host",
+        "_hosted",
+        "_is_behind",
+        "_lost_records",
+        "_storage",
+        "_told_start",
+    )
 
     def __init__(self, hosted: HostedPartition, storage: Storage, host: PartitionHost) -> None:
         self._hosted = hosted
@@ -31,9 +50,12 @@ class FollowerLog:
         self._host = host
         # The log start offset to report to the leader while the current one is not checkpointed; else None.
         self._told_start: int | None = None
-        # It may have lost records in a power failure. The others believe that it has had them, so tombstones among
-        # them may be compacted away by now. True until it is in sync.
-        self._may_lack_tombstones = storage.lost_page_cache and not storage.flushed_note.holds(hosted.key)
+        # Not known to have been in sync since the start, or since it lost or gave up records.
+        self._is_behind = True
+        # It may have lost records in a power failure, and was not in sync since.
+        self._lost_records = storage.may_have_lost(hosted.key)
+        # The leader epoch in which everything in the log was copied; None if it was in sync before.
+        self._copied_in_epoch: int | None = None
 
     def position(self) -> tuple[int, int, int]:
         """(fetch offset, epoch of the record before it, durable log start offset). Raises OSError."""
@@ -59,7 +81,7 @@ class FollowerLog:
                 if not hosted.make_directory():
                     return ErrorCode.LOG_DIR_NOT_FOUND
                 end_offset = log.log_end_offset
-                if self._may_lack_tombstones and self._copies_again(log, records):
+                if self._is_behind and self._copies_again(log, records):
                     return ErrorCode.NONE
                 begins_with_segment = log.begins_with_segment
                 try:
@@ -109,6 +131,7 @@ class FollowerLog:
                 return
             hosted.log.start_over_at(offset)
             self._told_start = None
+            self._is_behind = True
             self._storage.schedule_removal(hosted, hosted.log)
         except OSError as error:
             hosted.write_failed(error)
@@ -116,19 +139,46 @@ class FollowerLog:
         hosted.replication.started_over(offset)
         hosted.advance()
 
+    @property
+    def may_lack_records(self) -> bool:
+        """Whether it may have lost records in a power failure, and has not been in sync since."""
+        if self._lost_records and self._is_in_sync:
+            self._lost_records = False
+        return self._lost_records
+
+    def lost_records(self) -> None:
+        """A damaged part of the log was cut off. Raises OSError."""
+        self._is_behind = True
+        log = self._hosted.log
+        if log.log_end_offset > log.log_start_offset:
+            self._note_incomplete()
+            self._copied_in_epoch = NO_EPOCH
+
+    @property
+    def _is_in_sync(self) -> bool:
+        """Whether it may be elected. So it has everything, and it must not empty its log."""
+        image = self._hosted.image
+        return self._host.me in image.isr or self._host.me in image.eligible_leader_replicas
+
     def _copies_again(self, log: Log, records: Buffer) -> bool:
-        """Empty the log if tombstones that it lacks may be compacted away: nothing else would delete their keys."""
-        hosted, image = self._hosted, self._hosted.image
-        if self._host.me in (*image.isr, *image.eligible_leader_replicas):
-            # It has caught up: after a power failure it was in neither. And it must not be elected without records.
-            self._may_lack_tombstones = False
-        if (
-            not self._may_lack_tombstones
-            or log.log_end_offset == log.log_start_offset
-            or not is_compacted(records)
-        ):
+        """Empty the log if it is incomplete and the records to append are compacted; return whether it did."""
+        hosted, files = self._hosted, self._storage.environment.files
+        mark = self._mark
+        if self._is_in_sync:
+            files.remove(mark)
+            self._is_behind = self._lost_records = False
+            self._copied_in_epoch = None
             return False
-        self._may_lack_tombstones = False
+        if log.log_end_offset == log.log_start_offset:
+            self._note_incomplete()
+            self._lost_records = False
+            self._copied_in_epoch = hosted.leader_epoch
+            return False
+        if self._copied_in_epoch is None and files.exists(mark):
+            self._copied_in_epoch = NO_EPOCH  # by an earlier process
+        is_complete = not self._lost_records and self._copied_in_epoch in (None, hosted.leader_epoch)
+        if is_complete or not is_compacted(records):
+            return False
         offset = log.log_start_offset
         log.start_over_at(offset)
         self._told_start = None
@@ -136,6 +186,15 @@ class FollowerLog:
         hosted.replication.started_over(offset)
         hosted.advance()
         return True
+
+    @property
+    def _mark(self) -> str:
+        return f"{self._hosted.log.directory}/{INCOMPLETE}"
+
+    def _note_incomplete(self) -> None:
+        files, mark = self._storage.environment.files, self._mark
+        if not files.exists(mark):
+            files.replace(mark, b"", durable=False)
 
     def closed(self) -> None:
         """The log was given up with its disk."""

@@ -265,7 +265,13 @@ class HostedPartition:
             lag_max_ms=self._host.lag_max_ms,
             min_isr=self._topic_config.min_insync_replicas,
             high_watermark=min(
-                log.log_end_offset, max(log.log_start_offset, self._storage.remembered_high_watermark(self))
+                log.log_end_offset,
+                # Only committed records are compacted, and the checkpoint may be older.
+                max(
+                    log.log_start_offset,
+                    log.first_dirty_offset,
+                    self._storage.remembered_high_watermark(self),
+                ),
             ),
         )
         self._core.begins_at(log.log_start_offset)
@@ -673,6 +679,7 @@ class HostedPartition:
             self.is_offline = False
             try:
                 self._open(may_cut=True)
+                self.follower_log.lost_records()
             except OSError:
                 # The damaged part is kept in a copy, and there may be no room for it.
                 self.is_offline = True
@@ -681,6 +688,7 @@ class HostedPartition:
         log = self._log
         log.truncate_to(max(offset, log.log_start_offset))
         self._storage.schedule_removal(self, log)
+        self.follower_log.lost_records()
         self.is_offline = False
         self.high_watermark = min(self.high_watermark, log.log_end_offset)
         self._start_replicating(log)

@@ -82,15 +82,21 @@ class Housekeeping:
                 self.checkpoint()
 
         everyone = iter(list(self._partitions))
+        # Before that the image may be one of before the power failure.
+        all_caught_up = self._storage.knows_strays
 
         def next_slice() -> None:
+            nonlocal all_caught_up
             slice_ = list(islice(everyone, REMEMBERED_PER_SLICE))
             self._storage.remember(slice_)
+            all_caught_up = all_caught_up and not any(
+                hosted.follower_log.may_lack_records for hosted in slice_ if not hosted.is_deleted
+            )
             if len(slice_) == REMEMBERED_PER_SLICE:
                 self._environment.spawn.soon(next_slice)
             else:
                 write_time = self._clocks.prepare_memory()
-                write_checkpoint = self._storage.prepare_checkpoint()
+                write_checkpoint = self._storage.prepare_checkpoint(all_caught_up=all_caught_up)
 
                 def write() -> None:
                     write_time()

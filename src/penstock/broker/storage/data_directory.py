@@ -38,6 +38,8 @@ LOCK = ".lock"
 META_PROPERTIES = "meta.properties"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 LAST_BOOT = ".boot-id"
+# Writes were lost in a power failure, and not all replicas have caught up since.
+POWER_LOST = ".power-lost"
 CHECKPOINT = "penstock-checkpoint"
 FLUSHED_NOTE = "penstock-flushed"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -80,6 +82,10 @@ class Directory:
         self.was_clean = False
         # Writes of the last run may be lost: the machine went down, not only the process.
         self.lost_page_cache = False
+        # The same of an earlier run, and not all replicas have caught up since.
+        self.lost_before = False
+        # There is a note of either.
+        self.has_noted_loss = False
         # Without it a clean stop leaves no marker, so that an unreported loss is not forgotten.
         self.has_noted_boot = False
         # The broker epoch of the last clean stop.
@@ -168,6 +174,7 @@ class Directory:
         self.lost_page_cache = (
             not self.was_clean and files.exists(last_boot) and files.read(last_boot) != boot_id
         )
+        self.lost_before = self.has_noted_loss = files.exists(os.path.join(self.path, POWER_LOST))
         if not self.lost_page_cache:
             try:
                 self.note_boot()
@@ -204,12 +211,22 @@ class Directory:
         one has to report the loss.
         """
         path, boot_id = os.path.join(self.path, LAST_BOOT), self._boot_id()
+        if self.lost_page_cache and not self.has_noted_boot:
+            # The next process will find nothing lost, but the replicas may still lack records.
+            note = os.path.join(self.path, POWER_LOST)
+            self.reserve.keeping(lambda: self._files.replace(note, boot_id))
+            self.has_noted_loss = True
         if self._files.exists(path) and self._files.read(path) == boot_id:
             # Works on a full disk. The process that wrote the file may have died before its name was durable.
             self._files.sync_directory(self.path)
         else:
             self.reserve.keeping(lambda: self._files.replace(path, boot_id))
         self.has_noted_boot = True
+
+    def forget_loss(self) -> None:
+        """All replicas have caught up since the last power failure. Raises OSError."""
+        self._files.remove(os.path.join(self.path, POWER_LOST))
+        self.lost_before = self.has_noted_loss = False
 
     # Partitions
 

@@ -178,6 +178,13 @@ class Storage:
     def lost_page_cache(self) -> bool:
         return any(directory.lost_page_cache for directory in self.directories)
 
+    def may_have_lost(self, key: tuple[TopicId, int]) -> bool:
+        """Whether a replica may lack records since a power failure; never true again once it has caught up."""
+        if any(directory.lost_before for directory in self.directories):
+            # It may have been added to the note since.
+            return True
+        return self.lost_page_cache and not self.flushed_note.holds(key)
+
     def has_lost(self, directory_id: bytes) -> bool:
         """Whether the metadata names a directory that this node no longer has: a wiped or replaced disk.
 
@@ -585,9 +592,14 @@ class Storage:
                     Remembered(log.recovery_point, log.log_start_offset, hosted.high_watermark),
                 )
 
-    def prepare_checkpoint(self) -> Callable[[], None]:
-        """Return the work of writing the checkpoints, for a worker thread. It raises OSError if one failed."""
+    def prepare_checkpoint(self, *, all_caught_up: bool = False) -> Callable[[], None]:
+        """Return the work of writing the checkpoints, for a worker thread. It raises OSError if one failed.
+
+        ``all_caught_up``: every replica has been in sync since the last power failure.
+        """
         works = [directory.checkpoint.prepare_write() for directory in self._online()]
+        if all_caught_up:
+            works += [directory.forget_loss for directory in self._online() if directory.has_noted_loss]
         # Directories whose disk was full at the start.
         works += [
             directory.note_boot
