@@ -145,6 +145,7 @@ PINNED_FIFTH = (
     (2008, 40, 3),  # a late answer of a nearer replica: the checker's own fault
     (2018, 40, 3),  # a replica that copies what another one has compacted further: likewise
     (4012, 40, 3),  # likewise, after its disk was wiped
+    (994000000, 30, 3),  # a reader of a log whose records are all deleted by age: likewise
 )
 
 

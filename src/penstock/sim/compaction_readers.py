@@ -165,8 +165,12 @@ class CompactedReader(Reader):
                 self._saw_batch(place, position, header, reading, records, at)
             if is_new:
                 position.offset, position.epoch = header.next_offset, header.leader_epoch
-        if self._is_committed and records and position.offset >= data.last_stable_offset:
-            self._came_to_the_end(place, position, reading)
+        if self._is_committed and position.offset >= data.last_stable_offset:
+            if records:
+                self._came_to_the_end(place, position, reading)
+            elif reading.start == position.offset:
+                # Everything before the end was deleted by age: there is nothing to compare.
+                self._compared_to[place] = position.offset
 
     def _saw_batch(
         self, place: Place, position: Position, header: BatchHeader, reading: _Pass, records: bytes, at: int
