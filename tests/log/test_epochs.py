@@ -79,6 +79,14 @@ def test_an_unreadable_file_is_known_as_such(files: FakeFiles, text: bytes) -> N
     assert LeaderEpochs(files, DIRECTORY).stored() is None
 
 
+def test_no_beginning_of_the_file_is_taken_for_the_whole(files: FakeFiles) -> None:
+    """A power failure may leave any part of it: "2 1" of an epoch that began at 111."""
+    whole = b"0\n2\n0 0\n2 111\n"
+    for size in range(len(whole)):
+        files.replace(f"{DIRECTORY}/leader-epoch-checkpoint", whole[:size])
+        assert LeaderEpochs(files, DIRECTORY).stored() is None, whole[:size]
+
+
 @pytest.mark.parametrize("text", [None, b"0\n3\n0 0\n2 2\n", b"0\n3\n0 0\n? 2\n5 3\n"])
 def test_what_cannot_be_read_is_made_again_from_the_batches(files: FakeFiles, text: bytes | None) -> None:
     """Without epochs a follower would go on behind records that its leader never had."""

@@ -172,14 +172,17 @@ class LeaderEpochs:
         if not (self.has_directory and self._files.exists(self.path)):
             return None
         try:
-            version, count, *lines = self._files.read(self.path).decode().splitlines()
+            text = self._files.read(self.path).decode()
+            version, count, *lines = text.splitlines()
             entries = [
                 (int(epoch), int(start)) for epoch, start in (line.split(" ") for line in lines if line)
             ]
         except ValueError:
             return None
         ascending = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(entries))
-        return entries if version == _VERSION and count == str(len(entries)) and ascending else None
+        # A power failure may leave only the beginning of the file, even of its last number.
+        is_whole = text.endswith("\n") and count == str(len(entries))
+        return entries if version == _VERSION and is_whole and ascending else None
 
     def check(self, log_start_offset: int, log_end_offset: int) -> None:
         entries = self.entries
