@@ -225,6 +225,8 @@ class Reader:
                     self.read_nearby += not is_leader
                     if is_leader:  # a restarted follower has to learn the high watermark first
                         self._watermark_moved(place, epoch, data)
+                    if position.offset < asked[place][0]:
+                        continue  # a late response: another broker has answered since, and it begins again
                     try:
                         self._read(place, position, data)
                     except CorruptBatch as error:
