@@ -147,7 +147,11 @@ PINNED_FIFTH = (
     (4012, 40, 3),  # likewise, after its disk was wiped
     (994000000, 30, 3),  # a reader of a log whose records are all deleted by age: likewise
     (992000086, 60, 3),  # a late response to a reader that has begun again: likewise
-    (992000006, 60, 3),  # the beginning of an epoch checkpoint, left by a power failure and taken for the whole
+    (
+        992000006,
+        60,
+        3,
+    ),  # the beginning of an epoch checkpoint, left by a power failure and taken for the whole
 )
 
 
