@@ -1,8 +1,8 @@
 """Clients that write keys, values and tombstones to compacted topics, and one that changes the topics.
 
-A ``KeyedProducer`` is an idempotent producer. A ``Transactor`` writes several keys in a transaction, and aborts
-some. Keys are shared: a partition has a few at a time, and one that is deleted for good is replaced by another. So
-some tombstones are the last record of their key, and a replica that misses one shows it.
+A ``KeyedProducer`` is an idempotent producer. A ``KeyedTransactor`` writes several keys in a transaction, and
+aborts some. Keys are shared: a partition has a few at a time, and one that is deleted for good is replaced by
+another. So some tombstones are the last record of their key, and a replica that misses one shows it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from penstock.sim.compaction_checkers import NAME, CompactionCheckers, KeyedWrit
 from penstock.sim.compaction_plans import Compaction
 from penstock.sim.loop import Process
 from penstock.sim.producers import IdempotentProducer, Identity
+from penstock.sim.tellers import Transactor
 from penstock.sim.topics import TABLE, Topics
 from penstock.sim.transaction_checkers import Transaction
 from penstock.sim.transactional_producer import Result, TransactionalProducer
@@ -111,7 +112,9 @@ class KeyedTransactionalProducer(TransactionalProducer):
         return fields(self.writes, value)
 
 
-class Transactor:
+class KeyedTransactor(Transactor):
+    topic = TABLE
+
     def __init__(
         self,
         client: Client,
@@ -121,36 +124,10 @@ class Transactor:
         *,
         interval_ms: float,
     ) -> None:
-        self._client = client
-        self._chance = client.chance
-        self._compaction = compaction
+        super().__init__(client, producer, interval_ms=interval_ms)
         self._keys = keys
-        self._producer = producer
         producer.writes = compaction.writes
-        self._interval_ms = interval_ms
-        self.is_open = True
-        self.is_idle = False
-        self.is_calm = False
         self.committed = 0
-
-    def __str__(self) -> str:
-        return self._producer.name
-
-    async def run(self) -> None:
-        client, producer = self._client, self._producer
-        while True:
-            if not self.is_open:
-                self.is_idle = True
-                await client.pause(200)
-                continue
-            await client.pause(self._chance.expovariate(1 / self._interval_ms))
-            if not client.places.get(TABLE):
-                await client.refresh([TABLE])
-            elif not producer.is_ready:
-                if not await producer.init():
-                    await client.back_off()
-            else:
-                await self._transact(client.places[TABLE])
 
     async def _transact(self, places: list[Place]) -> None:
         chance, producer = self._chance, self._producer

@@ -9,20 +9,16 @@ has to jump, and offsets only rise.
 
 from __future__ import annotations
 
-from crc32c import crc32c
-
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import PartitionData
-from penstock.protocol.records import CRC_START, BatchHeader, batches, decode_marker, decode_records
+from penstock.protocol.records import BatchHeader, Marker, decode_records
 from penstock.sim.client import Client, Place
 from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.compaction_checkers import CompactionCheckers, Found
+from penstock.sim.isolated_readers import IsolatedReader
 from penstock.sim.readers import (
-    READ_COMMITTED,
-    READ_UNCOMMITTED,
     RECORDS_BYTES_MAX,
     Position,
-    Reader,
     record_bytes,
 )
 from penstock.sim.report import Violation
@@ -47,7 +43,7 @@ class _Pass:
         self.sources: dict[tuple[int | None, int], None] = {}
 
 
-class CompactedReader(Reader):
+class CompactedReader(IsolatedReader):
     def __init__(
         self,
         client: Client,
@@ -73,16 +69,13 @@ class CompactedReader(Reader):
             name,
             rack=rack,
             by_id=by_id,
-            isolation_level=READ_COMMITTED if is_committed else READ_UNCOMMITTED,
+            is_committed=is_committed,
         )
         self._compaction = compaction
-        self._is_committed = is_committed
         self._is_repeating = is_repeating
         self._tombstones_stay_ms = tombstones_stay_ms
         self._is_excused = is_excused
         self._passes: dict[Place, _Pass] = {}
-        # The last stable offset from the leader of an epoch.
-        self._stable: dict[tuple[Place, int], int] = {}
         # By partition: the end of the last reading that was compared.
         self._compared_to: dict[Place, int] = {}
         # By partition: when to begin again.
@@ -108,17 +101,6 @@ class CompactedReader(Reader):
         if error in WRONG and not self._is_excused:
             raise Violation(f"{self.name} read {place} at {self.offset(place)} and was answered {error.name}")
 
-    def _watermark_moved(self, place: Place, epoch: int, data: PartitionData) -> None:
-        super()._watermark_moved(place, epoch, data)
-        stable = data.last_stable_offset
-        known = self._stable.get((place, epoch), 0)
-        if not known <= stable <= data.high_watermark:
-            raise Violation(
-                f"{self.name}: the last stable offset of {place} in epoch {epoch} went from {known} to {stable}; "
-                f"the high watermark is {data.high_watermark}"
-            )
-        self._stable[place, epoch] = stable
-
     async def _out_of_range(self, place: Place, position: Position) -> None:
         await super()._out_of_range(place, position)
         reading = self._passes.setdefault(place, _Pass(self._now_ms))
@@ -128,53 +110,22 @@ class CompactedReader(Reader):
         reading = self._passes.setdefault(place, _Pass(self._now_ms))
         leadership = self._client.leaders[place]
         reading.sources[self._source(place), leadership.epoch] = None
-        records = record_bytes(data)
-        limit = data.last_stable_offset if self._is_committed else data.high_watermark
-        aborted = [(each.first_offset, each.producer_id) for each in data.aborted_transactions or []]
-        # The producers whose records are aborted, until their marker.
-        active: dict[int, None] = {}
-        for at, header in batches(records):
-            if header.size > len(records) - at:
-                break  # cut off by the limit
-            if crc32c(memoryview(records)[at + CRC_START : at + header.size]) != header.crc:
-                raise Violation(f"{self.name} was served a damaged batch of {place} at {header.base_offset}")
-            if header.last_offset >= limit:
-                raise Violation(
-                    f"{self.name} was served {place} to {header.last_offset}, beyond the "
-                    f"{'last stable offset' if self._is_committed else 'high watermark'} {limit}"
-                )
-            if header.base_offset > position.offset:
-                raise Violation(
-                    f"poll skip: {self.name} expected {position.offset} of {place} and got {header.base_offset}"
-                )
-            # A response of a nearer replica may come when its leader has already sent more.
-            is_new = header.next_offset > position.offset
-            if is_new and header.leader_epoch < position.epoch:
-                raise Violation(
-                    f"{self.name}: {place} at {header.base_offset} has epoch {header.leader_epoch} after "
-                    f"{position.epoch}"
-                )
-            while aborted and aborted[0][0] <= header.last_offset:
-                active[aborted.pop(0)[1]] = None
-            if header.is_control:
-                # Without records it is what compaction has left of a marker.
-                marker = decode_marker(records, at) if header.count else None
-                if marker is not None and not marker.is_commit:
-                    active.pop(header.producer_id, None)
-            elif not (header.is_transactional and header.producer_id in active):
-                self._saw_batch(place, position, header, reading, records, at)
-            if is_new:
-                position.offset, position.epoch = header.next_offset, header.leader_epoch
+        super()._read(place, position, data)
         if self._is_committed and position.offset >= data.last_stable_offset:
-            if records:
+            if record_bytes(data):
                 self._came_to_the_end(place, position, reading)
             elif reading.start == position.offset:
                 # Everything before the end was deleted by age: there is nothing to compare.
                 self._compared_to[place] = position.offset
 
+    def _saw_marker(self, place: Place, header: BatchHeader, marker: Marker | None, *, is_new: bool) -> None:
+        if marker is None and header.count:
+            raise Violation(f"{self.name} read an unknown control record of {place}")
+
     def _saw_batch(
-        self, place: Place, position: Position, header: BatchHeader, reading: _Pass, records: bytes, at: int
+        self, place: Place, position: Position, header: BatchHeader, records: bytes, at: int
     ) -> None:
+        reading = self._passes[place]
         writes, expected = self._compaction.writes, header.base_offset
         for record in decode_records(records, at, bytes_max=RECORDS_BYTES_MAX):
             if not expected <= record.offset < header.next_offset:

@@ -11,9 +11,9 @@ from penstock.sim.compaction_checkers import CompactionCheckers
 from penstock.sim.compaction_clients import (
     KeyedProducer,
     KeyedTransactionalProducer,
+    KeyedTransactor,
     Keys,
     TableOperator,
-    Transactor,
 )
 from penstock.sim.compaction_log_checkers import CompactedLogs
 from penstock.sim.compaction_plans import Compaction
@@ -61,7 +61,7 @@ class CompactionWorkload:
         self._keys = Keys(self.checkers.writes, self.compaction.keys, self.compaction.tombstones)
         self._is_closing = False
         self.producers: list[KeyedProducer] = []
-        self.transactors: list[Transactor] = []
+        self.transactors: list[KeyedTransactor] = []
         self.readers: list[CompactedReader] = []
         self.operator: TableOperator | None = None
 
@@ -85,7 +85,7 @@ class CompactionWorkload:
                 impatience=self._plan.impatience,
                 lateness=self._plan.lateness,
             )
-            transactor = Transactor(
+            transactor = KeyedTransactor(
                 client, self.checkers, self._keys, producer, interval_ms=2 * compaction.interval_ms
             )
             self.transactors.append(transactor)

@@ -11,6 +11,8 @@ offset in the same transaction (KIP-447).
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from penstock.protocol.messages.fetch import FetchResponse
 from penstock.protocol.records import batches, decode_records
 from penstock.sim.client import Client, Place
@@ -40,29 +42,19 @@ VANISHES = 0.05
 SLEEPS = 0.05
 
 
-class Teller:
-    def __init__(
-        self,
-        client: Client,
-        producer: TransactionalProducer,
-        *,
-        interval_ms: float,
-        sleeps: float,
-        sleep_ms_max: float,
-        has_receipts: bool = False,
-    ) -> None:
+class Transactor:
+    """A client that does one transaction after another, in the partitions of one topic."""
+
+    topic: str
+
+    def __init__(self, client: Client, producer: TransactionalProducer, *, interval_ms: float) -> None:
         self._client = client
         self._chance = client.chance
         self._producer = producer
         self._interval_ms = interval_ms
-        self._sleeps = sleeps
-        self._sleep_ms_max = sleep_ms_max
-        self._has_receipts = has_receipts
         self.is_open = True
         self.is_idle = False
         self.is_calm = False
-        self.transfers = 0
-        self.vanished = 0
 
     def __str__(self) -> str:
         return self._producer.name
@@ -75,14 +67,43 @@ class Teller:
                 await client.pause(200)
                 continue
             await client.pause(self._chance.expovariate(1 / self._interval_ms))
-            if not client.places.get(ACCOUNTS):
-                await client.refresh([ACCOUNTS])
+            if not client.places.get(self.topic):
+                await client.refresh([self.topic])
             elif not producer.is_ready:
                 if not await producer.init():
                     await client.back_off()
-            elif not await self._transfer(client.places[ACCOUNTS]):
-                # Leave the field to the one that has taken over, for a while.
-                await client.pause(self._chance.uniform(0, 6_000))
+            else:
+                await self._transact(client.places[self.topic])
+
+    @abstractmethod
+    async def _transact(self, places: list[Place]) -> None:
+        """Do one transaction."""
+
+
+class Teller(Transactor):
+    topic = ACCOUNTS
+
+    def __init__(
+        self,
+        client: Client,
+        producer: TransactionalProducer,
+        *,
+        interval_ms: float,
+        sleeps: float,
+        sleep_ms_max: float,
+        has_receipts: bool = False,
+    ) -> None:
+        super().__init__(client, producer, interval_ms=interval_ms)
+        self._sleeps = sleeps
+        self._sleep_ms_max = sleep_ms_max
+        self._has_receipts = has_receipts
+        self.transfers = 0
+        self.vanished = 0
+
+    async def _transact(self, places: list[Place]) -> None:
+        if not await self._transfer(places):
+            # Leave the field to the one that has taken over, for a while.
+            await self._client.pause(self._chance.uniform(0, 6_000))
 
     async def _transfer(self, places: list[Place]) -> bool:
         """False if this teller has to be initialized again."""
