@@ -25,12 +25,12 @@ from penstock.sim import compaction_readers
 from penstock.sim.compaction_plans import NOTHING_EXPIRES, Compaction
 from penstock.sim.disk import Disk, SimFile, SimFiles
 from penstock.sim.faults import Nemesis
-from penstock.sim.plans import Plan, plan_for
+from penstock.sim.plans import Plan
 from penstock.sim.swarm import Run
+from tests.simulation.lean import finds, lean
 
 Patch = pytest.MonkeyPatch
 
-SEEDS = 8
 SECONDS = 15.0
 
 
@@ -54,51 +54,13 @@ def table(seed: int, *, compaction: dict[str, Any] | None = None, **changes: Any
         recreates=False,
     )
     plan = replace(
-        plan_for(seed, seconds=SECONDS, nodes=3, generation=5),
-        faults=(),
-        later_faults=(),
-        fault_interval_ms=1_500.0,
-        changed_settings=(),
-        flushed_nodes=(),
-        is_flushed=False,
-        racks=0,
-        members=0,
-        static_members=0,
-        partitions=1,
-        producers=1,
-        one_shot_producers=0,
-        readers=1,
-        administers=False,
-        recreates=False,
-        asks_by_time=False,
-        restarts_all=False,
-        clock_skew_ms=0,
+        lean(seed, seconds=SECONDS, generation=5),
         clock_drift=0.0,
-        latency_ms=1.0,
-        splits=0.0,
-        produce_interval_ms=2_000.0,
-        tellers=(),
-        processors=(),
         has_receipts=False,
         transaction_timeout_ms=15_000,
-        impatience=0.0,
-        lateness=0.0,
-        data_dirs=1,
-        cold_reads=0.0,
-        evictions=0.0,
         compaction=replace(made, **(compaction or {})),
     )
     return replace(plan, **changes)
-
-
-def finds(plan: Callable[[int], Plan], what: str, *, first: int = 1) -> int | None:
-    """The first seed that finds a violation that says one of these."""
-    for count in range(first, first + SEEDS):
-        violation = Run(plan(count)).run().violation
-        if violation is not None:
-            assert any(each in violation for each in what.split("|")), violation
-            return count
-    return None
 
 
 def with_job(monkeypatch: Patch, change: Callable[[CleaningJob], CleaningJob]) -> None:

@@ -6,7 +6,6 @@ a network that delivers late, brokers that are stopped for a while.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,68 +18,31 @@ from penstock.groups.coordinator import Coordinator as GroupCoordinator
 from penstock.log.log import Log
 from penstock.metadata.topics import TRANSACTION_STATE
 from penstock.protocol.errors import ErrorCode
-from penstock.sim.plans import Plan, plan_for
+from penstock.sim.plans import Plan
 from penstock.sim.swarm import Run
 from penstock.sim.topics import RECEIPTS
 from penstock.transactions import coordinator as coordinator_module
 from penstock.transactions import outcomes, transitions
 from penstock.transactions.changes import NOBODY, Identity, TransactionStored
+from tests.simulation.lean import finds, lean
 
 Patch = pytest.MonkeyPatch
 
-SEEDS = 5
 SECONDS = 12.0
 
 
 def bank(seed: int, *tellers: tuple[bool, ...], **changes: Any) -> Plan:
     """Three nodes without faults, tellers, and whatever a bug needs on top."""
     plan = replace(
-        plan_for(seed, seconds=SECONDS, nodes=3, generation=3),
-        faults=(),
-        later_faults=(),
-        fault_interval_ms=1_500.0,
-        changed_settings=(),
-        flushed_nodes=(),
-        is_flushed=False,
-        racks=0,
-        members=0,
-        static_members=0,
-        partitions=1,
-        producers=1,
-        one_shot_producers=0,
-        readers=1,
-        administers=False,
-        recreates=False,
-        asks_by_time=False,
-        restarts_all=False,
-        clock_skew_ms=0,
-        latency_ms=1.0,
-        splits=0.0,
-        produce_interval_ms=2_000.0,
+        lean(seed, seconds=SECONDS, generation=3),
         tellers=tellers,
-        processors=(),
         transaction_timeout_ms=4_000,
         sleeps=0.7,
         sleep_ms_max=400.0,
         transfer_interval_ms=100.0,
-        impatience=0.0,
-        lateness=0.0,
         accounts=2,
-        data_dirs=1,
-        cold_reads=0.0,
-        evictions=0.0,
     )
     return replace(plan, **changes)
-
-
-def finds(plan: Callable[[int], Plan], what: str, *, first: int = 1) -> int | None:
-    """The first seed that finds a violation that says one of these. Some begin at a seed that is quick."""
-    for count in range(first, first + SEEDS):
-        violation = Run(plan(count)).run().violation
-        if violation is not None:
-            assert any(each in violation for each in what.split("|")), violation
-            return count
-    return None
 
 
 V2 = (True,)
