@@ -86,6 +86,29 @@ def test_a_log_that_started_over_is_dirty_after_a_restart_too(files: FakeFiles) 
     assert _latest(log).get(b"a") is None, "a deleted value is back"
 
 
+def test_a_log_knows_after_a_crash_what_was_committed_when_it_was_compacted(files: FakeFiles) -> None:
+    """A value may be gone by the first swap, and the marker of what follows it lies above the compacted part."""
+    log = opened(files, config())
+    for number in range(40):
+        put(log, b"%d" % (number % 20), b"x" * 100)
+    roll(log)
+    group = clean(files, _job(log)).groups[0]
+    log.swapping.prepare_check(group)()
+    log.swapping.prepare_intent(group)()
+    assert log.swap(group)
+    assert log.first_dirty_offset == 0
+    end_offset = log.log_end_offset
+    log.close()
+    again = opened(files, config(), clean=False, recovery_point=0)
+    assert again.committed_before == end_offset
+    again.truncate_to(30)
+    assert again.committed_before == 30
+    put(again, b"a", b"1", epoch=1)
+    again.close()
+    third = opened(files, config())
+    assert third.committed_before <= 30
+
+
 def test_a_job_on_a_full_disk_leaves_no_files(files: FakeFiles) -> None:
     log = opened(files, config())
     for number in range(40):

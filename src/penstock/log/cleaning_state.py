@@ -1,6 +1,7 @@
 """What a log remembers of its compaction, in a small file beside the segments.
 
-    {"version": 1, "topic_id": "...", "first_dirty_offset": 4711, "swap": null, "last_run": {...}}
+    {"version": 1, "topic_id": "...", "first_dirty_offset": 4711, "committed_before": 4800, "swap": null,
+     "last_run": {...}}
 
 ``swap`` is the intent to replace the segments of one range of offsets by a cleaned file (``swapping.py``). It is
 durable before the first file is renamed and goes when the last rename is durable, so the next start can complete a
@@ -36,6 +37,9 @@ class CleaningRun:
 class CleaningState:
     # Exclusive: everything below has been compacted at least once.
     first_dirty_offset: int = 0
+    # Exclusive: everything below was committed when it was compacted, markers of transactions included. It explains
+    # why records are gone: their successors are below it.
+    committed_before: int = 0
     # (base offset, end offset) of the segments being replaced; None when none are.
     swap: tuple[int, int] | None = None
     last_run: CleaningRun | None = None
@@ -48,6 +52,7 @@ class CleaningState:
                 "version": _VERSION,
                 "topic_id": topic_id,
                 "first_dirty_offset": self.first_dirty_offset,
+                "committed_before": self.committed_before,
                 "swap": self.swap,
                 "last_run": None if self.last_run is None else asdict(self.last_run),
             }
@@ -78,6 +83,7 @@ def read_state(files: Files, directory: str) -> tuple[CleaningState, str]:
         swap, run = stored["swap"], stored["last_run"]
         state = CleaningState(
             int(stored["first_dirty_offset"]),
+            int(stored.get("committed_before", stored["first_dirty_offset"])),
             None if swap is None else (int(swap[0]), int(swap[1])),
             None if run is None else CleaningRun(**run),
         )

@@ -590,6 +590,11 @@ class Log:
         """Exclusive: everything below was compacted at least once."""
         return min(self.log_end_offset, max(self.log_start_offset, self.swapping.state.first_dirty_offset))
 
+    @property
+    def committed_before(self) -> int:
+        """Exclusive: everything below is committed, as far as compaction tells."""
+        return self.swapping.state.committed_before
+
     def due_for_cleaning(self, high_watermark: int, wall_ms: int | None) -> list[Source]:
         """The segments that may be compacted, if enough of them is dirty. Raises OSError."""
         sources = self.cleanable(high_watermark, wall_ms)
@@ -621,6 +626,9 @@ class Log:
         sources = self.due_for_cleaning(high_watermark, wall_ms)
         if not sources:
             return None
+        # Stored with the first swap.
+        state = self.swapping.state
+        state.committed_before = max(state.committed_before, high_watermark)
         return CleaningJob(
             self.directory,
             tuple(sources),

@@ -177,6 +177,7 @@ class Swapping:
     def prepare_end(self, state: CleaningState | None = None) -> Callable[[], None]:
         """Return the work that makes the renames durable and then removes the intent. ``state`` replaces ours."""
         if state is not None:
+            state.committed_before = max(state.committed_before, self.state.committed_before)
             self._state = state
         self.state.swap = None
         write = self._prepare_write()
@@ -200,8 +201,9 @@ class Swapping:
     def ends_at(self, offset: int) -> None:
         """The log was cut, or is about to be. What is written from this offset on was never compacted."""
         state = self._state
-        if state is not None and state.first_dirty_offset > offset:
-            state.first_dirty_offset = offset
+        if state is not None and max(state.first_dirty_offset, state.committed_before) > offset:
+            state.first_dirty_offset = min(state.first_dirty_offset, offset)
+            state.committed_before = min(state.committed_before, offset)
             self._forget()
 
     def cut(self) -> None:

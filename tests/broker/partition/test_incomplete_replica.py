@@ -210,11 +210,11 @@ def test_a_power_failure_is_forgotten_when_every_replica_has_caught_up(
 # The high watermark
 
 
-def test_a_killed_replica_knows_as_committed_what_it_has_compacted(node: Node) -> None:
+def test_a_killed_replica_knows_as_committed_what_was_when_it_compacted(node: Node) -> None:
     """Otherwise a reader up to an older checkpoint would miss the values whose successors lie above it."""
     one = follower(started(node))
     append(one, fetched(0, 10))
-    one.log.swapping.prepare_end(CleaningState(8))()
+    one.log.swapping.prepare_end(CleaningState(6, committed_before=8))()
     again = follower(started(node), epoch=2)
     _ = again.log
     assert again.high_watermark == 8

@@ -266,10 +266,10 @@ class HostedPartition:
             min_isr=self._topic_config.min_insync_replicas,
             high_watermark=min(
                 log.log_end_offset,
-                # Only committed records are compacted, and the checkpoint may be older.
+                # The checkpoint may be older than what was compacted.
                 max(
                     log.log_start_offset,
-                    log.first_dirty_offset,
+                    log.committed_before,
                     self._storage.remembered_high_watermark(self),
                 ),
             ),
