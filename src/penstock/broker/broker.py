@@ -54,7 +54,7 @@ from penstock.environment import Environment
 from penstock.metadata.features import TRANSACTION_VERSION, may_compact
 from penstock.metadata.image import Delta, Endpoint, Image
 from penstock.model import BrokerId
-from penstock.protocol.listeners import CLIENTS, NODES
+from penstock.protocol.listeners import CLIENTS, NODES, ListenerDescription
 
 # So that the last messages to other nodes are sent before the connections close.
 LAST_WORDS_MS = 50
@@ -367,6 +367,12 @@ class Broker:
         """The node to report to clients as the controller; any broker forwards their requests."""
         leader = self.consensus.leader_id
         return leader if leader is not None and leader in self.image.brokers else self.node_id
+
+    def controller_id_for(self, listener: ListenerDescription) -> int:
+        """The same for clients of a listener, which may not reach every broker."""
+        known = self.image.brokers.get(BrokerId(self.controller_id))
+        has_listener = known is None or known.endpoint_for(listener) is not None
+        return self.controller_id if has_listener else self.node_id
 
     # Callbacks of the parts
 
