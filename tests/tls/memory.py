@@ -60,7 +60,7 @@ class Turns:
         raise AssertionError(f"not within {turns} turns")
 
     def settle(self, turns: int = 2_000) -> None:
-        """Run until nothing is ready. Fails if that does not come, because something calls itself again and again."""
+        """Run until nothing is ready. Fails if something calls itself again and again."""
         for _ in range(turns):
             if not self.turn():
                 return

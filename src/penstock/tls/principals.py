@@ -19,11 +19,12 @@ from dataclasses import dataclass
 # and the name is the client's.
 NAME_LENGTH_MAX = 4096
 
+_part = r"(?:\\/|[^/])*"
 _rule = re.compile(
-    r"\s*(?:(?P<default>DEFAULT)|RULE:(?P<pattern>(?:\\.|[^/\\])*)/(?P<replacement>(?:\\.|[^/\\])*)/(?P<case>[LU]?))"
-    r"\s*(?:,\s*|$)",
-    re.DOTALL,
+    rf"\s*(?:DEFAULT|RULE:(?P<pattern>{_part})/(?P<replacement>{_part})/(?P<case>[LU]?))\s*(?:,\s*|$)"
 )
+_group_name = re.compile(r"\{([a-zA-Z][a-zA-Z0-9]*)\}")
+_digits = re.compile(r"[0-9]*")
 _named_group = re.compile(r"(?<!\\)((?:\\\\)*)\(\?<(?![=!])")
 
 
@@ -83,10 +84,10 @@ def _parsed(rules: str) -> list[_Rule | None]:
                 f"ssl.principal.mapping.rules: not DEFAULT or RULE:pattern/replacement/[LU]: {rules[position:]}"
             )
         position = match.end()
-        if match["default"]:
+        if match["pattern"] is None:
             found.append(None)
             continue
-        pattern = _compiled(match["pattern"].replace("\\/", "/"))
+        pattern = _compiled(match["pattern"])
         found.append(_Rule(pattern, _replacement(match["replacement"], pattern), match["case"]))
     if not found:
         raise PrincipalRulesError("ssl.principal.mapping.rules is empty: use DEFAULT")
@@ -109,36 +110,46 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _replacement(text: str, pattern: re.Pattern[str]) -> tuple[str | int, ...]:
-    """$1 is a group, with more digits if there are so many groups; \\x is the character x."""
+    """$1 is the first group, ${name} a named one, and a backslash makes the next character text."""
     parts: list[str | int] = []
     position = 0
     while position < len(text):
         character = text[position]
         position += 1
-        if character == "\\" and position < len(text):
+        if character == "\\":
+            if position == len(text):
+                raise PrincipalRulesError(
+                    f"ssl.principal.mapping.rules: a backslash is written \\\\ in the replacement {text}"
+                )
             parts.append(text[position])
             position += 1
-            continue
-        if character != "$":
+        elif character != "$":
             parts.append(character)
-            continue
-        if named := re.compile(r"\{([a-zA-Z][a-zA-Z0-9]*)\}").match(text, position):
+        elif named := _group_name.match(text, position):
             if named[1] not in pattern.groupindex:
-                raise PrincipalRulesError(f"ssl.principal.mapping.rules: no group {named[1]} for {text}")
+                raise PrincipalRulesError(
+                    f"ssl.principal.mapping.rules: the pattern has no group {named[1]} for the replacement {text}"
+                )
             parts.append(pattern.groupindex[named[1]])
             position = named.end()
-            continue
-        digits = re.compile(r"[0-9]*").match(text, position)
-        assert digits is not None
-        sizes = [size for size in range(len(digits[0]), 0, -1) if int(digits[0][:size]) <= pattern.groups]
-        if not digits[0]:
-            raise PrincipalRulesError(
-                f"ssl.principal.mapping.rules: $ without a number; a dollar sign is written \\$: {text}"
-            )
-        if not sizes:
+        else:
+            number = _digits.match(text, position)
+            if number is None or not number[0]:
+                raise PrincipalRulesError(
+                    f"ssl.principal.mapping.rules: $ without a number, or not written \\$, in the replacement {text}"
+                )
+            size = _group_digits(number[0], pattern.groups)
             # Kafka takes the number of a group that does not exist for text.
-            parts.append("$")
-            continue
-        parts.append(int(digits[0][: sizes[0]]))
-        position += sizes[0]
+            parts.append(int(number[0][:size]) if size else "$")
+            position += size
     return tuple(parts)
+
+
+def _group_digits(digits: str, groups: int) -> int:
+    """How many of the digits are the number of a group, as Java reads them; 0 if there is no such group."""
+    if int(digits[0]) > groups:
+        return 0
+    size = 1
+    while size < len(digits) and int(digits[: size + 1]) <= groups:
+        size += 1
+    return size

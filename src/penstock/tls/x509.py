@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 _INTEGER, _OBJECT_ID, _UTC_TIME, _GENERALIZED_TIME, _SEQUENCE, _SET = 0x02, 0x06, 0x17, 0x18, 0x30, 0x31
 _VERSION = 0xA0
-# How the values that are written as text are encoded: UTF8String, PrintableString, T61String, IA5String,
-# GeneralString, BMPString.
-_ENCODINGS = {0x0C: "utf-8", 0x13: "ascii", 0x14: "latin-1", 0x16: "ascii", 0x1B: "ascii", 0x1E: "utf-16-be"}
+# The types of values that are written as text: UTF8String, PrintableString, T61String, IA5String, GeneralString,
+# BMPString. Java takes T61String for UTF-8, as most who write it do.
+_ENCODINGS = {0x0C: "utf-8", 0x13: "utf-8", 0x14: "utf-8", 0x16: "utf-8", 0x1B: "utf-8", 0x1E: "utf-16-be"}
 # The attributes that RFC 2253 has a keyword for. Java, and so Kafka, writes the others as numbers.
 _KEYWORDS = {
     "2.5.4.3": "CN",
@@ -104,16 +104,17 @@ def _escape(text: str) -> str:
     leading = len(text) - len(stripped)
     stripped = stripped.rstrip(" ")
     trailing = len(text) - leading - len(stripped)
-    # Control characters as numbers, which Java does only with 0: a name must not break the line of a log.
-    middle = "".join(
-        f"\\{character}"
-        if character in _ESCAPED
-        else f"\\{ord(character):02X}"
-        if character < " "
-        else character
-        for character in stripped
-    )
+    middle = "".join(map(_escaped_character, stripped))
     return "\\ " * leading + middle + "\\ " * trailing
+
+
+def _escaped_character(character: str) -> str:
+    if character in _ESCAPED:
+        return f"\\{character}"
+    # Java does this only with 0. But a name must not break the line of a log.
+    if character < " " or character == "\x7f":
+        return f"\\{ord(character):02X}"
+    return character
 
 
 def _object_id(value: bytes) -> str:
