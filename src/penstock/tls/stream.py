@@ -1,0 +1,543 @@
+"""A TLS connection as an ``environment.Stream`` around another stream.
+
+OpenSSL works on two memory buffers, so there is no thread and nothing blocks. Ciphertext from the inner stream goes
+into ``_incoming``; what OpenSSL has to send comes out of ``_outgoing``.
+
+The inner stream says when it is readable or writable, but it does not know everything:
+
+- Plaintext may be left when the socket is empty, because the owner paused or its buffer was full. Then the owner is
+  called through ``Spawn.soon`` until ``recv_into`` has nothing to return.
+- Ciphertext may be left when the owner has nothing to send. Then this stream waits until the inner one is writable,
+  and the owner notices nothing.
+- Before the handshake is done the owner can neither read nor write. The handshake proceeds by itself.
+
+An error is kept and raised by every later call. If OpenSSL wrote an alert for the peer, the alert is still sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import cast
+
+from penstock.environment import Buffer, File, Spawn, Stream, Timer
+from penstock.tls.x509 import subject_name
+
+# Ciphertext that waits for the peer to read. Above this, no plaintext is taken.
+UNSENT_BYTES_MAX = 256 * 1024
+# What OpenSSL itself answers comes on top, and is little unless the peer provokes it and does not read.
+UNSENT_ANSWERS_MAX = 256 * 1024
+# Plaintext taken in one call; then the loop serves other connections.
+TAKEN_BYTES_PER_CALL = 256 * 1024
+# Plaintext encrypted at once. OpenSSL's buffers keep the size they grew to, in every connection, so this is small.
+PORTION_BYTES = 64 * 1024
+# The largest TLS record. Smaller buffers are joined, because each record costs a header, a tag and a call.
+RECORD_BYTES = 16 * 1024
+# Ciphertext received at once from a peer that sends data, and from one that may send anything. OpenSSL handles all
+# that it is given in one call, and a key update costs it much more than data of the same size.
+FEED_BYTES = 64 * 1024
+WARY_FEED_BYTES = 4 * 1024
+# Times that a call asks for more ciphertext while no plaintext comes of it.
+BARREN_FEEDS_PER_CALL = 4
+# Ciphertext in a row without a byte of plaintext, or in a handshake. A record has less than 17 KB, and OpenSSL
+# limits the certificates in a handshake to 100 KB, so a peer that sends more than this means harm.
+BARREN_BYTES_MAX = 256 * 1024
+# How long a closed stream waits for the peer to read what was taken from the owner.
+LINGER_MS = 5_000.0
+
+# Buffers for received ciphertext, each used within one call. Usually there is one for the whole process.
+_scratches: list[memoryview] = []
+
+
+class TlsError(OSError):
+    """The peer broke the rules of TLS, or one side refused the other. The message is one line."""
+
+
+class TlsStream:
+    __slots__ = (
+        "_barren_bytes",
+        "_engine",
+        "_error",
+        "_fed_bytes",
+        "_gained_bytes",
+        "_has_ended",
+        "_has_more",
+        "_incoming",
+        "_inner",
+        "_inner_ended",
+        "_is_closed",
+        "_is_soon",
+        "_is_watching_reads",
+        "_is_watching_writes",
+        "_linger",
+        "_on_readable",
+        "_on_writable",
+        "_outgoing",
+        "_send_error",
+        "_spawn",
+        "_unsent",
+        "_unsent_bytes",
+        "is_established",
+        "on_established",
+        "peer",
+        "peer_name",
+    )
+
+    def __init__(
+        self,
+        stream: Stream,
+        context: ssl.SSLContext,
+        spawn: Spawn,
+        *,
+        server_side: bool,
+        server_hostname: str | None = None,
+    ) -> None:
+        """Start the handshake. On the client's side, ``server_hostname`` is what the certificate has to be for."""
+        self._inner = stream
+        self._spawn = spawn
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._engine = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_side, server_hostname=server_hostname
+        )
+        self.peer = stream.peer
+        # Called once, after the handshake.
+        self.on_established: Callable[[], None] | None = None
+        self.is_established = False
+        # The subject of the peer's certificate as Kafka writes it; None if the peer showed no certificate.
+        self.peer_name: str | None = None
+        # Raised by every call from now on.
+        self._error: OSError | None = None
+        self._is_closed = False
+        self._linger: Timer | None = None
+        # Input.
+        self._on_readable: Callable[[], None] | None = None
+        self._is_watching_reads = False
+        # ``recv_into`` has something to return although the inner stream may have nothing to read.
+        self._has_more = False
+        self._is_soon = False
+        self._inner_ended = False
+        # The peer has said its last word, and all before it was read.
+        self._has_ended = False
+        # Ciphertext of the last feed, and the plaintext gained from it.
+        self._fed_bytes = 0
+        self._gained_bytes = 0
+        self._barren_bytes = 0
+        # Output: ciphertext that the inner stream has not taken.
+        self._on_writable: Callable[[], None] | None = None
+        self._is_watching_writes = False
+        self._unsent: deque[Buffer] = deque()
+        self._unsent_bytes = 0
+        # The inner stream cannot send any more. What the peer sent before can still be read.
+        self._send_error: OSError | None = None
+        self._watch_reads()
+        if not server_side:
+            # Not now, because the owner has not set ``on_established`` yet.
+            spawn.soon(self._inner_readable)
+
+    # For the owner
+
+    def recv_into(self, buffer: memoryview) -> int | None:
+        if self._error is not None:
+            raise self._error
+        if self._is_closed:
+            return 0
+        if not self.is_established:
+            return None
+        count = 0 if self._has_ended else self._decrypt(buffer)
+        if self._outgoing.pending:
+            self._answer()
+        if self._has_ended or self._error is not None:
+            # Also when there are bytes to return first.
+            self._has_more = True
+            self._watch_reads()
+        if self._has_more:
+            self._call_soon()
+        if count:
+            return count
+        if self._error is not None:
+            raise self._error
+        return 0 if self._has_ended else None
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        self._check_sending()
+        taken = 0
+        if self.is_established:
+            for portion in _portions(buffers):
+                if taken >= TAKEN_BYTES_PER_CALL or self._unsent_bytes >= UNSENT_BYTES_MAX:
+                    break
+                self._encrypt(portion)
+                taken += len(portion)
+        return taken
+
+    def send_file(self, file: File, position: int, size: int) -> int:
+        self._check_sending()
+        if not self.is_established:
+            return 0
+        taken = 0
+        size = min(size, TAKEN_BYTES_PER_CALL)
+        while taken < size and self._unsent_bytes < UNSENT_BYTES_MAX:
+            data = file.read_at(position + taken, min(PORTION_BYTES, size - taken))
+            if not data:
+                if taken:
+                    break
+                raise OSError(errno.EIO, "the file is shorter than the range to send", file.path)
+            self._encrypt(data)
+            taken += len(data)
+        return taken
+
+    def on_readable(self, callback: Callable[[], None] | None) -> None:
+        if self._is_closed:
+            return
+        self._on_readable = callback
+        self._watch_reads()
+        if self._has_more:
+            self._call_soon()
+
+    def on_writable(self, callback: Callable[[], None] | None) -> None:
+        if self._is_closed:
+            return
+        self._on_writable = callback
+        self._watch_writes()
+        if self._error is not None:
+            self._call_soon()
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.on_established = self._on_readable = self._on_writable = None
+        self._watch_reads()
+        if self._error is None and self.is_established:
+            # This raises when the peer has not said farewell yet. We do not wait for that.
+            with suppress(OSError):
+                self._engine.unwrap()
+            self._collect()
+        self._flush()
+        if self._unsent:
+            self._linger = self._spawn.later(LINGER_MS, self._finish)
+            self._watch_writes()
+        else:
+            self._finish()
+
+    # Callbacks
+
+    def _inner_readable(self) -> None:
+        if self._is_closed or self._error is not None:
+            return
+        if not self.is_established:
+            self._shake_hands()
+        elif self._on_readable is not None:
+            self._on_readable()
+
+    def _inner_writable(self) -> None:
+        self._flush()
+        if self._is_closed:
+            if not self._unsent:
+                self._finish()
+            return
+        if self._on_writable is not None and self._is_writable():
+            self._on_writable()
+        self._watch_writes()
+
+    def _soon(self) -> None:
+        self._is_soon = False
+        if self._has_more and self._on_readable is not None:
+            self._on_readable()
+        elif self._error is not None and self._on_writable is not None:
+            self._on_writable()
+        if self._has_more or self._error is not None:
+            self._call_soon()
+
+    def _call_soon(self) -> None:
+        wanted = self._on_readable is not None or (self._error is not None and self._on_writable is not None)
+        if wanted and not self._is_soon:
+            self._is_soon = True
+            self._spawn.soon(self._soon)
+
+    def _watch_reads(self) -> None:
+        """Have the inner stream call when it is readable, if bytes from it are wanted."""
+        wanted = (
+            not self._is_closed
+            and self._error is None
+            and not self._has_ended
+            and (not self.is_established or self._on_readable is not None)
+        )
+        if wanted != self._is_watching_reads:
+            self._is_watching_reads = wanted
+            self._inner.on_readable(self._inner_readable if wanted else None)
+
+    def _watch_writes(self) -> None:
+        wanted = bool(self._unsent) or (self._on_writable is not None and self._is_writable())
+        if wanted != self._is_watching_writes:
+            self._is_watching_writes = wanted
+            self._inner.on_writable(self._inner_writable if wanted else None)
+
+    def _is_writable(self) -> bool:
+        if self._send_error is not None:
+            return True
+        return self.is_established and self._error is None and self._unsent_bytes < UNSENT_BYTES_MAX
+
+    # Input
+
+    def _shake_hands(self) -> None:
+        try:
+            for _ in range(BARREN_FEEDS_PER_CALL):
+                try:
+                    self._engine.do_handshake()
+                except ssl.SSLWantReadError:
+                    self._answer()
+                    if not self._feed(WARY_FEED_BYTES):
+                        return
+                    if self._inner_ended:
+                        raise TlsError("the peer closed the connection during the TLS handshake") from None
+                else:
+                    break
+            else:
+                return
+            certificate = self._engine.getpeercert(True)
+            if certificate is not None:
+                self.peer_name = subject_name(certificate)
+        except (OSError, ValueError) as error:
+            self._fail(error)
+            return
+        self.is_established = True
+        self._barren_bytes = 0
+        self._answer()
+        established, self.on_established = self.on_established, None
+        if established is not None:
+            established()
+        if self._is_closed:
+            return
+        # The peer's first data may have come with the end of its handshake.
+        self._has_more = self._incoming.pending > 0
+        self._watch_reads()
+        self._watch_writes()
+        self._call_soon()
+
+    def _decrypt(self, buffer: memoryview) -> int:
+        """Fill the buffer as far as possible. Returns the bytes in it."""
+        engine, incoming = self._engine, self._incoming
+        count, size = 0, len(buffer)
+        feeds = 0
+        is_drained = False
+        self._has_more = False
+        try:
+            while True:
+                # Each call returns one record at most. Without ciphertext it would only raise SSLWantReadError.
+                while incoming.pending or engine.pending() or self._inner_ended:
+                    try:
+                        # With a buffer, what is returned is a number.
+                        received = cast(int, engine.read(size - count, cast(bytearray, buffer[count:])))
+                    except ssl.SSLWantReadError:
+                        break
+                    if received == 0:
+                        self._has_ended = True
+                        return count
+                    count += received
+                    self._gained_bytes += received
+                    self._barren_bytes = 0
+                    if count == size:
+                        self._has_more = incoming.pending > 0 or engine.pending() > 0 or self._inner_ended
+                        return count
+                # What is left is a part of a record. The inner stream calls again when it has the rest.
+                if is_drained or (count == 0 and feeds == BARREN_FEEDS_PER_CALL):
+                    return count
+                wanted = FEED_BYTES if 2 * self._gained_bytes >= self._fed_bytes else WARY_FEED_BYTES
+                if not self._feed(wanted):
+                    return count
+                feeds += 1
+                is_drained = self._fed_bytes < wanted and not self._inner_ended
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            # The second is an end without farewell. A frame of Kafka's has a length, so a cut is not mistaken for
+            # the end of one.
+            self._has_ended = True
+        except OSError as error:
+            self._fail(error)
+        return count
+
+    def _feed(self, size: int) -> bool:
+        """Give ciphertext from the inner stream to OpenSSL. False if there is none now."""
+        try:
+            scratch = _scratches.pop()
+        except IndexError:
+            scratch = memoryview(bytearray(FEED_BYTES))
+        try:
+            count = self._inner.recv_into(scratch[:size])
+            if count is None:
+                return False
+            if count == 0:
+                self._inner_ended = True
+                self._incoming.write_eof()
+                return True
+            self._incoming.write(scratch[:count])
+        finally:
+            _scratches.append(scratch)
+        self._fed_bytes = count
+        self._gained_bytes = 0
+        self._barren_bytes += count
+        if self._barren_bytes > BARREN_BYTES_MAX:
+            raise TlsError(f"the peer sent {BARREN_BYTES_MAX // 1024} KB of TLS messages without any data")
+        return True
+
+    # Output
+
+    def _check_sending(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._is_closed:
+            raise OSError(errno.EBADF, "the stream is closed")
+        if self._send_error is not None:
+            raise self._send_error
+
+    def _encrypt(self, data: Buffer) -> None:
+        """Take all of the data, and send what the inner stream accepts."""
+        try:
+            count = self._engine.write(data)
+        except OSError as error:
+            self._fail(error)
+            assert self._error is not None
+            raise self._error from None
+        # OpenSSL writes everything into a buffer that cannot be full.
+        assert count == len(data), "OpenSSL took only part of the data"
+        self._collect()
+        if not self._is_watching_writes:
+            self._flush()
+            if self._send_error is not None:
+                raise self._send_error
+            self._watch_writes()
+
+    def _answer(self) -> None:
+        """Send what OpenSSL itself has to say: handshakes, alerts, key updates."""
+        self._collect()
+        self._flush()
+        self._watch_writes()
+        if self._unsent_bytes > UNSENT_BYTES_MAX + UNSENT_ANSWERS_MAX and self._error is None:
+            self._fail(TlsError("the peer does not read the answers to its TLS messages"))
+
+    def _collect(self) -> None:
+        if self._outgoing.pending:
+            data = self._outgoing.read()
+            self._unsent.append(data)
+            self._unsent_bytes += len(data)
+
+    def _flush(self) -> None:
+        unsent = self._unsent
+        try:
+            while unsent:
+                sent = self._inner.send(unsent if len(unsent) == 1 else list(unsent))
+                if sent == 0:
+                    return
+                self._unsent_bytes -= sent
+                while unsent and sent >= len(unsent[0]):
+                    sent -= len(unsent.popleft())
+                if sent:
+                    unsent[0] = memoryview(unsent[0])[sent:]
+                    return
+        except OSError as error:
+            self._send_error = error
+            unsent.clear()
+            self._unsent_bytes = 0
+            if not self.is_established:
+                self._fail(error)
+
+    # The end
+
+    def _fail(self, error: OSError | ValueError) -> None:
+        if self._error is not None:
+            return
+        self._error = plain_error(error)
+        self._has_more = True
+        self._watch_reads()
+        if self._send_error is None:
+            # An alert for the peer.
+            self._collect()
+            self._flush()
+        self._watch_writes()
+        self._call_soon()
+
+    def _finish(self) -> None:
+        """Close the inner stream: everything is sent, or cannot be."""
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        if self._error is not None and not self._inner_ended:
+            # A socket with unread bytes is closed with a reset, which may overtake the alert.
+            with suppress(OSError):
+                self._inner.recv_into(memoryview(bytearray(FEED_BYTES)))
+        self._is_watching_writes = False
+        self._inner.close()
+
+
+def plain_error(error: OSError | ValueError) -> OSError:
+    """The error in one line, for somebody who does not know OpenSSL."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return TlsError(f"the peer's certificate is not accepted: {error.verify_message}")
+    if isinstance(error, ssl.SSLEOFError):
+        return TlsError("the peer closed the connection during the TLS handshake")
+    if isinstance(error, ssl.SSLError):
+        reason = error.reason or "unknown error"
+        if reason in _REASONS:
+            return TlsError(_REASONS[reason])
+        words = reason.replace("_", " ").lower()
+        if "ALERT" in reason:
+            return TlsError(f"the peer refused the TLS connection: {words.partition('alert ')[2]}")
+        return TlsError(f"TLS failed: {words}")
+    if isinstance(error, OSError):
+        return error
+    return TlsError(f"the peer's certificate cannot be read: {error}")
+
+
+_NOT_TLS = "the peer does not speak TLS; it may be configured for a plaintext listener"
+_NO_VERSION = "the peer offers no version of TLS that is enabled here"
+_REASONS = {
+    "HTTP_REQUEST": f"{_NOT_TLS} (it sent HTTP)",
+    "HTTPS_PROXY_REQUEST": f"{_NOT_TLS} (it sent HTTP)",
+    "WRONG_VERSION_NUMBER": _NOT_TLS,
+    "UNKNOWN_PROTOCOL": _NOT_TLS,
+    "PACKET_LENGTH_TOO_LONG": _NOT_TLS,
+    "UNSUPPORTED_PROTOCOL": _NO_VERSION,
+    "VERSION_TOO_LOW": _NO_VERSION,
+    "NO_SHARED_CIPHER": "the peer offers no cipher suite that is enabled here",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client sent no certificate, and ssl.client.auth is required",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the broker requires a client certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": "the peer refused our certificate: it does not trust its authority",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the peer refused our certificate: it has expired",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the peer refused our certificate",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the peer refused our certificate",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the peer supports none of our versions of TLS",
+}
+
+
+def _portions(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
+    """The same bytes in pieces of whole records, except for the last. Only small buffers are copied."""
+    if len(buffers) == 1 and len(buffers[0]) <= PORTION_BYTES:
+        if buffers[0]:
+            yield buffers[0]
+        return
+    small: list[Buffer] = []
+    small_bytes = 0
+    for buffer in buffers:
+        size = len(buffer)
+        if small_bytes + size < RECORD_BYTES:
+            small.append(buffer)
+            small_bytes += size
+            continue
+        view = memoryview(buffer)
+        start = 0
+        if small:
+            start = RECORD_BYTES - small_bytes
+            small.append(view[:start])
+            yield b"".join(small)
+        while size - start >= RECORD_BYTES:
+            end = start + min(PORTION_BYTES, (size - start) // RECORD_BYTES * RECORD_BYTES)
+            yield view[start:end]
+            start = end
+        small, small_bytes = [view[start:]], size - start
+    if small_bytes:
+        yield b"".join(small)
