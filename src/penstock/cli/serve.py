@@ -17,8 +17,8 @@ import threading
 import time
 from typing import NoReturn
 
+from penstock.addresses import format_address, is_loopback, is_unspecified, parse_address
 from penstock.broker.options import BROKER, CONTROLLER, ServeError, ServeOptions
-from penstock.cli.addresses import format_address, is_loopback, is_unspecified, parse_address
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.settings import parse_settings
 
