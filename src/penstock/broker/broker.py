@@ -10,7 +10,7 @@ this file, which passes the call on.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from penstock.broker.clocks.clock_watch import ClockWatch
 from penstock.broker.config import BrokerConfig
@@ -54,7 +54,7 @@ from penstock.environment import Environment
 from penstock.metadata.features import TRANSACTION_VERSION, may_compact
 from penstock.metadata.image import Delta, Endpoint, Image
 from penstock.model import BrokerId
-from penstock.protocol.listeners import CLIENTS, NODES, ListenerDescription
+from penstock.protocol.listeners import NODES, ListenerDescription
 
 # So that the last messages to other nodes are sent before the connections close.
 LAST_WORDS_MS = 50
@@ -303,14 +303,18 @@ class Broker:
 
     # Starting and stopping
 
-    def start(self, client: tuple[str, int] | None, internal: tuple[str, int] | None) -> None:
+    def start(
+        self,
+        clients: Iterable[tuple[ListenerDescription, tuple[str, int]]],
+        internal: tuple[str, int] | None,
+    ) -> None:
         """Join the cluster; clients and nodes reach this node at these addresses."""
         self._publisher.publish_first(self.image)
         self.consensus.start()
         if self._is_broker:
-            endpoints = []
-            if client is not None:
-                endpoints.append(Endpoint(CLIENTS.name, *client, CLIENTS.security_protocol))
+            endpoints = [
+                Endpoint(listener.name, *address, listener.security_protocol) for listener, address in clients
+            ]
             if internal is not None:
                 endpoints.append(Endpoint(NODES.name, *internal, NODES.security_protocol))
             self.membership.start(endpoints)
