@@ -240,6 +240,8 @@ def test_settings_of_tls_that_nothing_uses_are_mentioned() -> None:
     ]
     settings["listeners"] = "SSL://127.0.0.1:1"
     assert list(unused_settings(load(settings), settings)) == []
+    only_controller = next(unused_settings((), settings))
+    assert only_controller == "listeners has no effect: this node is only a controller"
 
 
 def test_a_file_may_name_listeners_and_their_settings(tmp_path: Path) -> None:

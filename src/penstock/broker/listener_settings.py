@@ -14,7 +14,7 @@ An address that other machines can reach needs ``--insecure`` unless every clien
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.addresses import format_address, is_loopback, is_unspecified, parse_address
@@ -103,8 +103,10 @@ def check_reach(listeners: Iterable[ClientListener], options: ServeOptions) -> N
             )
 
 
-def unused_settings(listeners: Iterable[ClientListener], settings: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning about settings of TLS that no listener uses."""
+def unused_settings(listeners: Collection[ClientListener], settings: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning about settings that no listener uses. A node that is only a controller has none."""
+    if not listeners and LISTENERS in settings:
+        yield f"{LISTENERS} has no effect: this node is only a controller"
     if all(listener.tls is None for listener in listeners):
         unused = sorted(name for name in settings if name.startswith(("ssl.", LISTENER_PREFIX)))
         if unused:

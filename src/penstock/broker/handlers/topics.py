@@ -211,12 +211,13 @@ def describe_topic_partitions(
         if names and names[0] == start:
             first_partition = max(0, request.cursor.partition_index)
     room = max(1, min(request.response_partition_limit, broker.config.max_request_partition_size_limit))
+    unlisted = image.brokers_without(call.listener)
     response = DescribeTopicPartitionsResponse(topics=[], next_cursor=None)
     for name in names:
         if room <= 0:
             response.next_cursor = Cursor(topic_name=name, partition_index=0)
             break
-        described, count, rest = _describe_topic(image, name, first_partition, room, call)
+        described, count, rest = _describe_topic(image, name, first_partition, room, call, unlisted)
         response.topics.append(described)
         room -= count
         if rest is not None:
@@ -227,10 +228,9 @@ def describe_topic_partitions(
 
 
 def _describe_topic(
-    image: Image, name: str, first_partition: int, room: int, call: Call
+    image: Image, name: str, first_partition: int, room: int, call: Call, unlisted: frozenset[BrokerId]
 ) -> tuple[DescribeTopicPartitionsResponseTopic, int, int | None]:
     topic = image.topics.get(name)
-    unlisted = image.brokers_without(call.listener)
     if topic is None:
         known = name_error(name) is None
         error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if known else ErrorCode.INVALID_TOPIC_EXCEPTION
