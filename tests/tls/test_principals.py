@@ -107,7 +107,7 @@ def test_rules_that_cannot_be_used_are_refused_in_one_line(rules: str) -> None:
 
 
 def test_name_without_matching_rule_has_no_user() -> None:
-    with pytest.raises(NoRuleMatches, match="no rule .* matches O=x"):
+    with pytest.raises(NoRuleMatches, match=r"no rule .* matches O=x"):
         PrincipalMapping("RULE:^CN=(.*)$/$1/").user("O=x")
 
 

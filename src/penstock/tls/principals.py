@@ -119,7 +119,7 @@ def _replacement(text: str, pattern: re.Pattern[str]) -> tuple[str | int, ...]:
         if character == "\\":
             if position == len(text):
                 raise PrincipalRulesError(
-                    f"ssl.principal.mapping.rules: a backslash is written \\\\ in the replacement {text}"
+                    f"ssl.principal.mapping.rules: a backslash is written \\\\ in the text {text}"
                 )
             parts.append(text[position])
             position += 1
@@ -136,7 +136,7 @@ def _replacement(text: str, pattern: re.Pattern[str]) -> tuple[str | int, ...]:
             number = _digits.match(text, position)
             if number is None or not number[0]:
                 raise PrincipalRulesError(
-                    f"ssl.principal.mapping.rules: $ without a number, or not written \\$, in the replacement {text}"
+                    f"ssl.principal.mapping.rules: $ without a number, which is written \\$, in the text {text}"
                 )
             size = _group_digits(number[0], pattern.groups)
             # Kafka takes the number of a group that does not exist for text.

@@ -29,19 +29,18 @@ from penstock.tls.x509 import subject_name
 # Ciphertext that waits for the peer to read. Above this, no plaintext is taken.
 UNSENT_BYTES_MAX = 256 * 1024
 # What OpenSSL itself answers comes on top, and is little unless the peer provokes it and does not read.
-UNSENT_ANSWERS_MAX = 256 * 1024
+UNSENT_ANSWERS_MAX = 64 * 1024
 # Plaintext taken in one call; then the loop serves other connections.
 TAKEN_BYTES_PER_CALL = 256 * 1024
 # Plaintext encrypted at once. OpenSSL's buffers keep the size they grew to, in every connection, so this is small.
 PORTION_BYTES = 64 * 1024
 # The largest TLS record. Smaller buffers are joined, because each record costs a header, a tag and a call.
 RECORD_BYTES = 16 * 1024
-# Ciphertext received at once from a peer that sends data, and from one that may send anything. OpenSSL handles all
-# that it is given in one call, and a key update costs it much more than data of the same size.
+# Ciphertext received at once.
 FEED_BYTES = 64 * 1024
-WARY_FEED_BYTES = 4 * 1024
-# Times that a call asks for more ciphertext while no plaintext comes of it.
-BARREN_FEEDS_PER_CALL = 4
+# Records decrypted in one call; then the loop serves other connections. OpenSSL handles all the records that it has
+# until one contains data, and a key update of 27 bytes takes it 40 microseconds.
+RECORDS_PER_CALL = 64
 # Ciphertext in a row without a byte of plaintext, or in a handshake. A record has less than 17 KB, and OpenSSL
 # limits the certificates in a handshake to 100 KB, so a peer that sends more than this means harm.
 BARREN_BYTES_MAX = 256 * 1024
@@ -61,14 +60,15 @@ class TlsStream:
         "_barren_bytes",
         "_engine",
         "_error",
-        "_fed_bytes",
-        "_gained_bytes",
         "_has_ended",
         "_has_more",
+        "_header",
+        "_held",
         "_incoming",
         "_inner",
         "_inner_ended",
         "_is_closed",
+        "_is_drained",
         "_is_soon",
         "_is_watching_reads",
         "_is_watching_writes",
@@ -76,6 +76,8 @@ class TlsStream:
         "_on_readable",
         "_on_writable",
         "_outgoing",
+        "_record_bytes_left",
+        "_records_left",
         "_send_error",
         "_spawn",
         "_unsent",
@@ -120,11 +122,17 @@ class TlsStream:
         self._has_more = False
         self._is_soon = False
         self._inner_ended = False
+        # The inner stream gave less than there was room for, so it has no more now.
+        self._is_drained = False
         # The peer has said its last word, and all before it was read.
         self._has_ended = False
-        # Ciphertext of the last feed, and the plaintext gained from it.
-        self._fed_bytes = 0
-        self._gained_bytes = 0
+        # Where the next record begins in the ciphertext to come, and the bytes of its header that have come.
+        self._record_bytes_left = 0
+        self._header = b""
+        # Of this call; and the received ciphertext that was too much for it.
+        self._records_left = 0
+        self._held: memoryview | None = None
+        # Since the last plaintext.
         self._barren_bytes = 0
         # Output: ciphertext that the inner stream has not taken.
         self._on_writable: Callable[[], None] | None = None
@@ -230,7 +238,7 @@ class TlsStream:
             return
         if not self.is_established:
             self._shake_hands()
-        elif self._on_readable is not None:
+        elif self._on_readable is not None and not self._is_soon:
             self._on_readable()
 
     def _inner_writable(self) -> None:
@@ -284,20 +292,22 @@ class TlsStream:
     # Input
 
     def _shake_hands(self) -> None:
+        self._records_left = RECORDS_PER_CALL
         try:
-            for _ in range(BARREN_FEEDS_PER_CALL):
+            while True:
                 try:
                     self._engine.do_handshake()
                 except ssl.SSLWantReadError:
                     self._answer()
-                    if not self._feed(WARY_FEED_BYTES):
-                        return
-                    if self._inner_ended:
-                        raise TlsError("the peer closed the connection during the TLS handshake") from None
                 else:
                     break
-            else:
-                return
+                if self._records_left == 0 and self._held is not None:
+                    self._spawn.soon(self._inner_readable)
+                    return
+                if self._records_left == 0 or self._error is not None or not self._feed():
+                    return
+                if self._inner_ended:
+                    raise TlsError("the peer closed the connection during the TLS handshake")
             certificate = self._engine.getpeercert(True)
             if certificate is not None:
                 self.peer_name = subject_name(certificate)
@@ -313,7 +323,7 @@ class TlsStream:
         if self._is_closed:
             return
         # The peer's first data may have come with the end of its handshake.
-        self._has_more = self._incoming.pending > 0
+        self._has_more = self._incoming.pending > 0 or self._held is not None
         self._watch_reads()
         self._watch_writes()
         self._call_soon()
@@ -322,9 +332,8 @@ class TlsStream:
         """Fill the buffer as far as possible. Returns the bytes in it."""
         engine, incoming = self._engine, self._incoming
         count, size = 0, len(buffer)
-        feeds = 0
-        is_drained = False
-        self._has_more = False
+        self._records_left = RECORDS_PER_CALL
+        self._has_more = self._is_drained = False
         try:
             while True:
                 # Each call returns one record at most. Without ciphertext it would only raise SSLWantReadError.
@@ -338,19 +347,21 @@ class TlsStream:
                         self._has_ended = True
                         return count
                     count += received
-                    self._gained_bytes += received
                     self._barren_bytes = 0
                     if count == size:
-                        self._has_more = incoming.pending > 0 or engine.pending() > 0 or self._inner_ended
+                        self._has_more = (
+                            self._held is not None
+                            or self._inner_ended
+                            or incoming.pending > 0
+                            or engine.pending() > 0
+                        )
                         return count
-                # What is left is a part of a record. The inner stream calls again when it has the rest.
-                if is_drained or (count == 0 and feeds == BARREN_FEEDS_PER_CALL):
+                # OpenSSL has a part of a record at most.
+                if self._records_left == 0:
+                    self._has_more = self._held is not None
                     return count
-                wanted = FEED_BYTES if 2 * self._gained_bytes >= self._fed_bytes else WARY_FEED_BYTES
-                if not self._feed(wanted):
+                if (self._is_drained and self._held is None) or not self._feed():
                     return count
-                feeds += 1
-                is_drained = self._fed_bytes < wanted and not self._inner_ended
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             # The second is an end without farewell. A frame of Kafka's has a length, so a cut is not mistaken for
             # the end of one.
@@ -359,29 +370,66 @@ class TlsStream:
             self._fail(error)
         return count
 
-    def _feed(self, size: int) -> bool:
-        """Give ciphertext from the inner stream to OpenSSL. False if there is none now."""
-        try:
-            scratch = _scratches.pop()
-        except IndexError:
-            scratch = memoryview(bytearray(FEED_BYTES))
-        try:
-            count = self._inner.recv_into(scratch[:size])
-            if count is None:
-                return False
-            if count == 0:
-                self._inner_ended = True
-                self._incoming.write_eof()
-                return True
-            self._incoming.write(scratch[:count])
-        finally:
-            _scratches.append(scratch)
-        self._fed_bytes = count
-        self._gained_bytes = 0
-        self._barren_bytes += count
+    def _feed(self) -> bool:
+        """Give more ciphertext to OpenSSL. False if there is none now: the inner stream calls when there is."""
+        if self._held is not None:
+            data, self._held = self._held, None
+            fed = self._boundary(data)
+            self._incoming.write(data[:fed])
+            if fed < len(data):
+                self._held = data[fed:]
+        else:
+            try:
+                scratch = _scratches.pop()
+            except IndexError:
+                scratch = memoryview(bytearray(FEED_BYTES))
+            try:
+                count = self._inner.recv_into(scratch)
+                if count is None:
+                    return False
+                if count == 0:
+                    self._inner_ended = True
+                    self._incoming.write_eof()
+                    return True
+                self._is_drained = count < FEED_BYTES
+                fed = self._boundary(scratch[:count])
+                self._incoming.write(scratch[:fed])
+                if fed < count:
+                    self._held = memoryview(bytes(scratch[fed:count]))
+            finally:
+                _scratches.append(scratch)
+        self._barren_bytes += fed
         if self._barren_bytes > BARREN_BYTES_MAX:
             raise TlsError(f"the peer sent {BARREN_BYTES_MAX // 1024} KB of TLS messages without any data")
         return True
+
+    def _boundary(self, data: memoryview) -> int:
+        """Count the records that begin in these bytes. Returns how many bytes this call may decrypt.
+
+        Records are framed in the clear: a type, a version and two bytes of length.
+        """
+        size = len(data)
+        position = self._record_bytes_left
+        left = self._records_left
+        if self._header:
+            position = 5 - len(self._header)
+            self._header += bytes(data[:position])
+            if len(self._header) < 5:
+                return size
+            position += self._header[3] << 8 | self._header[4]
+            self._header = b""
+            left -= 1
+        while position + 5 <= size and left > 0:
+            position += 5 + (data[position + 3] << 8 | data[position + 4])
+            left -= 1
+        self._records_left = left
+        if position < size and left == 0:
+            self._record_bytes_left = 0
+            return position
+        self._record_bytes_left = max(0, position - size)
+        if position < size:
+            self._header = bytes(data[position:])
+        return size
 
     # Output
 
