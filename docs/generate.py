@@ -157,7 +157,7 @@ connection, except ApiVersions, which answers with the range we have.
   without an authorizer.
 - **Listeners**: one that `advertised.listeners` does not name is advertised with the address it listens on; Kafka
   does not advertise it. A listener named like a protocol needs no entry in `listener.security.protocol.map`, even
-  if others have one. Names have letters, digits, `-` and `_` only. Keystores and truststores are PEM. Their settings
+  if others have one. Names have letters, digits, `-` and `_` only. Keystores and truststores are PEM. The settings
   are read at the start; the files are read again when they change.
 - **Only topics and brokers have settings.** Groups, clients' metrics and brokers' loggers are refused with
   INVALID_REQUEST and the reason, and ListConfigResources lists none of them.

@@ -17,9 +17,12 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from penstock.protocol.messages.cluster import ApiVersionsRequest, DescribeClusterRequest
 from penstock.protocol.messages.groups import FindCoordinatorRequest
+from tests import java
 from tests.cluster import wire
 from tests.cluster.wire import NoAnswer, Wire
-from tests.interop.client import PATIENCE_S
+from tests.interop.adapters.program import ProgramClient
+from tests.interop.client import PATIENCE_S, Outgoing
+from tests.interop.test_java import program
 from tests.support import BrokerProcess, wait_until
 from tests.tls.authority import Authority
 from tests.tls.files import TlsFiles
@@ -83,6 +86,21 @@ def test_librdkafka_produces_and_consumes_over_tls(
 ) -> None:
     settings = {"bootstrap.servers": address(secured, listener), **files.librdkafka(name)}
     produce_and_consume(settings, f"{listener}-{name}")
+
+
+def test_java_produces_and_consumes_over_tls(secured: BrokerProcess, files: TlsFiles) -> None:
+    command = program(java.CLIENTS_VERSIONS[0], f"-Dsettings={files.java('alice')}")
+    client = ProgramClient(command, address(secured, "MUTUAL"))
+    try:
+        client.create_topic("java")
+        records = [
+            Outgoing(value=bytes([number % 251]) * (number * 397), partition=0) for number in range(100)
+        ]
+        client.produce("java", records, idempotent=True)
+        found = client.consume("java", {0: 0}, len(records))
+        assert [record.value for record in found] == [record.value for record in records]
+    finally:
+        client.close()
 
 
 def test_a_client_without_a_certificate_is_told_so_where_one_is_required(

@@ -5,6 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
 from tests.tls.authority import Authority
 
 
@@ -52,3 +59,24 @@ class TlsFiles:
             "ssl.certificate.location": str(certificate_file),
             "ssl.key.location": str(key_file),
         }
+
+    def java(self, name: str) -> Path:
+        """The settings of a Java client with a certificate, in a file of properties."""
+        keystore = self.directory / f"{name}-java.pem"
+        # Java refuses a certificate with an empty list of hosts.
+        chain, key = self.authority.issue(name, is_host=True)
+        # It reads keys in this format only.
+        pkcs8 = load_pem_private_key(key.encode(), None).private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+        )
+        keystore.write_text(pkcs8.decode() + chain)
+        lines = [
+            "security.protocol=SSL",
+            "ssl.truststore.type=PEM",
+            f"ssl.truststore.location={self.authorities}",
+            "ssl.keystore.type=PEM",
+            f"ssl.keystore.location={keystore}",
+        ]
+        properties = self.directory / f"{name}.properties"
+        properties.write_text("\n".join(lines))
+        return properties
