@@ -172,13 +172,19 @@ class TlsStream:
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         self._check_sending()
+        if not self.is_established or self._unsent_bytes >= UNSENT_BYTES_MAX:
+            return 0
+        size = sum(map(len, buffers))
+        if size <= RECORD_BYTES:
+            if size:
+                self._encrypt(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+            return size
         taken = 0
-        if self.is_established:
-            for portion in _portions(buffers):
-                if taken >= TAKEN_BYTES_PER_CALL or self._unsent_bytes >= UNSENT_BYTES_MAX:
-                    break
-                self._encrypt(portion)
-                taken += len(portion)
+        for portion in _portions(buffers):
+            self._encrypt(portion)
+            taken += len(portion)
+            if taken >= TAKEN_BYTES_PER_CALL or self._unsent_bytes >= UNSENT_BYTES_MAX:
+                break
         return taken
 
     def send_file(self, file: File, position: int, size: int) -> int:
@@ -451,12 +457,20 @@ class TlsStream:
             raise self._error from None
         # OpenSSL writes everything into a buffer that cannot be full.
         assert count == len(data), "OpenSSL took only part of the data"
-        self._collect()
-        if not self._is_watching_writes:
-            self._flush()
-            if self._send_error is not None:
-                raise self._send_error
-            self._watch_writes()
+        ciphertext: Buffer = self._outgoing.read()
+        if not self._unsent:
+            # The usual case, and so without the queue.
+            try:
+                sent = self._inner.send((ciphertext,))
+            except OSError as error:
+                self._send_error = error
+                raise
+            if sent == len(ciphertext):
+                return
+            ciphertext = memoryview(ciphertext)[sent:]
+        self._unsent.append(ciphertext)
+        self._unsent_bytes += len(ciphertext)
+        self._watch_writes()
 
     def _answer(self) -> None:
         """Send what OpenSSL itself has to say: handshakes, alerts, key updates."""
@@ -564,10 +578,6 @@ _REASONS = {
 
 def _portions(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
     """The same bytes in pieces of whole records, except for the last. Only small buffers are copied."""
-    if len(buffers) == 1 and len(buffers[0]) <= PORTION_BYTES:
-        if buffers[0]:
-            yield buffers[0]
-        return
     small: list[Buffer] = []
     small_bytes = 0
     for buffer in buffers:
