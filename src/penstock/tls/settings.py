@@ -232,8 +232,8 @@ def _load_certificate(
         warn(f"{settings.key}: others on this machine may read the key; chmod 600 {settings.key.path}")
     try:
         load_key(context, chain, key, settings.key_password)
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+    except OSError as error:
+        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
             raise TlsSettingsError(
                 f"{settings.key}: the key does not belong to the first certificate of {settings.chain}"
             ) from None
@@ -322,5 +322,7 @@ def _list(text: str, separator: str) -> tuple[str, ...]:
     return tuple(part for part in (part.strip() for part in text.split(separator)) if part)
 
 
-def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or "OpenSSL cannot read it").replace("_", " ").lower()
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "OpenSSL cannot read it").replace("_", " ").lower()
+    return error.strerror or "cannot be loaded"

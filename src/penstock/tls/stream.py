@@ -346,6 +346,8 @@ class TlsStream:
         """Fill the buffer as far as possible. Returns the bytes in it."""
         engine, incoming = self._engine, self._incoming
         count, size = 0, len(buffer)
+        if size == 0:
+            return 0
         self._records_left = RECORDS_PER_CALL
         self._has_more = self._is_drained = False
         try:
