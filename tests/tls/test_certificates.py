@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import ssl
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -157,6 +159,35 @@ def test_new_authorities_are_used(authority: Authority, other_authority: Authori
             both.turns.settle()
             accepted.append(both.broker.stream.is_established)
     assert accepted == [True, False, True, True, False, True]
+
+
+def resumes(broker: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSession | None) -> bool:
+    """Whether a handshake resumes this session."""
+    to_broker, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    near = client.wrap_bio(to_client, to_broker, server_hostname=HOST, session=session)
+    far = broker.wrap_bio(to_broker, to_client, server_side=True)
+    for _ in range(4):
+        for end in (near, far):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    assert far.version() is not None
+    return bool(far.session_reused)
+
+
+@pytest.mark.parametrize("protocol", ["TLSv1.2", "TLSv1.3"])
+def test_sessions_end_when_the_files_change(authority: Authority, keystore: Keystore, protocol: str) -> None:
+    settings = TlsSettings.from_kafka(
+        {"ssl.keystore.location": str(keystore.path), "ssl.enabled.protocols": protocol}
+    )
+    certificates = Certificates(settings)
+    client = authority.client("alice")
+    both = Connected(authority, broker=certificates.context, client=client).establish()
+    both.turns.settle()
+    session = both.client.stream._engine.session
+    assert resumes(certificates.context, client, session) == (protocol == "TLSv1.2")
+    keystore.write("".join(authority.issue(HOST, is_host=True, valid_days=100)))
+    assert certificates.reload()
+    assert not resumes(certificates.context, client, session)
 
 
 def test_bad_files_at_the_start_are_an_error(keystore: Keystore) -> None:

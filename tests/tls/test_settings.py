@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from penstock.tls import pem
 from penstock.tls.pem import TlsSettingsError
@@ -20,12 +25,6 @@ def write(path: Path, text: str | bytes, mode: int = 0o600) -> str:
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     path.chmod(mode)
     return str(path)
-
-
-def openssl(*arguments: str, stdin: str = "") -> str:
-    return subprocess.run(
-        ["openssl", *arguments], input=stdin, capture_output=True, text=True, check=True
-    ).stdout
 
 
 @pytest.fixture
@@ -159,13 +158,15 @@ def test_key_that_others_can_read_is_warned_of(keystore: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", ["pkcs8", "traditional"])
-def test_encrypted_key_needs_its_password(authority: Authority, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", [PrivateFormat.PKCS8, PrivateFormat.TraditionalOpenSSL])
+def test_encrypted_key_needs_its_password(authority: Authority, tmp_path: Path, kind: PrivateFormat) -> None:
     chain, key = authority.issue(HOST, is_host=True)
-    if kind == "pkcs8":
-        encrypted = openssl("pkcs8", "-topk8", "-passout", "pass:secret1", stdin=key)
-    else:
-        encrypted = openssl("ec", "-aes256", "-passout", "pass:secret1", stdin=key)
+    encrypted = (
+        load_pem_private_key(key.encode(), None)
+        .private_bytes(Encoding.PEM, kind, BestAvailableEncryption(b"secret1"))
+        .decode()
+    )
+    assert "ENCRYPTED" in encrypted
     path = write(tmp_path / "b.pem", encrypted + chain)
     values = {"ssl.keystore.location": path}
     with pytest.raises(TlsSettingsError) as raised:

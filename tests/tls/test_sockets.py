@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import socket
 import ssl
 import subprocess
@@ -212,6 +213,7 @@ def test_alert_reaches_a_client_that_talks_on(authority: Authority) -> None:
     run(main())
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 def test_renegotiation_is_refused(authority: Authority) -> None:
     def talk(port: int) -> str:
         # A line that begins with R makes OpenSSL's client renegotiate.

@@ -118,6 +118,13 @@ def test_small_buffer_gets_everything_without_a_pause(authority: Authority) -> N
     assert both.broker.received == b"x" * 50 + b"y" * 50
 
 
+def test_buffer_without_room_is_no_end(authority: Authority) -> None:
+    both = Connected(authority).establish()
+    both.client.send(b"x")
+    assert both.broker.stream.recv_into(memoryview(bytearray())) is None
+    assert both.broker.stream.recv_into(memoryview(bytearray(10))) == 1
+
+
 def test_part_of_a_record_keeps_nobody_busy(authority: Authority) -> None:
     both = Connected(authority).establish()
     both.broker.read()

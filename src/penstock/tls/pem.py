@@ -147,7 +147,7 @@ def decoded(block: Block) -> bytes:
 
 
 def load_key(context: ssl.SSLContext, chain: list[Block], key: Block, password: str | None) -> None:
-    """Use this certificate, the ones that vouch for it, and its key. Raises ssl.SSLError."""
+    """Use this certificate, the ones that vouch for it, and its key. Raises OSError, usually ssl.SSLError."""
     text = "".join(block.text for block in [key, *chain])
     with _private_file(text.encode()) as path:
         # Without a password OpenSSL would ask for one on the terminal.

@@ -190,9 +190,9 @@ def make_context(
             "ssl.keystore.location is missing: a listener with TLS needs a certificate and key"
         )
     if server_side:
-        # Every connection is checked against the certificates and authorities of now, not of a session before.
+        # No sessions to resume, so that every client's certificate is checked. For TLS 1.2 Python cannot switch
+        # them off: a client may resume one for two hours, but not in another context, and OpenSSL keeps 20,000.
         context.num_tickets = 0
-        context.options |= ssl.OP_NO_TICKET
         context.verify_mode = {
             ClientAuth.NONE: ssl.CERT_NONE,
             ClientAuth.REQUESTED: ssl.CERT_OPTIONAL,
@@ -232,8 +232,8 @@ def _load_certificate(
         warn(f"{settings.key}: others on this machine may read the key; chmod 600 {settings.key.path}")
     try:
         load_key(context, chain, key, settings.key_password)
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+    except OSError as error:
+        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
             raise TlsSettingsError(
                 f"{settings.key}: the key does not belong to the first certificate of {settings.chain}"
             ) from None
@@ -322,5 +322,7 @@ def _list(text: str, separator: str) -> tuple[str, ...]:
     return tuple(part for part in (part.strip() for part in text.split(separator)) if part)
 
 
-def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or "OpenSSL cannot read it").replace("_", " ").lower()
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "OpenSSL cannot read it").replace("_", " ").lower()
+    return error.strerror or "cannot be loaded"

@@ -32,12 +32,15 @@ UNSENT_BYTES_MAX = 256 * 1024
 UNSENT_ANSWERS_MAX = 64 * 1024
 # Plaintext taken in one call; then the loop serves other connections.
 TAKEN_BYTES_PER_CALL = 256 * 1024
-# Plaintext encrypted at once. OpenSSL's buffers keep the size they grew to, in every connection, so this is small.
+# Plaintext whose ciphertext is sent in one call.
 PORTION_BYTES = 64 * 1024
-# The largest TLS record. Smaller buffers are joined, because each record costs a header, a tag and a call.
+# The largest TLS record. Smaller buffers are joined, because each record costs a header, a tag and a call. OpenSSL
+# is not given much more than this at once: its memory buffers keep the size they grew to, in every connection.
 RECORD_BYTES = 16 * 1024
-# Ciphertext received at once.
-FEED_BYTES = 64 * 1024
+# Ciphertext received at once, and how much more of it than the plaintext that is wanted. More than can be decrypted
+# would have to be copied and kept.
+RECEIVED_BYTES = 68 * 1024
+RECEIVED_OVERHEAD_BYTES = 1024
 # Records decrypted in one call; then the loop serves other connections. OpenSSL handles all the records that it has
 # until one contains data, and a key update of 27 bytes takes it 40 microseconds.
 RECORDS_PER_CALL = 64
@@ -78,6 +81,7 @@ class TlsStream:
         "_outgoing",
         "_record_bytes_left",
         "_records_left",
+        "_scratch",
         "_send_error",
         "_spawn",
         "_unsent",
@@ -129,9 +133,11 @@ class TlsStream:
         # Where the next record begins in the ciphertext to come, and the bytes of its header that have come.
         self._record_bytes_left = 0
         self._header = b""
-        # Of this call; and the received ciphertext that was too much for it.
+        # That this call may decrypt.
         self._records_left = 0
+        # Received ciphertext that OpenSSL has not got yet. During a call it is in the scratch buffer.
         self._held: memoryview | None = None
+        self._scratch: memoryview | None = None
         # Since the last plaintext.
         self._barren_bytes = 0
         # Output: ciphertext that the inner stream has not taken.
@@ -172,13 +178,19 @@ class TlsStream:
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         self._check_sending()
+        if not self.is_established or self._unsent_bytes >= UNSENT_BYTES_MAX:
+            return 0
+        size = sum(map(len, buffers))
+        if size <= RECORD_BYTES:
+            if size:
+                self._encrypt(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+            return size
         taken = 0
-        if self.is_established:
-            for portion in _portions(buffers):
-                if taken >= TAKEN_BYTES_PER_CALL or self._unsent_bytes >= UNSENT_BYTES_MAX:
-                    break
-                self._encrypt(portion)
-                taken += len(portion)
+        for portion in _portions(buffers):
+            self._encrypt(portion)
+            taken += len(portion)
+            if taken >= TAKEN_BYTES_PER_CALL or self._unsent_bytes >= UNSENT_BYTES_MAX:
+                break
         return taken
 
     def send_file(self, file: File, position: int, size: int) -> int:
@@ -304,7 +316,7 @@ class TlsStream:
                 if self._records_left == 0 and self._held is not None:
                     self._spawn.soon(self._inner_readable)
                     return
-                if self._records_left == 0 or self._error is not None or not self._feed():
+                if self._records_left == 0 or self._error is not None or not self._feed(RECEIVED_BYTES):
                     return
                 if self._inner_ended:
                     raise TlsError("the peer closed the connection during the TLS handshake")
@@ -314,6 +326,8 @@ class TlsStream:
         except (OSError, ValueError) as error:
             self._fail(error)
             return
+        finally:
+            self._return_scratch()
         self.is_established = True
         self._barren_bytes = 0
         self._answer()
@@ -332,6 +346,8 @@ class TlsStream:
         """Fill the buffer as far as possible. Returns the bytes in it."""
         engine, incoming = self._engine, self._incoming
         count, size = 0, len(buffer)
+        if size == 0:
+            return 0
         self._records_left = RECORDS_PER_CALL
         self._has_more = self._is_drained = False
         try:
@@ -360,7 +376,9 @@ class TlsStream:
                 if self._records_left == 0:
                     self._has_more = self._held is not None
                     return count
-                if (self._is_drained and self._held is None) or not self._feed():
+                if self._is_drained and self._held is None:
+                    return count
+                if not self._feed(size - count + RECEIVED_OVERHEAD_BYTES):
                     return count
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             # The second is an end without farewell. A frame of Kafka's has a length, so a cut is not mistaken for
@@ -368,43 +386,46 @@ class TlsStream:
             self._has_ended = True
         except OSError as error:
             self._fail(error)
+        finally:
+            self._return_scratch()
         return count
 
-    def _feed(self) -> bool:
+    def _feed(self, size: int) -> bool:
         """Give more ciphertext to OpenSSL. False if there is none now: the inner stream calls when there is."""
-        if self._held is not None:
-            data, self._held = self._held, None
-            fed = self._boundary(data)
-            self._incoming.write(data[:fed])
-            if fed < len(data):
-                self._held = data[fed:]
-        else:
-            try:
-                scratch = _scratches.pop()
-            except IndexError:
-                scratch = memoryview(bytearray(FEED_BYTES))
-            try:
-                count = self._inner.recv_into(scratch)
-                if count is None:
-                    return False
-                if count == 0:
-                    self._inner_ended = True
-                    self._incoming.write_eof()
-                    return True
-                self._is_drained = count < FEED_BYTES
-                fed = self._boundary(scratch[:count])
-                self._incoming.write(scratch[:fed])
-                if fed < count:
-                    self._held = memoryview(bytes(scratch[fed:count]))
-            finally:
-                _scratches.append(scratch)
+        held = self._held
+        if held is None:
+            scratch = self._scratch
+            if scratch is None:
+                try:
+                    scratch = self._scratch = _scratches.pop()
+                except IndexError:
+                    scratch = self._scratch = memoryview(bytearray(RECEIVED_BYTES))
+            count = self._inner.recv_into(scratch[:size])
+            if count is None:
+                return False
+            if count == 0:
+                self._inner_ended = True
+                self._incoming.write_eof()
+                return True
+            self._is_drained = count < min(size, RECEIVED_BYTES)
+            held = scratch[:count]
+        fed = self._boundary(held)
+        self._incoming.write(held[:fed])
+        self._held = held[fed:] if fed < len(held) else None
         self._barren_bytes += fed
         if self._barren_bytes > BARREN_BYTES_MAX:
             raise TlsError(f"the peer sent {BARREN_BYTES_MAX // 1024} KB of TLS messages without any data")
         return True
 
+    def _return_scratch(self) -> None:
+        if self._scratch is not None:
+            if self._held is not None:
+                self._held = memoryview(bytes(self._held))
+            _scratches.append(self._scratch)
+            self._scratch = None
+
     def _boundary(self, data: memoryview) -> int:
-        """Count the records that begin in these bytes. Returns how many bytes this call may decrypt.
+        """Count the records that begin in these bytes. Returns how many bytes to give to OpenSSL now.
 
         Records are framed in the clear: a type, a version and two bytes of length.
         """
@@ -419,11 +440,11 @@ class TlsStream:
             position += self._header[3] << 8 | self._header[4]
             self._header = b""
             left -= 1
-        while position + 5 <= size and left > 0:
+        while position + 5 <= size and position < RECORD_BYTES and left > 0:
             position += 5 + (data[position + 3] << 8 | data[position + 4])
             left -= 1
         self._records_left = left
-        if position < size and left == 0:
+        if position < size and (left == 0 or position >= RECORD_BYTES):
             self._record_bytes_left = 0
             return position
         self._record_bytes_left = max(0, position - size)
@@ -443,20 +464,37 @@ class TlsStream:
 
     def _encrypt(self, data: Buffer) -> None:
         """Take all of the data, and send what the inner stream accepts."""
+        ciphertexts = []
+        size = len(data)
         try:
-            count = self._engine.write(data)
+            if size <= RECORD_BYTES:
+                self._engine.write(data)
+                ciphertexts.append(self._outgoing.read())
+            else:
+                view = memoryview(data)
+                # OpenSSL takes all of it, because its memory buffer cannot be full.
+                for start in range(0, size, RECORD_BYTES):
+                    self._engine.write(view[start : start + RECORD_BYTES])
+                    ciphertexts.append(self._outgoing.read())
         except OSError as error:
             self._fail(error)
             assert self._error is not None
             raise self._error from None
-        # OpenSSL writes everything into a buffer that cannot be full.
-        assert count == len(data), "OpenSSL took only part of the data"
-        self._collect()
-        if not self._is_watching_writes:
-            self._flush()
-            if self._send_error is not None:
-                raise self._send_error
-            self._watch_writes()
+        ciphertext_bytes = sum(map(len, ciphertexts))
+        sent = 0
+        if not self._unsent:
+            # The usual case, and so without the queue.
+            try:
+                sent = self._inner.send(ciphertexts)
+            except OSError as error:
+                self._send_error = error
+                raise
+            if sent == ciphertext_bytes:
+                return
+        self._unsent += ciphertexts
+        self._unsent_bytes += ciphertext_bytes
+        self._drop(sent)
+        self._watch_writes()
 
     def _answer(self) -> None:
         """Send what OpenSSL itself has to say: handshakes, alerts, key updates."""
@@ -475,22 +513,23 @@ class TlsStream:
     def _flush(self) -> None:
         unsent = self._unsent
         try:
-            while unsent:
-                sent = self._inner.send(unsent if len(unsent) == 1 else list(unsent))
-                if sent == 0:
-                    return
-                self._unsent_bytes -= sent
-                while unsent and sent >= len(unsent[0]):
-                    sent -= len(unsent.popleft())
-                if sent:
-                    unsent[0] = memoryview(unsent[0])[sent:]
-                    return
+            if unsent:
+                self._drop(self._inner.send(list(unsent)))
         except OSError as error:
             self._send_error = error
             unsent.clear()
             self._unsent_bytes = 0
             if not self.is_established:
                 self._fail(error)
+
+    def _drop(self, sent: int) -> None:
+        """The inner stream has taken the first bytes of the queue."""
+        unsent = self._unsent
+        self._unsent_bytes -= sent
+        while unsent and sent >= len(unsent[0]):
+            sent -= len(unsent.popleft())
+        if sent:
+            unsent[0] = memoryview(unsent[0])[sent:]
 
     # The end
 
@@ -517,7 +556,7 @@ class TlsStream:
         if self._error is not None and not self._inner_ended:
             # A socket with unread bytes is closed with a reset, which may overtake the alert.
             with suppress(OSError):
-                self._inner.recv_into(memoryview(bytearray(FEED_BYTES)))
+                self._inner.recv_into(memoryview(bytearray(RECEIVED_BYTES)))
         self._is_watching_writes = False
         self._inner.close()
 
@@ -564,10 +603,6 @@ _REASONS = {
 
 def _portions(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
     """The same bytes in pieces of whole records, except for the last. Only small buffers are copied."""
-    if len(buffers) == 1 and len(buffers[0]) <= PORTION_BYTES:
-        if buffers[0]:
-            yield buffers[0]
-        return
     small: list[Buffer] = []
     small_bytes = 0
     for buffer in buffers:
