@@ -56,7 +56,7 @@ def _parser() -> _Parser:
     option(
         "--listen",
         metavar="HOST:PORT",
-        help=f"where clients connect; port 0 picks a free one (default {LISTEN})",
+        help=f"where clients connect, without TLS; port 0 picks a free one (default {LISTEN})",
     )
     option("--advertise", metavar="HOST:PORT", help="the address for clients, if it differs from --listen")
     option("--internal", metavar="HOST:PORT", help="where the other nodes of the cluster connect")
