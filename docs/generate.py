@@ -28,6 +28,9 @@ def settings_page() -> str:
         "but not removed. Settings of the cluster (sessions, quorum, rebalancing) should be the same on every",
         "node, because any node may become the controller.",
         "",
+        "Each `ssl.*` setting may also be set for one listener, as `listener.name.<name in lower case>.ssl.*`: see",
+        "[tls.md](../guide/tls.md).",
+        "",
         "## Of topics",
         "",
         "| Name | Default | Broker's default from | What it does |",
@@ -149,8 +152,13 @@ connection, except ApiVersions, which answers with the range we have.
   6).
 - **Every ConsumerGroupHeartbeat is answered with UNSUPPORTED_VERSION**: groups use the classic protocol
   (`group.protocol=classic`).
-- **No security, and requests about it say so**: SaslHandshake and SaslAuthenticate answer ILLEGAL_SASL_STATE and
-  no mechanisms, the APIs of ACLs SECURITY_DISABLED, as Kafka does on a PLAINTEXT listener without an authorizer.
+- **No SASL and no authorization, and requests about them say so**: SaslHandshake and SaslAuthenticate answer
+  ILLEGAL_SASL_STATE and no mechanisms, the APIs of ACLs SECURITY_DISABLED, as Kafka does on a PLAINTEXT listener
+  without an authorizer.
+- **Listeners**: one that `advertised.listeners` does not name is advertised with the address it listens on; Kafka
+  does not advertise it. A listener named like a protocol needs no entry in `listener.security.protocol.map`, even
+  if others have one. Names have letters, digits, `-` and `_` only. Keystores and truststores are PEM. The settings
+  are read at the start; the files are read again when they change.
 - **Only topics and brokers have settings.** Groups, clients' metrics and brokers' loggers are refused with
   INVALID_REQUEST and the reason, and ListConfigResources lists none of them.
 - **Features** are `metadata.version` and `kraft.version`, each at one level, `transaction.version` at 1 or 2, and

@@ -25,7 +25,8 @@ Found = TypeVar("Found")
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
-READY = re.compile(r"^penstock node \d+ ready\b.*\bkafka=(?P<host>\S+):(?P<port>\d+)")
+READY = re.compile(r"^penstock node \d+ ready\b.*\bkafka=(?P<addresses>\S+)")
+ADDRESS = re.compile(r"(?:(?P<name>[A-Z0-9_-]+)://)?(?P<host>[^,]+):(?P<port>\d+)")
 TAIL_CHARACTERS = 6000
 JOB_PROCESS = b"penstock.job_process"
 
@@ -78,6 +79,8 @@ class BrokerProcess:
         self.data_dir = data_dir or Path()
         self.port = 0  # 0 until the first start; then kept over restarts.
         self.host = "127.0.0.1"
+        # Of all its listeners, by their names, if the settings name them.
+        self.addresses: dict[str, tuple[str, int]] = {}
         self.ready_line = ""
 
     # The context
@@ -186,7 +189,9 @@ class BrokerProcess:
 
     def command(self) -> list[str]:
         command = [sys.executable, "-m", "penstock", "serve", "--node-id", str(self._node_id)]
-        command += ["--data-dir", str(self.data_dir), "--listen", f"{self.host}:{self.port}"]
+        command += ["--data-dir", str(self.data_dir)]
+        if "listeners" not in self._settings:
+            command += ["--listen", f"{self.host}:{self.port}"]
         for key, value in self._settings.items():
             command += ["--set", f"{key}={value}"]
         return command + self._arguments
@@ -208,7 +213,12 @@ class BrokerProcess:
                 match = READY.match(line)
                 if match:
                     self.ready_line = line.rstrip("\n")
-                    self.host, self.port = match["host"], int(match["port"])
+                    found = [
+                        (each["name"], each["host"], int(each["port"]))
+                        for each in ADDRESS.finditer(match["addresses"])
+                    ]
+                    _, self.host, self.port = found[0]
+                    self.addresses = {name: (host, port) for name, host, port in found if name}
                     return
         finally:
             alarm.cancel()

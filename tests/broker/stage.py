@@ -23,6 +23,7 @@ from penstock.environment import Buffer, Environment, File, Stream
 from penstock.machine import MachineFiles
 from penstock.metadata.image import Image
 from penstock.protocol.apis import APIS, Api
+from penstock.protocol.listeners import CLIENTS
 from penstock.protocol.schema import Message, decoder
 from tests.broker.wire import encode_request
 
@@ -208,7 +209,7 @@ class Stage:
                 on_failure=self.failures.append,
                 on_active=lambda: active.append(True),
             )
-            broker.start(("127.0.0.1", 9092), None)
+            broker.start([(CLIENTS, ("127.0.0.1", 9092))], None)
             while not active:
                 self.clock.ms += 1
                 self.spawn.run()

@@ -35,7 +35,7 @@ def test_without_options_it_is_a_node_of_its_own(penstock: Penstock, started: li
         ServeOptions(
             node_id=1,
             data_dirs=("penstock-data",),
-            listen=("127.0.0.1", 9092),
+            listen=None,
             advertise=None,
             rack=None,
             settings={},

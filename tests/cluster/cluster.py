@@ -64,7 +64,7 @@ class Node:
     ) -> None:
         self.id = node_id
         self.host = host
-        self.port, self.internal_port = _free_ports(2)
+        self.port, self.internal_port = free_ports(2)
         self.data_dirs = list(data_dirs or [scratch / f"data-{node_id}"])
         self.rack = rack
         self.log_path = scratch / f"node-{node_id}.log"
@@ -103,7 +103,9 @@ class Node:
         assert not self.is_running, f"node {self.id} is running already"
         self._output_seen = self.output_path.stat().st_size if self.output_path.exists() else 0
         command = [*self.before, sys.executable, *self.entry, "serve", "--node-id", str(self.id)]
-        command += ["--listen", f"{self.host}:{self.port}", "--internal", f"{self.host}:{self.internal_port}"]
+        command += ["--internal", f"{self.host}:{self.internal_port}"]
+        if "listeners" not in self.settings:
+            command += ["--listen", f"{self.host}:{self.port}"]
         for directory in self.data_dirs:
             command += ["--data-dir", str(directory)]
         if self.rack is not None:
@@ -435,7 +437,7 @@ class Cluster:
         self._is_entered = False
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on or was given: a node has to be told its own, as the others are told them."""
     choose = random.SystemRandom()
     found: list[int] = []

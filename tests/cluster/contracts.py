@@ -6,8 +6,7 @@ broker knows it, because a client may ask any of them next: the contracts, writt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -23,9 +22,8 @@ from tests.interop.adapters.program import ProgramClient
 from tests.interop.admin_contract import ManagingTopics
 from tests.interop.client import PATIENCE_S, Client, ClientError
 from tests.interop.raw import StoredBatch, stored_batches
-from tests.interop.test_java import BESIDES, JVM, SOURCE
+from tests.interop.test_java import program
 from tests.support import wait_until
-from tests.tools import Missing, skip_or_fail
 
 Unique = Callable[[str], str]
 REPLICAS = 3
@@ -81,13 +79,7 @@ def aiokafka(cluster: Cluster) -> Replicated:
 
 
 def java_client(cluster: Cluster, version: str = java.CLIENTS_VERSIONS[0]) -> Replicated:
-    class_path = java.classpath(f"org.apache.kafka:kafka-clients:{version}", *BESIDES)
-    try:
-        classes = java.compiled(SOURCE, class_path)
-    except Missing as missing:
-        skip_or_fail(missing)
-    command: Sequence[str | Path] = ["java", *JVM, "-cp", f"{classes}:{class_path}", "JavaClient"]
-    client = ProgramClient(command, cluster.bootstrap)
+    client = ProgramClient(program(version), cluster.bootstrap)
     # The program makes topics of one replica; whoever makes them, it is the rest that is put to the test.
     return Replicated(cluster, client, ConfluentClient(cluster.bootstrap))
 

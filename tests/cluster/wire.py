@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Iterable
@@ -38,9 +39,14 @@ class NoAnswer(Exception):
 class Wire:
     """One connection to one broker. Raises NoAnswer."""
 
-    def __init__(self, address: Address, *, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, address: Address, *, timeout_s: float = 5.0, context: ssl.SSLContext | None = None
+    ) -> None:
+        """With a context, over TLS."""
         try:
             self._socket = socket.create_connection(address, timeout_s)
+            if context is not None:
+                self._socket = context.wrap_socket(self._socket, server_hostname=address[0])
         except OSError as error:
             raise NoAnswer(f"{address}: {error}") from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -124,6 +130,13 @@ def brokers(address: Address) -> list[int]:
     with Wire(address) as wire:
         answer = wire.call(MetadataRequest(topics=[], allow_auto_topic_creation=False), METADATA_VERSION)
     return sorted(each.node_id for each in answer.brokers)
+
+
+def endpoints(address: Address, context: ssl.SSLContext | None = None) -> dict[int, Address]:
+    """Where the brokers listen, as one of them tells a client of this listener."""
+    with Wire(address, context=context) as wire:
+        answer = wire.call(MetadataRequest(topics=[], allow_auto_topic_creation=False), METADATA_VERSION)
+    return {each.node_id: (each.host, each.port) for each in answer.brokers}
 
 
 def quorum(address: Address) -> Any:

@@ -36,14 +36,19 @@ BESIDES = ("com.fasterxml.jackson.core:jackson-databind:2.18.2", "org.slf4j:slf4
 JVM = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
-@pytest.fixture(scope="module", params=java.CLIENTS_VERSIONS)
-def client(bootstrap: str, request: pytest.FixtureRequest) -> Iterator[ProgramClient]:
-    class_path = java.classpath(f"org.apache.kafka:kafka-clients:{request.param}", *BESIDES)
+def program(version: str, *options: str) -> list[str]:
+    """The command that runs the client with this version of Kafka's library."""
+    class_path = java.classpath(f"org.apache.kafka:kafka-clients:{version}", *BESIDES)
     try:
         classes = java.compiled(SOURCE, class_path)
     except Missing as missing:
         skip_or_fail(missing)
-    client = ProgramClient(["java", *JVM, "-cp", f"{classes}:{class_path}", "JavaClient"], bootstrap)
+    return ["java", *JVM, *options, "-cp", f"{classes}:{class_path}", "JavaClient"]
+
+
+@pytest.fixture(scope="module", params=java.CLIENTS_VERSIONS)
+def client(bootstrap: str, request: pytest.FixtureRequest) -> Iterator[ProgramClient]:
+    client = ProgramClient(program(request.param), bootstrap)
     yield client
     client.close()
 

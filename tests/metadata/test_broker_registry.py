@@ -56,7 +56,8 @@ def test_broker_registers_fenced_and_becomes_active_when_it_has_seen_its_registr
 def test_broker_says_where_clients_and_where_other_nodes_reach_it() -> None:
     on = Ensemble(brokers=1)
     broker = on.broker(1)
-    assert broker.endpoint_for(CLIENTS)[1:3] == ("host-1", 9092)
+    endpoint = broker.endpoint_for(CLIENTS)
+    assert endpoint is not None and endpoint[1:3] == ("host-1", 9092)
     assert broker.internal is not None and broker.internal.port == 9192
 
 

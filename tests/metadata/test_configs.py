@@ -291,3 +291,25 @@ def test_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     results = describe_configs(DescribeConfigsRequest(resources=asked), image_with(), 1, {}).results
     assert [result.error_code for result in results] == [0, 0, ErrorCode.POLICY_VIOLATION]
+
+
+def test_secrets_are_described_without_their_values() -> None:
+    static = {
+        "ssl.key.password": "hunter2",
+        "listener.name.tls.ssl.keystore.key": "-----BEGIN hunter2",
+        "listener.name.tls.ssl.client.auth": "required",
+    }
+    request = DescribeConfigsRequest(
+        resources=[DescribeConfigsResource(resource_type=BROKER_RESOURCE, resource_name="1")],
+        include_synonyms=True,
+        include_documentation=True,
+    )
+    response = describe_configs(request, Image(), 1, static)
+    found = {config.name: config for config in response.results[0].configs}
+    for name in ("ssl.key.password", "listener.name.tls.ssl.keystore.key"):
+        assert (found[name].is_sensitive, found[name].value) == (True, None)
+        assert [synonym.value for synonym in found[name].synonyms] == [None]
+        assert found[name].config_source == Source.STATIC
+    assert "hunter2" not in repr(response)
+    assert found["listener.name.tls.ssl.client.auth"].value == "required"
+    assert not found["listeners"].is_sensitive

@@ -244,7 +244,8 @@ def test_brokers_come_change_and_go() -> None:
     image, delta = Image().apply([broker(1), broker(2, epoch=3)])
     image.check()
     assert delta.brokers_changed == (1, 2)
-    assert image.brokers[BrokerId(1)].endpoint_for(CLIENTS)[1:3] == ("h", 9092)
+    endpoint = image.brokers[BrokerId(1)].endpoint_for(CLIENTS)
+    assert endpoint is not None and endpoint[1:3] == ("h", 9092)
     image, _ = image.apply([FenceBrokerRecord(id=2, epoch=3)])
     assert not image.brokers[BrokerId(2)].is_active
     image, _ = image.apply([UnfenceBrokerRecord(id=2, epoch=3)])

@@ -40,6 +40,11 @@ def test_a_client_that_came_to_the_internal_listener_is_sent_to_the_other_one() 
     assert broker(plain, nodes).endpoint_for(NODES) is plain
 
 
-def test_a_broker_without_such_a_listener_is_named_by_its_first() -> None:
+def test_a_broker_without_such_a_listener_has_no_address_for_its_clients() -> None:
     plain = Endpoint(CLIENTS.name, "a", 9092, 0)
-    assert broker(plain).endpoint_for(SECURE) is plain
+    assert broker(plain).endpoint_for(SECURE) is None
+
+
+def test_nodes_are_told_some_endpoint_of_a_broker_without_a_plain_one() -> None:
+    secure = Endpoint(SECURE.name, "a", 9093, 3)
+    assert broker(secure).endpoint_for(NODES) is secure

@@ -15,5 +15,6 @@ Each package imports only packages below it (pyproject.toml has the contract). F
     partition            hosted partitions
     clocks               the current time, checked against other brokers
     storage              data directories, and where each log is
+    listener_settings    the listeners for clients, from the settings
     config, options, logs
 """

@@ -10,7 +10,7 @@ this file, which passes the call on.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from penstock.broker.clocks.clock_watch import ClockWatch
 from penstock.broker.config import BrokerConfig
@@ -54,7 +54,7 @@ from penstock.environment import Environment
 from penstock.metadata.features import TRANSACTION_VERSION, may_compact
 from penstock.metadata.image import Delta, Endpoint, Image
 from penstock.model import BrokerId
-from penstock.protocol.listeners import CLIENTS, NODES
+from penstock.protocol.listeners import NODES, ListenerDescription
 
 # So that the last messages to other nodes are sent before the connections close.
 LAST_WORDS_MS = 50
@@ -303,14 +303,18 @@ class Broker:
 
     # Starting and stopping
 
-    def start(self, client: tuple[str, int] | None, internal: tuple[str, int] | None) -> None:
+    def start(
+        self,
+        clients: Iterable[tuple[ListenerDescription, tuple[str, int]]],
+        internal: tuple[str, int] | None,
+    ) -> None:
         """Join the cluster; clients and nodes reach this node at these addresses."""
         self._publisher.publish_first(self.image)
         self.consensus.start()
         if self._is_broker:
-            endpoints = []
-            if client is not None:
-                endpoints.append(Endpoint(CLIENTS.name, *client, CLIENTS.security_protocol))
+            endpoints = [
+                Endpoint(listener.name, *address, listener.security_protocol) for listener, address in clients
+            ]
             if internal is not None:
                 endpoints.append(Endpoint(NODES.name, *internal, NODES.security_protocol))
             self.membership.start(endpoints)
@@ -367,6 +371,12 @@ class Broker:
         """The node to report to clients as the controller; any broker forwards their requests."""
         leader = self.consensus.leader_id
         return leader if leader is not None and leader in self.image.brokers else self.node_id
+
+    def controller_id_for(self, listener: ListenerDescription) -> int:
+        """The same for clients of a listener, which may not reach every broker."""
+        known = self.image.brokers.get(BrokerId(self.controller_id))
+        has_listener = known is None or known.endpoint_for(listener) is not None
+        return self.controller_id if has_listener else self.node_id
 
     # Callbacks of the parts
 

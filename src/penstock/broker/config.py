@@ -130,6 +130,7 @@ class BrokerConfig:
         (``node.id``, ``log.dirs``, ...), so that clients can read them.
         """
         given = {**(_read(file) if file is not None else {}), **overrides}
+        _check_short_forms(given, options or {})
         warnings = [warning for name, text in sorted(given.items()) for warning in _checked(name, text)]
         static = {**given, **(options or {})}
         config = cls(
@@ -283,6 +284,17 @@ def _transactions(static: Mapping[str, str]) -> TransactionSettings:
             "transaction.remove.expired.transaction.cleanup.interval.ms", layers
         ),
     )
+
+
+def _check_short_forms(given: Mapping[str, str], options: Mapping[str, str]) -> None:
+    """Refuse an option together with the setting that it is the short form of."""
+    for name, option in broker_settings.SHORT_FORMS.items():
+        if name in options and name in given:
+            raise ConfigError(f"{option} and the setting {name} are both given; use one of them")
+    if "advertised.listeners" in options and "listeners" in given:
+        raise ConfigError(
+            "--advertise goes with --listen; with the setting listeners use advertised.listeners"
+        )
 
 
 def _checked(name: str, text: str) -> Iterator[str]:

@@ -1,22 +1,29 @@
 """One node of a cluster: the broker and its listeners.
 
-A node has a client listener if it is a broker, and an internal listener if there are other nodes. Internal requests
-are never answered on the client listener.
+A node has one or several client listeners if it is a broker, and an internal listener if there are other nodes.
+Internal requests are never answered on client listeners.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.broker.broker import Broker
-from penstock.broker.config import BrokerConfig
+from penstock.broker.config import BrokerConfig, ConfigError
 from penstock.broker.handlers.routes import make_route
+from penstock.broker.listener_settings import LISTENERS, ClientListener, client_listeners
 from penstock.broker.logs import Logger
 from penstock.broker.network.connection_limits import ConnectionLimits
+from penstock.broker.network.listener_tls import ListenerTls
 from penstock.broker.network.server import Server
 from penstock.broker.options import ServeError, ServeOptions
 from penstock.environment import Environment
-from penstock.protocol.listeners import NODES
+from penstock.protocol.apis import INTERNAL
+from penstock.protocol.listeners import NODES, ListenerDescription
+from penstock.tls.pem import TlsSettingsError
+
+# The listeners for clients and where they are bound, in the order of the settings.
+Bound = Sequence[tuple[ListenerDescription, tuple[str, int]]]
 
 
 class Node:
@@ -29,20 +36,24 @@ class Node:
         config: BrokerConfig,
         logger: Logger,
         *,
-        on_ready: Callable[[tuple[str, int] | None], None],
+        on_ready: Callable[[Bound], None],
         on_failure: Callable[[str], None],
         connections_max: int | None = None,
     ) -> None:
-        """Calls ``on_ready(client address)`` once it serves. Raises ServeError, or OSError of its disk."""
+        """Calls ``on_ready(client listeners)`` once it serves. Raises ServeError, or OSError of its disk."""
         self._environment = environment
         self._options = options
         self._on_ready = on_ready
+        # Before anything is opened: these may be wrong.
+        self._listeners: list[tuple[ClientListener, ListenerTls | None]] = []
+        if "broker" in options.roles:
+            self._listeners = _with_tls(environment, options, config, logger)
         self.broker = Broker(
             environment, options, config, logger, on_failure=on_failure, on_active=self._became_active
         )
         self.internal: Server | None = None
         self.client: Server | None = None
-        self._client_address: tuple[str, int] | None = None
+        self._bound: Bound = ()
         if options.controllers:
             self.internal = Server(
                 environment,
@@ -52,10 +63,10 @@ class Node:
                 make_route=make_route,
                 # Fixed: a setting changed at runtime must not cut a node off from the other nodes.
                 limits=ConnectionLimits(config.max_connections, config.max_connections_per_ip),
-                listener=NODES,
+                serves=INTERNAL,
                 on_read_failed=self.broker.storage.read_failed,
             )
-        if "broker" in options.roles:
+        if self._listeners:
             self.client = Server(
                 environment,
                 self.broker,
@@ -74,23 +85,35 @@ class Node:
         internal = None
         if self.internal is not None:
             assert options.internal is not None
-            bound = self._listen(self.internal, options.internal, "--internal")
+            bound = self._listen(self.internal, NODES, options.internal, "--internal")
             told = options.internal_told
             internal = told if told is not None and told[1] else bound
-        advertised = None
-        if self.client is not None:
+        option = LISTENERS if options.listen is None else "--listen"
+        bound_clients = []
+        advertised = []
+        for each, tls in self._listeners:
+            assert self.client is not None
             # A broker that is not in the cluster yet would report no brokers or topics, and clients believe it.
-            self._client_address = self._listen(self.client, options.listen, "--listen", hold=True)
-            advertised = options.advertise or self._client_address
+            bound = self._listen(self.client, each.description, each.address, option, tls, hold=True)
+            bound_clients.append((each.description, bound))
+            advertised.append((each.description, each.advertised or bound))
+        self._bound = bound_clients
         self.broker.start(advertised, internal)
         if self.client is None:
-            self._on_ready(None)
+            self._on_ready(())
 
     def _listen(
-        self, server: Server, address: tuple[str, int], option: str, *, hold: bool = False
+        self,
+        server: Server,
+        listener: ListenerDescription,
+        address: tuple[str, int],
+        option: str,
+        tls: ListenerTls | None = None,
+        *,
+        hold: bool = False,
     ) -> tuple[str, int]:
         try:
-            return server.listen(*address, hold=hold)
+            return server.listen(*address, listener=listener, tls=tls, hold=hold)
         except OSError as error:
             wanted = f"{address[0]}:{address[1]}"
             raise ServeError(
@@ -100,7 +123,7 @@ class Node:
     def _became_active(self) -> None:
         if self.client is not None:
             self.client.open()
-        self._on_ready(self._client_address)
+        self._on_ready(self._bound)
 
     def stop(self, done: Callable[[], None]) -> None:
         """Hand over leaderships, close everything cleanly, then call ``done``. May raise OSError."""
@@ -120,3 +143,23 @@ class Node:
         for server in (self.client, self.internal):
             if server is not None:
                 server.close()
+
+
+def _with_tls(
+    environment: Environment, options: ServeOptions, config: BrokerConfig, logger: Logger
+) -> list[tuple[ClientListener, ListenerTls | None]]:
+    """The listeners for clients, with their certificates. Raises ServeError when settings or files are wrong."""
+    found: list[tuple[ClientListener, ListenerTls | None]] = []
+    try:
+        for each in client_listeners(options, config.static):
+            tls = None
+            name = each.description.name
+            if each.tls is not None:
+                try:
+                    tls = ListenerTls(environment, logger, name, each.tls.settings, each.tls.principals)
+                except TlsSettingsError as error:
+                    raise ServeError(f"listener {name}: {error}") from None
+            found.append((each, tls))
+    except ConfigError as error:
+        raise ServeError(str(error)) from None
+    return found

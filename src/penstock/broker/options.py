@@ -23,9 +23,10 @@ class ServeOptions:
     node_id: int
     # In the order given; the first holds the metadata.
     data_dirs: tuple[str, ...]
-    # With port 0 the kernel chooses one; the ready line shows it.
-    listen: tuple[str, int]
-    # The address that clients get; None when it is the one listened on.
+    # The only listener for clients, without TLS. None: the settings say it, or the default. With port 0 the kernel
+    # chooses one; the ready line shows it.
+    listen: tuple[str, int] | None
+    # The address that clients of this listener get; None when the settings say it, or it is the one listened on.
     advertise: tuple[str, int] | None
     rack: str | None
     # From --set; they win over the configuration file.
@@ -36,6 +37,8 @@ class ServeOptions:
     # The voters of the metadata quorum and their internal addresses. Empty: this node is the quorum.
     controllers: Mapping[int, tuple[str, int]] = field(default_factory=dict)
     roles: tuple[str, ...] = (BROKER, CONTROLLER)
+    # Other machines may connect without authentication.
+    is_insecure: bool = False
 
     @property
     def internal_told(self) -> tuple[str, int] | None:

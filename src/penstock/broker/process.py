@@ -8,10 +8,12 @@ import sys
 import traceback
 from typing import Any
 
+from penstock.addresses import format_address
 from penstock.broker.config import BrokerConfig, ConfigError
+from penstock.broker.listener_settings import check_reach, client_listeners, unused_settings
 from penstock.broker.logs import Logger
-from penstock.broker.node import Node
-from penstock.broker.options import ServeError, ServeOptions
+from penstock.broker.node import Bound, Node
+from penstock.broker.options import BROKER, ServeError, ServeOptions
 from penstock.protocol.listeners import CLIENTS
 
 # A node that has not found its cluster by then logs what it is waiting for.
@@ -24,10 +26,13 @@ def run(options: ServeOptions) -> int:
         config, warnings = BrokerConfig.load(
             options.settings, options.config_file, options=_as_settings(options)
         )
+        listeners = client_listeners(options, config.static) if BROKER in options.roles else ()
+        check_reach(listeners, options)
+        advice = unused_settings(listeners, config.static)
     except ConfigError as error:
         raise ServeError(str(error)) from None
     logger = Logger(node=options.node_id)
-    for warning in warnings:
+    for warning in (*warnings, *advice):
         logger.warning(warning)
 
     loop = _event_loop()
@@ -49,13 +54,10 @@ def run(options: ServeOptions) -> int:
             traceback.print_exception(error, file=sys.stderr)
         logger.error("stopping after an internal error", error=repr(error), message=context.get("message"))
 
-    def ready(address: tuple[str, int] | None) -> None:
+    def ready(bound: Bound) -> None:
         nonlocal is_ready
         is_ready = True
-        host, port = address or ("", 0)
-        shown = f"[{host}]" if ":" in host else host
-        serving = f"kafka={shown}:{port}" if address is not None else "kafka=off"
-        print(f"penstock node {options.node_id} ready {serving} http=off", flush=True)  # noqa: T201
+        print(f"penstock node {options.node_id} ready kafka={_shown(bound)} http=off", flush=True)  # noqa: T201
 
     def remark_on_waiting() -> None:
         if is_ready or stopping or node.broker.consensus.leader_id is not None:
@@ -115,6 +117,15 @@ def run(options: ServeOptions) -> int:
     return 0
 
 
+def _shown(bound: Bound) -> str:
+    """The addresses of clients for the ready line: only the address if there is one listener, as by default."""
+    if not bound:
+        return "off"
+    if len(bound) == 1 and bound[0][0] == CLIENTS:
+        return format_address(*bound[0][1])
+    return ",".join(listener.url(address) for listener, address in bound)
+
+
 def _connections_max() -> int | None:
     """Half of the descriptors that the system allows, or all that the logs leave if that is more.
 
@@ -136,8 +147,9 @@ def _as_settings(options: ServeOptions) -> dict[str, str]:
         "node.id": str(options.node_id),
         "broker.id": str(options.node_id),
         "log.dirs": ",".join(options.data_dirs),
-        "listeners": CLIENTS.url(options.listen),
     }
+    if options.listen is not None:
+        settings["listeners"] = CLIENTS.url(options.listen)
     if options.controllers:
         settings["controller.quorum.voters"] = ",".join(
             f"{node}@{voter[0]}:{voter[1]}" for node, voter in options.controllers.items()

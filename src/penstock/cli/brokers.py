@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.addresses import format_address
+from penstock.addresses import format_address
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.numbers import parse_numbers, refuse_missing
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes, check_topic

@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
     TopicDescription,
 )
 
-from penstock.cli.addresses import parse_address
+from penstock.addresses import parse_address
 from penstock.cli.failures import Failure, WrongUsage, near_name
 
 # How long to wait for the first answer of a broker.

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.addresses import format_address, parse_address
+from penstock.addresses import format_address, parse_address
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.numbers import parse_number
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes

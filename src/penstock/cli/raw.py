@@ -11,7 +11,7 @@ import struct
 from types import TracebackType
 from typing import Any
 
-from penstock.cli.addresses import parse_address
+from penstock.addresses import parse_address
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.protocol.apis import API_VERSIONS, APIS
 from penstock.protocol.errors import DecodeError, ErrorCode

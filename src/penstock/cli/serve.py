@@ -17,8 +17,8 @@ import threading
 import time
 from typing import NoReturn
 
+from penstock.addresses import format_address, is_loopback, is_unspecified, parse_address
 from penstock.broker.options import BROKER, CONTROLLER, ServeError, ServeOptions
-from penstock.cli.addresses import format_address, is_loopback, is_unspecified, parse_address
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.settings import parse_settings
 
@@ -56,7 +56,7 @@ def _parser() -> _Parser:
     option(
         "--listen",
         metavar="HOST:PORT",
-        help=f"where clients connect; port 0 picks a free one (default {LISTEN})",
+        help=f"where clients connect, without TLS; port 0 picks a free one (default {LISTEN})",
     )
     option("--advertise", metavar="HOST:PORT", help="the address for clients, if it differs from --listen")
     option("--internal", metavar="HOST:PORT", help="where the other nodes of the cluster connect")
@@ -98,7 +98,7 @@ def serve(words: list[str]) -> int:
     except SystemExit as leaving:  # --help has been printed
         return int(leaving.code or 0)
     options = _options(arguments)
-    _check_reach(options, insecure=arguments.insecure)
+    _check_reach(options)
     _check_platform()
     if len(options.controllers) % 2 == 0 and options.controllers:
         _warn_of_even(len(options.controllers))
@@ -132,7 +132,7 @@ def _options(arguments: argparse.Namespace) -> ServeOptions:
     return ServeOptions(
         node_id=arguments.node_id,
         data_dirs=data_dirs,
-        listen=_address("--listen", arguments.listen or LISTEN),
+        listen=None if arguments.listen is None else _address("--listen", arguments.listen),
         advertise=None if arguments.advertise is None else _address("--advertise", arguments.advertise),
         rack=arguments.rack,
         settings=parse_settings("--set", arguments.settings),
@@ -140,6 +140,7 @@ def _options(arguments: argparse.Namespace) -> ServeOptions:
         internal=_internal(arguments, controllers),
         controllers=controllers,
         roles=roles,
+        is_insecure=arguments.insecure,
     )
 
 
@@ -227,23 +228,24 @@ def _address(option: str, text: str) -> Address:
         raise WrongUsage(f"{option}: {error}") from None
 
 
-def _check_reach(options: ServeOptions, *, insecure: bool) -> None:
-    """Refuse an accidental listener for other machines, and advertised addresses that cannot work."""
+def _check_reach(options: ServeOptions) -> None:
+    """Refuse an accidental listener for other machines, and advertised addresses that cannot work.
+
+    Listeners in the settings are checked with them, in ``broker/listener_settings.py``.
+    """
+    insecure = options.is_insecure
     if options.internal is not None:
         _check_open("--internal", options.internal, insecure=insecure)
         if BROKER in options.roles and options.internal == options.listen and options.listen[1] != 0:
             raise WrongUsage("--internal and --listen are the same address; clients and nodes need one each")
-    if BROKER not in options.roles:
-        return
-    host, _ = options.listen
-    _check_open("--listen", options.listen, insecure=insecure)
-    if options.advertise is None:
-        if is_unspecified(host):
+    if options.listen is not None:
+        _check_open("--listen", options.listen, insecure=insecure)
+        if options.advertise is None and is_unspecified(options.listen[0]):
             raise WrongUsage(
-                f"clients cannot connect to {host}; add --advertise HOST:PORT, "
+                f"clients cannot connect to {options.listen[0]}; add --advertise HOST:PORT, "
                 "such as this machine's name and port"
             )
-    elif options.advertise[1] == 0 or is_unspecified(options.advertise[0]):
+    if options.advertise is not None and (options.advertise[1] == 0 or is_unspecified(options.advertise[0])):
         told = format_address(*options.advertise)
         raise WrongUsage(f"--advertise: clients cannot connect to {told}; give a host and a port")
 
@@ -255,7 +257,7 @@ def _check_open(option: str, address: Address, *, insecure: bool) -> None:
         raise WrongUsage(f"{option}: {error}") from None
     if not private and not insecure:
         raise WrongUsage(
-            f"{format_address(*address)} is open to other machines and there is no authentication yet; "
+            f"{format_address(*address)} is open to other machines without authentication; "
             "listen on 127.0.0.1, or pass --insecure if the network is trusted"
         )
 

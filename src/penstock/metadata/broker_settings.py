@@ -25,13 +25,16 @@ from penstock.metadata.settings import (
     refused,
     short,
     string,
+    strings,
     table,
     without_meaning,
 )
+from penstock.metadata.ssl_settings import SSL
 from penstock.metadata.topic_settings import DURABILITY, FLUSHED, NO_TIERS, REPLICATED, SYNONYMS, TOPIC
 from penstock.protocol.listeners import NODES
 
-_NO_SECURITY = "authentication, authorization and encryption are not implemented yet"
+_NO_SECURITY = "SASL and authorization are not implemented yet"
+_ONLY_SSL_PER_LISTENER = "only the settings of TLS, listener.name.<name>.ssl.*, can differ between listeners"
 _NO_TWO_PHASES = "two-phase commit is not implemented yet"
 _NO_JAVA = "there is no JVM to load a class into"
 
@@ -48,9 +51,10 @@ OPTIONS = {
     "broker.rack": "--rack",
     "log.dir": "--data-dir",
     "log.dirs": "--data-dir",
-    "listeners": "--listen",
-    "advertised.listeners": "--advertise",
 }
+# Settings for which an option is only the short form. Only one of both may be given.
+SHORT_FORMS = {"listeners": "--listen", "advertised.listeners": "--advertise"}
+LISTENER_PREFIX = "listener.name."
 
 
 def _topic_defaults() -> Iterator[Setting]:
@@ -346,8 +350,24 @@ BROKER: dict[str, Setting] = table(
     string("broker.rack", None, "The rack of this node; replicas are spread over racks."),
     string("log.dir", None, "A single log.dirs."),
     string("log.dirs", None, "The directories that hold the logs."),
-    string("listeners", None, "The address that clients connect to."),
-    string("advertised.listeners", None, "The address that the broker gives to clients."),
+    # The addresses of clients. Kafka listens on every interface by default.
+    strings(
+        "listeners",
+        "PLAINTEXT://127.0.0.1:9092",
+        "The addresses that clients connect to, each with the name of its listener; --listen is the short form.",
+    ),
+    strings(
+        "advertised.listeners",
+        None,
+        "The addresses that the broker gives to clients, by listener; if not set, those of listeners.",
+    ),
+    # Kafka's default has an entry for each protocol, which is always there in effect.
+    string(
+        "listener.security.protocol.map",
+        "",
+        "The protocol of each listener, as in TLS:SSL. A listener with the name of a protocol needs no entry.",
+    ),
+    *SSL.values(),
     # Settings that must not be ignored.
     *refused(
         "max.connections.per.ip is the same for all addresses",
@@ -373,7 +393,6 @@ BROKER: dict[str, Setting] = table(
         string("authorizer.class.name", "", "A class that decides who may do what."),
         long("connections.max.reauth.ms", 0, "How long an authentication is valid."),
         string("delegation.token.secret.key", None, "The key that signs delegation tokens."),
-        string("listener.security.protocol.map", None, "The protocol of each listener."),
         string("principal.builder.class", None, "A class that determines the user of a connection."),
         string(
             "security.inter.broker.protocol", NODES.security_protocol.name, "The protocol between brokers."
@@ -393,6 +412,15 @@ BROKER: dict[str, Setting] = table(
 def find(name: str) -> Setting | None:
     """The broker setting with this name, including families of names that the table does not list."""
     setting = BROKER.get(name)
-    if setting is None and name.startswith(("ssl.", "sasl.", "listener.name.")):
-        return Setting(name, Kind.STRING, None, "", status=Status.REFUSED, reason=_NO_SECURITY)
-    return setting
+    if setting is not None:
+        return setting
+    of_listener = (
+        name.removeprefix(LISTENER_PREFIX).partition(".")[2] if name.startswith(LISTENER_PREFIX) else ""
+    )
+    if of_listener in SSL:
+        return SSL[of_listener]._replace(name=name)
+    if name.startswith("sasl.") or of_listener.startswith("sasl."):
+        return Setting(name, Kind.PASSWORD, None, "", status=Status.REFUSED, reason=_NO_SECURITY)
+    if name.startswith(LISTENER_PREFIX):
+        return Setting(name, Kind.PASSWORD, None, "", status=Status.REFUSED, reason=_ONLY_SSL_PER_LISTENER)
+    return None

@@ -298,13 +298,17 @@ class _Description:
 
     def _shown(self, entry: Entry) -> DescribeConfigsResourceResult:
         synonyms = entry.origins if self._request.include_synonyms else ()
+        is_sensitive = entry.setting.is_sensitive
         return DescribeConfigsResourceResult(
             name=entry.setting.name,
-            value=entry.value,
+            value=None if is_sensitive else entry.value,
+            is_sensitive=is_sensitive,
             read_only=entry.is_read_only,
             config_source=entry.source,
             synonyms=[
-                DescribeConfigsSynonym(name=origin.name, value=origin.text, source=origin.source)
+                DescribeConfigsSynonym(
+                    name=origin.name, value=None if is_sensitive else origin.text, source=origin.source
+                )
                 for origin in synonyms
             ],
             config_type=entry.setting.kind,

@@ -39,6 +39,7 @@ from penstock.metadata.values import (
     registration_record,
 )
 from penstock.model import BrokerId, TopicId
+from penstock.protocol.listeners import ListenerDescription
 from penstock.protocol.messages.metadata_records import (
     BrokerRegistrationChangeRecord,
     ConfigRecord,
@@ -123,6 +124,24 @@ class Image:
         """The brokers that clients can connect to. Never empty: clients would give up the cluster."""
         known = self.brokers.values()
         return [broker for broker in known if not broker.fenced] or known
+
+    def reachable_endpoints(self, listener: ListenerDescription) -> list[tuple[BrokerImage, Endpoint]]:
+        """The brokers that clients of a listener can connect to, each with its endpoint.
+
+        Empty only if no broker has such a listener, so never for clients that are connected to one.
+        """
+        found = [
+            (broker, endpoint)
+            for broker in self.brokers.values()
+            if (endpoint := broker.endpoint_for(listener)) is not None
+        ]
+        return [each for each in found if not each[0].fenced] or found
+
+    def brokers_without(self, listener: ListenerDescription) -> frozenset[BrokerId]:
+        """The brokers that clients of a listener cannot reach, because they have no such listener."""
+        return frozenset(
+            broker.id for broker in self.brokers.values() if broker.endpoint_for(listener) is None
+        )
 
     def active_epoch(self, broker: int) -> int | None:
         """The epoch of a broker that may be in the ISR; None if it is fenced, stopping or unknown."""

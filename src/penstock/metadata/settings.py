@@ -21,6 +21,8 @@ LONG_MAX = 2**63 - 1
 DOUBLE_MAX = sys.float_info.max
 # A value must fit, in UTF-8, in the older versions of DescribeConfigs.
 TEXT_MAX = 32_767 // 4
+# A password is never shown. Certificates are passwords in this sense, and long.
+PASSWORD_TEXT_MAX = 256 * 1024
 
 
 class Kind(IntEnum):
@@ -33,6 +35,8 @@ class Kind(IntEnum):
     LONG = 5
     DOUBLE = 6
     LIST = 7
+    # Never shown, neither in responses nor in errors.
+    PASSWORD = 9
 
 
 _BITS = {Kind.SHORT: 16, Kind.INT: 32, Kind.LONG: 64}
@@ -64,6 +68,10 @@ class Setting(NamedTuple):
     # Broker settings: whether AlterConfigs may change it while the broker runs.
     is_dynamic: bool = False
 
+    @property
+    def is_sensitive(self) -> bool:
+        return self.kind is Kind.PASSWORD
+
 
 class InvalidSetting(Exception):
     """A value that a setting cannot have. The message is one line for the user who set it."""
@@ -74,14 +82,17 @@ def parse(setting: Setting, text: str) -> Any:
 
     The types are bool, str, int, float, and a tuple of str for a list.
     """
-    if len(text) > TEXT_MAX:
-        raise InvalidSetting(f"{setting.name}: a value has at most {TEXT_MAX} characters, not {len(text)}")
+    length_max = PASSWORD_TEXT_MAX if setting.is_sensitive else TEXT_MAX
+    if len(text) > length_max:
+        raise InvalidSetting(f"{setting.name}: a value has at most {length_max} characters, not {len(text)}")
     text = text.strip()
     kind = setting.kind
     if kind is Kind.BOOLEAN:
         if text.lower() not in ("true", "false"):
             raise InvalidSetting(f"{_shown(setting, text)}: must be true or false")
         return text.lower() == "true"
+    if kind is Kind.PASSWORD:
+        return text
     if kind is Kind.STRING:
         if setting.choices and text not in setting.choices:
             raise InvalidSetting(f"{_shown(setting, text)}: must be one of {', '.join(setting.choices)}")
@@ -182,7 +193,11 @@ def string(name: str, default: str | None, doc: str, *choices: str) -> Setting:
     return Setting(name, Kind.STRING, default, doc, choices=choices)
 
 
-def strings(name: str, default: str, doc: str, *choices: str) -> Setting:
+def password(name: str, doc: str) -> Setting:
+    return Setting(name, Kind.PASSWORD, None, doc)
+
+
+def strings(name: str, default: str | None, doc: str, *choices: str) -> Setting:
     return Setting(name, Kind.LIST, default, doc, choices=choices)
 
 

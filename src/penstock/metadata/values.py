@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.model import BrokerId, TopicId
+from penstock.protocol.apis import INTERNAL
 from penstock.protocol.listeners import NODES, ListenerDescription
 from penstock.protocol.messages.metadata_records import (
     BrokerEndpoint,
@@ -74,7 +75,7 @@ class BrokerImage(NamedTuple):
     epoch: int
     # Unique to one run of the process.
     incarnation_id: bytes
-    # The client endpoint first.
+    # One for each listener, those of clients first.
     endpoints: tuple[Endpoint, ...]
     rack: str | None
     # Registered, but must not lead (yet, or any more).
@@ -85,12 +86,16 @@ class BrokerImage(NamedTuple):
     # Empty for a broker of an older release, or one that was registered by a controller of an older release.
     features: tuple[FeatureRange, ...] = ()
 
-    def endpoint_for(self, listener: ListenerDescription) -> Endpoint:
-        """The endpoint for clients of a listener: the one with its name, or else the first."""
+    def endpoint_for(self, listener: ListenerDescription) -> Endpoint | None:
+        """The endpoint for clients of a listener: the one with its name. None: this broker has no such listener.
+
+        Never that of another listener: a client that came over TLS must not be sent to a port without it.
+        """
         for endpoint in self.endpoints:
             if endpoint.name == listener.advertises:
                 return endpoint
-        return self.endpoints[0]
+        # What nodes ask for is an address to show; brokers may have any listeners for clients.
+        return self.endpoints[0] if listener.serves == INTERNAL else None
 
     @property
     def internal(self) -> Endpoint | None:

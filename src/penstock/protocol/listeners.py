@@ -1,7 +1,7 @@
 """The listeners of a node: name, security protocol, and which requests they serve.
 
-There are two, both without TLS and authentication. Their names are stored in registrations and in broker records,
-so they must not change.
+A broker may have several for clients; CLIENTS is the one that it has unless it is told otherwise. Nodes have one
+for each other. Names are stored in registrations and in broker records, so those of these two must not change.
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ class ListenerDescription(NamedTuple):
 
     def url(self, address: tuple[str, int]) -> str:
         """The form Kafka uses in ``listeners`` and ``advertised.listeners``."""
-        return f"{self.name}://{address[0]}:{address[1]}"
+        host, port = address
+        return f"{self.name}://[{host}]:{port}" if ":" in host else f"{self.name}://{host}:{port}"
 
 
-CLIENTS = ListenerDescription("PLAINTEXT", SecurityProtocol.PLAINTEXT, CLIENT, advertises="PLAINTEXT")
+def client_listener(name: str, protocol: SecurityProtocol) -> ListenerDescription:
+    return ListenerDescription(name, protocol, CLIENT, advertises=name)
+
+
+CLIENTS = client_listener("PLAINTEXT", SecurityProtocol.PLAINTEXT)
 NODES = ListenerDescription("INTERNAL", SecurityProtocol.PLAINTEXT, INTERNAL, advertises=CLIENTS.name)

@@ -11,7 +11,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.config import BrokerConfig
 from penstock.broker.logs import Logger
 from penstock.broker.membership.membership import State
-from penstock.broker.node import Node
+from penstock.broker.node import Bound, Node
 from penstock.broker.options import ServeOptions
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.environment import Environment
@@ -140,7 +140,7 @@ def start_node(
     """Start a node. Raises ServeError or OSError when it cannot start."""
     running = RunningNode(options.node_id)
 
-    def ready(_: tuple[str, int] | None) -> None:
+    def ready(_: Bound) -> None:
         running.is_ready = True
         on_ready()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -41,13 +41,13 @@ VERSIONS = range(14)
 FLEXIBLE_SINCE = 9
 
 
-def registered(*ids: int) -> list[Message]:
+def registered(*ids: int, listeners: Sequence[str] = ("PLAINTEXT",), epoch: int = 0) -> list[Message]:
     return [
         RegisterBrokerRecord(
             broker_id=id,
-            broker_epoch=0,
+            broker_epoch=epoch,
             incarnation_id=bytes(16),
-            end_points=[BrokerEndpoint(name="PLAINTEXT", host=f"host-{id}", port=9092)],
+            end_points=[BrokerEndpoint(name=name, host=f"host-{id}-{name}", port=9092) for name in listeners],
             fenced=False,
             rack=None if id % 2 else "a",
         )
@@ -77,7 +77,9 @@ def random_batch(draw: Random, image: Image, number: int) -> list[Message]:
     brokers = list(image.brokers)
     topics = list(image.topics.values())
     match (
-        draw.choice(("create", "create", "change", "change", "change", "remove", "fence")) if topics else ""
+        draw.choice(("create", "create", "change", "change", "change", "remove", "fence", "listeners"))
+        if topics
+        else ""
     ):
         case "change":
             changed = draw.choice(topics)
@@ -95,6 +97,10 @@ def random_batch(draw: Random, image: Image, number: int) -> list[Message]:
             known = image.brokers[draw.choice(brokers)]
             kind = UnfenceBrokerRecord if known.fenced else FenceBrokerRecord
             return [kind(id=known.id, epoch=known.epoch)]
+        case "listeners":
+            # The broker that is asked is the first, and it has the listener it is asked on.
+            listeners = draw.choice((("PLAINTEXT",), ("PLAINTEXT", "TLS"), ("TLS",)))
+            return registered(draw.choice(brokers[1:]), listeners=listeners, epoch=image.offset + 1)
     name = CONSUMER_OFFSETS if CONSUMER_OFFSETS not in image.topics else f"t{number}"
     name += "x" * (200 if draw.random() < 0.2 and name != CONSUMER_OFFSETS else 0)
     replicas = draw.sample(brokers, draw.choice((1, 2, 3, len(brokers))))
@@ -115,17 +121,26 @@ def histories(seed: int) -> Iterator[tuple[Image, Delta]]:
 
 def written(image: Image, request: MetadataRequest, version: int, controller_id: int) -> bytes:
     """The answer as the ordinary encoder writes it, from ordinary objects."""
-    online = [broker for broker in image.brokers.values() if not broker.fenced]
-    offline = {broker.id for broker in image.brokers.values() if broker.fenced}
+    endpoints = {
+        broker.id: endpoint
+        for broker in image.brokers.values()
+        for endpoint in broker.endpoints
+        if endpoint.name == "PLAINTEXT"
+    }
+    listed = [broker for broker in image.brokers.values() if broker.id in endpoints]
+    unlisted = set(image.brokers) - set(endpoints)
+    online = [broker for broker in listed if not broker.fenced]
+    offline = unlisted | {broker.id for broker in image.brokers.values() if broker.fenced}
+    without_listener = ErrorCode.LISTENER_NOT_FOUND if version >= 6 else ErrorCode.LEADER_NOT_AVAILABLE
     response = MetadataResponse(
         brokers=[
             MetadataResponseBroker(
                 node_id=broker.id,
-                host=broker.endpoints[0].host,
-                port=broker.endpoints[0].port,
+                host=endpoints[broker.id].host,
+                port=endpoints[broker.id].port,
                 rack=broker.rack,
             )
-            for broker in online or image.brokers.values()
+            for broker in online or listed
         ],
         cluster_id="cluster",
         controller_id=controller_id,
@@ -146,9 +161,15 @@ def written(image: Image, request: MetadataRequest, version: int, controller_id:
                 ),
                 partitions=[
                     MetadataResponsePartition(
-                        error_code=ErrorCode.LEADER_NOT_AVAILABLE if partition.leader < 0 else ErrorCode.NONE,
+                        error_code=(
+                            ErrorCode.LEADER_NOT_AVAILABLE
+                            if partition.leader < 0
+                            else without_listener
+                            if partition.leader in unlisted
+                            else ErrorCode.NONE
+                        ),
                         partition_index=partition.index,
-                        leader_id=partition.leader,
+                        leader_id=-1 if partition.leader in unlisted else partition.leader,
                         leader_epoch=partition.leader_epoch,
                         replica_nodes=list(partition.replicas),
                         isr_nodes=list(partition.isr),
@@ -240,7 +261,9 @@ def test_many_who_ask_at_once_share_one_list(tmp_path: Path) -> None:
     theatre.tell(image, delta)
     answers: list[list[bytes]] = []
     for _ in range(3):
-        theatre.stage.broker.metadata_pages.list_topics(theatre.stage.broker.image, 12, 0, answers.append)
+        theatre.stage.broker.metadata_pages.list_topics(
+            theatre.stage.broker.image, 12, 0, frozenset(), answers.append
+        )
     assert not answers
     theatre.stage.spawn.run()
     assert len(answers) == 3
@@ -275,7 +298,7 @@ def test_a_turn_packs_a_portion_and_a_change_packs_what_changed() -> None:
     image, delta = Image().apply(made)
     metadata_pages.moved(delta)
     answers: list[list[bytes]] = []
-    metadata_pages.list_topics(image, 12, 0, answers.append)
+    metadata_pages.list_topics(image, 12, 0, frozenset(), answers.append)
     spawn.run()
     assert len(answers) == 1
     assert spawn.turns >= 9
@@ -283,11 +306,11 @@ def test_a_turn_packs_a_portion_and_a_change_packs_what_changed() -> None:
         [PartitionChangeRecord(topic_id=image.topics["t50"].id, partition_id=3, isr=[1], leader=1)]
     )
     metadata_pages.moved(delta)
-    metadata_pages.list_topics(image, 12, 0, answers.append)
+    metadata_pages.list_topics(image, 12, 0, frozenset(), answers.append)
     # At once: all but one of them were there.
     assert len(answers) == 2
     assert spawn.turns < 20
-    MetadataPages(spawn).list_topics(image, 12, 0, answers.append)
+    MetadataPages(spawn).list_topics(image, 12, 0, frozenset(), answers.append)
     spawn.run()
     assert b"".join(answers[1]) == b"".join(answers[2]) != b"".join(answers[0])
 
@@ -297,14 +320,14 @@ def test_only_a_few_versions_are_kept() -> None:
     image, _ = Image().apply([*registered(1), *topic(1, "a", 1, 1)])
     for version in VERSIONS:
         for operations in (0, 1):
-            metadata_pages.list_topics(image, version, operations, lambda pages: None)
+            metadata_pages.list_topics(image, version, operations, frozenset(), lambda pages: None)
     assert len(metadata_pages._editions) == EDITIONS_MAX
 
 
 def test_what_became_of_a_topic_frees_what_was_kept_of_it() -> None:
     metadata_pages = MetadataPages(ManualSpawn(ManualClock()))
     image, _ = Image().apply([*registered(1), *topic(1, "a", 1, 1), *topic(2, "b", 1, 1)])
-    metadata_pages.list_topics(image, 12, 0, lambda pages: None)
+    metadata_pages.list_topics(image, 12, 0, frozenset(), lambda pages: None)
     _, delta = image.apply([RemoveTopicRecord(topic_id=image.topics["a"].id)])
     metadata_pages.moved(delta)
     (edition,) = metadata_pages._editions.values()

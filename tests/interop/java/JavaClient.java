@@ -1,9 +1,13 @@
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.BufferedReader;
+import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.io.Reader;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -15,6 +19,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.Properties;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.concurrent.CompletionException;
@@ -57,7 +62,7 @@ public final class JavaClient {
     private static final long PATIENCE_MS = 30_000;
     private static final ObjectMapper JSON = new ObjectMapper();
 
-    private final String bootstrap;
+    private final Map<String, Object> common = new HashMap<>();
     private final Admin admin;
     private final List<Member> members = new ArrayList<>();
 
@@ -72,9 +77,18 @@ public final class JavaClient {
         System.exit(0);
     }
 
-    private JavaClient(String bootstrap) {
-        this.bootstrap = bootstrap;
-        this.admin = Admin.create(Map.of("bootstrap.servers", bootstrap));
+    private JavaClient(String bootstrap) throws IOException {
+        common.put("bootstrap.servers", bootstrap);
+        // Settings of every client, such as those of TLS.
+        String file = System.getProperty("settings");
+        if (file != null) {
+            Properties properties = new Properties();
+            try (Reader reader = Files.newBufferedReader(Path.of(file))) {
+                properties.load(reader);
+            }
+            properties.forEach((name, value) -> common.put(name.toString(), value));
+        }
+        this.admin = Admin.create(common);
     }
 
     private Map<String, Object> answer(JsonNode command) {
@@ -133,8 +147,7 @@ public final class JavaClient {
     // Reading and writing
 
     private Object produce(String topic, JsonNode command) throws Exception {
-        Map<String, Object> settings = new HashMap<>();
-        settings.put("bootstrap.servers", bootstrap);
+        Map<String, Object> settings = new HashMap<>(common);
         settings.put("acks", command.get("acks").asText());
         settings.put("compression.type", command.get("codec").asText());
         settings.put("enable.idempotence", command.get("idempotent").asBoolean());
@@ -167,8 +180,8 @@ public final class JavaClient {
     }
 
     private KafkaConsumer<byte[], byte[]> consumer(Map<String, Object> more) {
-        Map<String, Object> settings = new HashMap<>(more);
-        settings.put("bootstrap.servers", bootstrap);
+        Map<String, Object> settings = new HashMap<>(common);
+        settings.putAll(more);
         return new KafkaConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 

@@ -118,18 +118,19 @@ def describe_cluster(broker: Broker, request: DescribeClusterRequest, call: Call
     clocks = broker.clocks.ahead_ms() if request.include_clocks else {}
     return DescribeClusterResponse(
         cluster_id=broker.cluster_id or "",
-        controller_id=broker.controller_id,
+        controller_id=broker.controller_id_for(call.listener),
         brokers=[
             DescribeClusterBroker(
                 broker_id=member.id,
-                host=member.endpoint_for(call.listener).host,
-                port=member.endpoint_for(call.listener).port,
+                host=endpoint.host,
+                port=endpoint.port,
                 rack=member.rack,
                 is_fenced=member.fenced,
                 clock_ahead_ms=_told(clocks.get(member.id)),
             )
             for member in broker.image.brokers.values()
             if request.include_fenced_brokers or not member.fenced
+            if (endpoint := member.endpoint_for(call.listener)) is not None
         ],
         cluster_authorized_operations=(
             authorized_operations(call, ResourceType.CLUSTER)

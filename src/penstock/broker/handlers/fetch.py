@@ -273,7 +273,7 @@ class PendingFetch:
                 ceiling = data.last_stable_offset if self._read_committed else hosted.high_watermark
                 if self._rack and hosted.is_leader:
                     data.preferred_read_replica = nearest_replica(
-                        self._broker, hosted, self._rack, partition.fetch_offset
+                        self._broker, hosted, self._rack, partition.fetch_offset, self._call.listener
                     )
                     if data.preferred_read_replica >= 0:
                         return data, 0

@@ -67,6 +67,7 @@ TOPIC_IDS_SINCE_VERSION = 10
 # Of a member's metadata in all its protocols together. It is kept in memory while the member is in the group, and
 # written with every generation. (In Kafka the offsets topic's max.message.bytes limits it.)
 SUBSCRIPTION_BYTES_MAX = 1024 * 1024
+NO_SUCH_LISTENER = "the coordinator has no listener {}"
 NO_CONSUMER_PROTOCOL = "the consumer group protocol is not supported yet; use group.protocol=classic"
 
 
@@ -81,18 +82,18 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
         leader = None if error else coordinators.broker_of(key)
         known = None if leader is None else broker.image.brokers.get(leader)
         if known is None:
-            return Coordinator(
-                key=key,
-                node_id=-1,
-                host="",
-                port=-1,
-                error_code=error or ErrorCode.COORDINATOR_NOT_AVAILABLE,
-                error_message=message,
-            )
+            return nowhere(key, error or ErrorCode.COORDINATOR_NOT_AVAILABLE, message)
         return at(key, known)
+
+    def nowhere(key: str, error: int, message: str | None) -> Coordinator:
+        return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=message)
 
     def at(key: str, member: BrokerImage) -> Coordinator:
         endpoint = member.endpoint_for(call.listener)
+        if endpoint is None:
+            return nowhere(
+                key, ErrorCode.COORDINATOR_NOT_AVAILABLE, NO_SUCH_LISTENER.format(call.listener.name)
+            )
         return Coordinator(key=key, node_id=member.id, host=endpoint.host, port=endpoint.port)
 
     def found_here() -> FindCoordinatorResponse:

@@ -36,4 +36,5 @@ def endpoints_of(broker: Broker, call: Call, nodes: Iterable[int]) -> list[NodeE
     return [
         NodeEndpoint(node_id=member.id, host=endpoint.host, port=endpoint.port, rack=member.rack)
         for member, endpoint in found
+        if endpoint is not None
     ]

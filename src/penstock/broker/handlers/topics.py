@@ -14,9 +14,10 @@ from typing import Any
 from penstock.broker.broker import Broker
 from penstock.broker.network.authorization import ALL_OPERATIONS, ResourceType, authorized_operations
 from penstock.broker.network.connection import WAITING, Call, Encoded
+from penstock.broker.network.metadata_pages import listener_not_found
 from penstock.metadata.image import NO_LEADER, Image, TopicImage
 from penstock.metadata.topics import is_internal, name_error
-from penstock.model import NO_TOPIC_ID, TopicId
+from penstock.model import NO_TOPIC_ID, BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import OPERATIONS_OMITTED
 from penstock.protocol.messages.topics import (
@@ -79,10 +80,11 @@ def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Any:
     broker.metadata_pages.list_topics(
         image,
         version,
-        # The pages are the same for all clients.
+        # The pages are the same for all clients of a listener.
         ALL_OPERATIONS[ResourceType.TOPIC]
         if request.include_topic_authorized_operations
         else OPERATIONS_OMITTED,
+        image.brokers_without(call.listener),
         lambda pages: call.answer(Encoded([start + count, *pages, around[place:]])),
     )
     return WAITING
@@ -102,7 +104,8 @@ def _named_topics(
 ) -> MetadataResponse:
     response = _response(broker, request, call)
     image = broker.image
-    offline = _offline(broker)
+    unlisted = image.brokers_without(call.listener)
+    offline = _offline(broker) | unlisted
     seen = set()
     for wanted in asked:
         by_id = wanted.name is None or (not wanted.name and wanted.topic_id != NO_TOPIC_ID)
@@ -114,7 +117,7 @@ def _named_topics(
             image.topics_by_id.get(TopicId(wanted.topic_id)) if by_id else image.topics.get(wanted.name or "")
         )
         if topic is not None:
-            response.topics.append(_topic(topic, request, call, offline))
+            response.topics.append(_topic(topic, request, call, offline, unlisted))
             continue
         error: int
         if by_id:
@@ -136,11 +139,10 @@ def _response(broker: Broker, request: MetadataRequest, call: Call) -> MetadataR
             MetadataResponseBroker(
                 node_id=member.id, host=endpoint.host, port=endpoint.port, rack=member.rack
             )
-            for member in broker.image.reachable_brokers()
-            for endpoint in (member.endpoint_for(call.listener),)
+            for member, endpoint in broker.image.reachable_endpoints(call.listener)
         ],
         cluster_id=broker.cluster_id,
-        controller_id=broker.controller_id,
+        controller_id=broker.controller_id_for(call.listener),
         topics=[],
         cluster_authorized_operations=(
             authorized_operations(call, ResourceType.CLUSTER)
@@ -156,8 +158,14 @@ def _offline(broker: Broker) -> frozenset[int]:
 
 
 def _topic(
-    topic: TopicImage, request: MetadataRequest, call: Call, offline: frozenset[int]
+    topic: TopicImage,
+    request: MetadataRequest,
+    call: Call,
+    offline: frozenset[int],
+    unlisted: frozenset[BrokerId],
 ) -> MetadataResponseTopic:
+    """``offline``: brokers whose replicas cannot be reached; ``unlisted``: those without the client's listener."""
+    without_listener = listener_not_found(call.version)
     return MetadataResponseTopic(
         name=topic.name,
         topic_id=topic.id,
@@ -165,10 +173,14 @@ def _topic(
         partitions=[
             MetadataResponsePartition(
                 error_code=(
-                    ErrorCode.NONE if partition.leader != NO_LEADER else ErrorCode.LEADER_NOT_AVAILABLE
+                    ErrorCode.LEADER_NOT_AVAILABLE
+                    if partition.leader == NO_LEADER
+                    else without_listener
+                    if partition.leader in unlisted
+                    else ErrorCode.NONE
                 ),
                 partition_index=partition.index,
-                leader_id=partition.leader,
+                leader_id=NO_LEADER if partition.leader in unlisted else partition.leader,
                 leader_epoch=partition.leader_epoch,
                 replica_nodes=list(partition.replicas),
                 isr_nodes=list(partition.isr),
@@ -199,12 +211,13 @@ def describe_topic_partitions(
         if names and names[0] == start:
             first_partition = max(0, request.cursor.partition_index)
     room = max(1, min(request.response_partition_limit, broker.config.max_request_partition_size_limit))
+    unlisted = image.brokers_without(call.listener)
     response = DescribeTopicPartitionsResponse(topics=[], next_cursor=None)
     for name in names:
         if room <= 0:
             response.next_cursor = Cursor(topic_name=name, partition_index=0)
             break
-        described, count, rest = _describe_topic(image, name, first_partition, room, call)
+        described, count, rest = _describe_topic(image, name, first_partition, room, call, unlisted)
         response.topics.append(described)
         room -= count
         if rest is not None:
@@ -215,7 +228,7 @@ def describe_topic_partitions(
 
 
 def _describe_topic(
-    image: Image, name: str, first_partition: int, room: int, call: Call
+    image: Image, name: str, first_partition: int, room: int, call: Call, unlisted: frozenset[BrokerId]
 ) -> tuple[DescribeTopicPartitionsResponseTopic, int, int | None]:
     topic = image.topics.get(name)
     if topic is None:
@@ -230,7 +243,8 @@ def _describe_topic(
         partitions=[
             DescribeTopicPartitionsResponsePartition(
                 partition_index=partition.index,
-                leader_id=partition.leader,
+                # As in Kafka: without an error code.
+                leader_id=NO_LEADER if partition.leader in unlisted else partition.leader,
                 leader_epoch=partition.leader_epoch,
                 replica_nodes=list(partition.replicas),
                 isr_nodes=list(partition.isr),

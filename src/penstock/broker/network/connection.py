@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.network.authorization import (
-    ANONYMOUS,
     Authorizer,
     Operation,
     Principal,
@@ -188,12 +187,14 @@ class Connection:
         "principal",
     )
 
-    def __init__(self, stream: Stream, server: Server) -> None:
+    def __init__(
+        self, stream: Stream, server: Server, listener: ListenerDescription, principal: Principal
+    ) -> None:
         self._stream = stream
         self._server = server
         self.peer = stream.peer
-        self.principal = ANONYMOUS
-        self.listener = server.listener
+        self.principal = principal
+        self.listener = listener
         self.is_closed = False
         # Called once when the connection has ended.
         self.on_closed: Callable[[], None] | None = None

@@ -5,7 +5,9 @@ without objects and kept until it changes, and the list is built in pages, a few
 share the pages until the image changes.
 
 Careful: the bytes of a topic also depend on which brokers are offline, so a change of that encodes all topics
-again. The rest of the response (the brokers, the controller) is encoded for each request (``handlers/topics.py``).
+again, and on which brokers lack the listener that the client came in on. While all brokers have the same listeners,
+their clients share the pages. The rest of the response (the brokers, the controller) is encoded for each request
+(``handlers/topics.py``).
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from struct import Struct
 from penstock.environment import Spawn
 from penstock.metadata.image import NO_LEADER, Delta, Image, TopicImage
 from penstock.metadata.topics import is_internal
+from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.primitives import uvarint
 
 # The versions in which the layout of a topic changed. From 10 on only other parts of the response changed.
-LAYOUTS = (0, 1, 5, 7, 8, 9, 10)
+# In 6, the error of a leader that lacks the client's listener changed.
+LAYOUTS = (0, 1, 5, 6, 7, 8, 9, 10)
 # Clients of one cluster use few versions; each one kept takes about 10 MB for 100,000 partitions.
 EDITIONS_MAX = 3
 PAGE_BYTES = 128 * 1024
@@ -39,15 +43,18 @@ Done = Callable[[list[bytes]], None]
 class MetadataPages:
     def __init__(self, spawn: Spawn) -> None:
         self._spawn = spawn
-        # By layout and operations, least recently used first.
-        self._editions: dict[tuple[int, int], _Edition] = {}
+        # By layout, operations and brokers without the listener, least recently used first.
+        self._editions: dict[tuple[int, int, frozenset[BrokerId]], _Edition] = {}
 
-    def list_topics(self, image: Image, version: int, operations: int, done: Done) -> None:
+    def list_topics(
+        self, image: Image, version: int, operations: int, unlisted: frozenset[BrokerId], done: Done
+    ) -> None:
         """Call ``done(pages)`` with all topics of this image in its order, now or after some turns.
 
         ``operations`` are the authorized operations to list for each topic, in versions that have them.
+        ``unlisted`` are the brokers without the client's listener.
         """
-        key = (LAYOUTS[bisect_right(LAYOUTS, version) - 1], operations)
+        key = (LAYOUTS[bisect_right(LAYOUTS, version) - 1], operations, unlisted)
         edition = self._editions.pop(key, None) or _Edition(*key)
         self._editions[key] = edition
         if len(self._editions) > EDITIONS_MAX:
@@ -74,11 +81,12 @@ class MetadataPages:
 class _Edition:
     """All topics in one layout."""
 
-    __slots__ = ("layout", "listing", "offline", "operations", "packed")
+    __slots__ = ("layout", "listing", "offline", "operations", "packed", "unlisted")
 
-    def __init__(self, layout: int, operations: int) -> None:
+    def __init__(self, layout: int, operations: int, unlisted: frozenset[BrokerId]) -> None:
         self.layout = layout
         self.operations = operations
+        self.unlisted = unlisted
         # The listing of the current image; None when the image has changed since.
         self.listing: _Listing | None = None
         # By name, each with the topic it was packed from: a changed topic is another object.
@@ -100,7 +108,7 @@ class _Listing:
         if edition.offline != offline:
             edition.offline = offline
             edition.packed = {}
-        self._pack = topic_packer(edition.layout, edition.operations, offline)
+        self._pack = topic_packer(edition.layout, edition.operations, offline, edition.unlisted)
         self._topics: Iterator[TopicImage] = iter(image.topics.values())
         self.pages: list[bytes] = []
         self.is_complete = False
@@ -139,7 +147,17 @@ class _Listing:
         return partitions
 
 
-def topic_packer(version: int, operations: int, offline: frozenset[int]) -> Callable[[TopicImage], bytes]:
+def listener_not_found(version: int) -> ErrorCode:
+    """The error of a partition whose leader lacks the client's listener. Older clients know another one."""
+    return ErrorCode.LISTENER_NOT_FOUND if version >= 6 else ErrorCode.LEADER_NOT_AVAILABLE
+
+
+def topic_packer(
+    version: int,
+    operations: int,
+    offline: frozenset[int],
+    unlisted: frozenset[BrokerId] = frozenset(),
+) -> Callable[[TopicImage], bytes]:
     """Return a function that packs a topic as this version encodes a ``MetadataResponseTopic``."""
     is_flexible = version >= 9
     has_epoch = version >= 7
@@ -155,7 +173,7 @@ def topic_packer(version: int, operations: int, offline: frozenset[int]) -> Call
         return count(len(values)) + b"".join(map(_int32, values))
 
     def replication(replicas: Sequence[int], isr: Sequence[int]) -> bytes:
-        unreachable = [replica for replica in replicas if replica in offline]
+        unreachable = [replica for replica in replicas if replica in offline or replica in unlisted]
         return b"".join(
             (
                 ids(replicas),
@@ -165,6 +183,7 @@ def topic_packer(version: int, operations: int, offline: frozenset[int]) -> Call
             )
         )
 
+    without_listener = int(listener_not_found(version))
     # Many partitions share few combinations of replicas and ISR.
     replications: dict[tuple[Sequence[int], Sequence[int]], bytes] = {}
 
@@ -182,6 +201,8 @@ def topic_packer(version: int, operations: int, offline: frozenset[int]) -> Call
         for partition in topic.partitions:
             leader = partition.leader
             error = _NONE if leader != NO_LEADER else _LEADER_NOT_AVAILABLE
+            if leader in unlisted:
+                leader, error = NO_LEADER, without_listener
             if has_epoch:
                 append(start(error, partition.index, leader, partition.leader_epoch))
             else:

@@ -1,4 +1,7 @@
-"""One listener of a node and its connections, and the limits on them.
+"""The connections of a node from clients, or from other nodes, and the limits on them.
+
+Clients may come in on several listeners. The limits hold for all of them together, as in Kafka, and count
+connections from the moment they are accepted, also while their TLS handshake is not done (``handshakes.py``).
 
 It does not know what requests do: the table of routes names the handler, and the handler gets the broker.
 """
@@ -6,16 +9,22 @@ It does not know what requests do: the table of routes names the handler, and th
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.broker.config import BrokerConfig
 from penstock.broker.logs import Logger
-from penstock.broker.network.authorization import Authorizer
+from penstock.broker.network.authorization import ANONYMOUS, Authorizer
 from penstock.broker.network.connection import Connection, Route
 from penstock.broker.network.connection_limits import ConnectionLimits
+from penstock.broker.network.handshakes import Handshakes
+from penstock.broker.network.listener_tls import ListenerTls
 from penstock.environment import Environment, Listener, Stream
+from penstock.protocol.apis import CLIENT
 from penstock.protocol.framing import BufferPool
 from penstock.protocol.listeners import CLIENTS, ListenerDescription
+from penstock.tls.principals import NoRuleMatches
+from penstock.tls.stream import TlsStream
 
 SWEEP_INTERVAL_MS = 5_000
 # A frame must arrive within this time, or at this rate. A peer that sends a byte now and then is closed.
@@ -27,6 +36,17 @@ STALLED_MS = 5_000
 HELD_MAX = 1_000
 # Refusals are logged, but a peer that is refused all the time must not fill the disk.
 REFUSALS_LOGGED_PER_SWEEP = 20
+
+
+class _Door:
+    """One listener: where it is bound, and what connections through it get."""
+
+    __slots__ = ("listener", "socket", "tls")
+
+    def __init__(self, listener: ListenerDescription, tls: ListenerTls | None) -> None:
+        self.listener = listener
+        self.tls = tls
+        self.socket: Listener | None = None
 
 
 class Server:
@@ -42,16 +62,16 @@ class Server:
         make_route: Callable[[int, int, str], Route | None],
         limits: ConnectionLimits,
         connections_max: int | None = None,
-        listener: ListenerDescription = CLIENTS,
+        serves: str = CLIENT,
         on_read_failed: Callable[[str, Exception], None],
     ) -> None:
-        """``broker`` is passed to handlers; ``make_route(API, version, CLIENT or INTERNAL)`` finds the handler.
+        """``broker`` is passed to handlers; ``make_route(API, version, serves)`` finds the handler.
 
         ``connections_max`` is what the operating system allows, whatever the limits are.
         ``on_read_failed(path, error)``: a file range to be sent could not be read.
         """
         self.environment = environment
-        self.listener = listener
+        self._serves = serves
         self.broker = broker
         # None: every client may do everything.
         self.authorizer: Authorizer | None = None
@@ -68,55 +88,96 @@ class Server:
         self._connections: dict[Connection, None] = {}
         self._per_host: dict[str, int] = {}
         self._waiting_for_buffer: dict[Connection, None] = {}
-        self._listener: Listener | None = None
+        self._handshakes = Handshakes(
+            environment, on_established=self._established, on_failed=self._handshake_failed
+        )
+        self._doors: list[_Door] = []
         # Connections that arrived before this node could answer; None once it can.
-        self._held: list[Stream] | None = None
+        self._held: list[tuple[Stream, _Door]] | None = None
         self._refusals = 0
 
-    def listen(self, host: str, port: int, *, hold: bool = False) -> tuple[str, int]:
-        """Start to listen, and return the bound address. With ``hold``, connections wait for ``open``."""
-        self._held = [] if hold else None
-        self._listener = self.environment.network.listen(host, port, self._accept)
-        self._sweep()
-        return self._listener.address
+    def listen(
+        self,
+        host: str,
+        port: int,
+        *,
+        listener: ListenerDescription = CLIENTS,
+        tls: ListenerTls | None = None,
+        hold: bool = False,
+    ) -> tuple[str, int]:
+        """Listen on one more address, and return it as bound. With ``hold``, connections wait for ``open``."""
+        door = _Door(listener, tls)
+        is_first = not self._doors
+        if hold and self._held is None:
+            self._held = []
+        door.socket = self.environment.network.listen(host, port, partial(self._accept, door))
+        self._doors.append(door)
+        if tls is not None:
+            tls.watch()
+        if is_first:
+            self._sweep()
+        return door.socket.address
 
     def open(self) -> None:
         """Serve the connections that were held."""
         held, self._held = self._held, None
-        for stream in held or ():
-            self._accept(stream)
+        for stream, door in held or ():
+            self._accept(door, stream)
 
     def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        for stream in self._held or ():
+        for door in self._doors:
+            if door.socket is not None:
+                door.socket.close()
+            if door.tls is not None:
+                door.tls.close()
+        for stream, _ in self._held or ():
             stream.close()
+        self._handshakes.close()
         for connection in list(self._connections):
             connection.close()
 
-    def _accept(self, stream: Stream) -> None:
+    def _accept(self, door: _Door, stream: Stream) -> None:
         host = stream.peer
         if self._held is not None and len(self._held) < HELD_MAX:
-            self._held.append(stream)
+            self._held.append((stream, door))
             return
         limits = self._limits
+        count = len(self._connections) + len(self._handshakes)
         if (
             self._held is not None
-            or len(self._connections) >= min(limits.total, self._connections_max or limits.total)
+            or count >= min(limits.total, self._connections_max or limits.total)
             or self._per_host.get(host, 0) >= limits.per_address
         ):
             self._note("refused a connection", peer=host, reason="too many connections")
             stream.close()
             return
         self._per_host[host] = self._per_host.get(host, 0) + 1
-        self._connections[Connection(stream, self)] = None
+        if door.tls is None:
+            self._connections[Connection(stream, self, door.listener, ANONYMOUS)] = None
+        else:
+            self._handshakes.add(stream, door, door.tls)
+
+    def _established(self, stream: TlsStream, door: _Door) -> None:
+        """A TLS handshake is done: the client may send requests."""
+        assert door.tls is not None
+        try:
+            principal = door.tls.principal(stream.peer_name)
+        except NoRuleMatches as error:
+            stream.close()
+            self._handshake_failed(stream, door, str(error))
+            return
+        self._connections[Connection(stream, self, door.listener, principal)] = None
+
+    def _handshake_failed(self, stream: Stream, door: _Door, reason: str) -> None:
+        self._leave(stream.peer)
+        self._note("closed a connection", peer=stream.peer, listener=door.listener.name, reason=reason)
 
     # For the connections
 
     def route(self, key: int, version: int) -> Route | None:
         route = self._routes.get(key << 16 | version & 0xFFFF)
         if route is None:
-            route = self._make_route(key, version, self.listener.serves)
+            route = self._make_route(key, version, self._serves)
             if route is not None and route.version == version:
                 self._routes[key << 16 | version & 0xFFFF] = route
         return route
@@ -136,11 +197,14 @@ class Server:
     def closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
         self._waiting_for_buffer.pop(connection, None)
-        left = self._per_host.get(connection.peer, 1) - 1
+        self._leave(connection.peer)
+
+    def _leave(self, host: str) -> None:
+        left = self._per_host.get(host, 1) - 1
         if left > 0:
-            self._per_host[connection.peer] = left
+            self._per_host[host] = left
         else:
-            self._per_host.pop(connection.peer, None)
+            self._per_host.pop(host, None)
 
     def wait_for_buffer(self, connection: Connection) -> None:
         if not self._waiting_for_buffer:

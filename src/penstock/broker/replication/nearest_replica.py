@@ -6,6 +6,7 @@ from typing import Protocol
 
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.metadata.image import Image
+from penstock.protocol.listeners import ListenerDescription
 
 
 class BrokerView(Protocol):
@@ -21,8 +22,12 @@ class BrokerView(Protocol):
     def image(self) -> Image: ...
 
 
-def nearest_replica(broker: BrokerView, hosted: HostedPartition, rack: str, offset: int) -> int:
+def nearest_replica(
+    broker: BrokerView, hosted: HostedPartition, rack: str, offset: int, listener: ListenerDescription
+) -> int:
     """An in-sync replica in the consumer's rack that has the offset; -1 when none is better than this broker.
+
+    ``listener`` is the one the consumer came in on; it cannot reach brokers that do not have it.
 
     ``hosted`` is led here. For an offset that does not exist, the leader itself must answer: a consumer does not
     believe a follower's error, and would be sent back and forth without end.
@@ -36,6 +41,7 @@ def nearest_replica(broker: BrokerView, hosted: HostedPartition, rack: str, offs
             known is not None
             and known.rack == rack
             and known.is_active
+            and known.endpoint_for(listener) is not None
             and replica != broker.node_id
             and hosted.replication.has(replica, offset)
         ):

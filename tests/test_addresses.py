@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cli.addresses import format_address, is_loopback, is_unspecified, parse_address
+from penstock.addresses import format_address, is_loopback, is_unspecified, parse_address
 
 
 @pytest.mark.parametrize(

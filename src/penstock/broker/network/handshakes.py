@@ -1,0 +1,141 @@
+"""TLS handshakes in progress, until they become connections.
+
+    accepted --first bytes--> queued --a few per turn--> begun --established--> on_established
+       |                                                   |
+       +------------------ the deadline, the peer closes, an error ------------> on_failed
+
+The answer to a client's first bytes costs a signature, as much as a dozen small requests. So these wait in a queue,
+and only a few are answered in one turn of the loop: clients that come in a burst wait for each other, and nobody
+else waits for them. A peer that sends nothing costs a socket and an entry here until its deadline.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from penstock.environment import Environment, Stream, Timer
+from penstock.tls.stream import TlsStream
+
+# From the connection to the end of the handshake.
+HANDSHAKE_TIMEOUT_MS = 10_000
+# About 3 ms of work with RSA keys of 2048 bits.
+BEGUN_PER_TURN = 4
+# Handshakes that wait for their turn; more are refused.
+QUEUED_MAX = 1_000
+DEADLINE_CHECK_MS = 1_000
+
+
+class HasContext(Protocol):
+    @property
+    def context(self) -> ssl.SSLContext: ...
+
+
+Door = TypeVar("Door")
+
+
+class _Handshake(Generic[Door]):
+    __slots__ = ("context", "deadline_ms", "door", "stream")
+
+    def __init__(self, stream: Stream, door: Door, context: HasContext, deadline_ms: int) -> None:
+        # The TlsStream once the handshake has begun.
+        self.stream: Stream = stream
+        self.door = door
+        self.context = context
+        self.deadline_ms = deadline_ms
+
+
+class Handshakes(Generic[Door]):
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        on_established: Callable[[TlsStream, Door], None],
+        on_failed: Callable[[Stream, Door, str], None],
+    ) -> None:
+        """Calls one of the two for each stream added, unless it is closed before.
+
+        ``on_failed(stream, door, reason)`` gets a stream that is closed already.
+        """
+        self._environment = environment
+        self._on_established = on_established
+        self._on_failed = on_failed
+        # In the order of their deadlines.
+        self._open: dict[_Handshake[Door], None] = {}
+        self._queue: deque[_Handshake[Door]] = deque()
+        self._timer: Timer | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, stream: Stream, door: Door, tls: HasContext) -> None:
+        now_ms = self._environment.clock.now_ms()
+        handshake = _Handshake(stream, door, tls, now_ms + HANDSHAKE_TIMEOUT_MS)
+        self._open[handshake] = None
+        if self._timer is None:
+            self._timer = self._environment.spawn.later(DEADLINE_CHECK_MS, self._expire)
+        stream.on_readable(partial(self._has_bytes, handshake))
+
+    def close(self) -> None:
+        handshakes, self._open = self._open, {}
+        self._queue.clear()
+        for handshake in handshakes:
+            handshake.stream.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _has_bytes(self, handshake: _Handshake[Door]) -> None:
+        handshake.stream.on_readable(None)
+        if len(self._queue) >= QUEUED_MAX:
+            self._fail(handshake, "too many TLS handshakes at once")
+            return
+        if not self._queue:
+            self._environment.spawn.soon(self._begin)
+        self._queue.append(handshake)
+
+    def _begin(self) -> None:
+        begun = 0
+        while self._queue and begun < BEGUN_PER_TURN:
+            handshake = self._queue.popleft()
+            if handshake not in self._open:
+                continue
+            begun += 1
+            # The context of now: the certificates may have changed while it waited.
+            stream = TlsStream(
+                handshake.stream, handshake.context.context, self._environment.spawn, server_side=True
+            )
+            handshake.stream = stream
+            stream.on_established = partial(self._established, handshake, stream)
+            stream.on_readable(partial(self._look, handshake, stream))
+        if self._queue:
+            self._environment.spawn.soon(self._begin)
+
+    def _look(self, handshake: _Handshake[Door], stream: TlsStream) -> None:
+        """The handshake failed: only an error makes a stream readable before it is established."""
+        try:
+            stream.recv_into(memoryview(bytearray(1)))
+        except OSError as error:
+            self._fail(handshake, f"the TLS handshake failed: {error}")
+
+    def _established(self, handshake: _Handshake[Door], stream: TlsStream) -> None:
+        if self._open.pop(handshake, handshake) is None:
+            self._on_established(stream, handshake.door)
+
+    def _fail(self, handshake: _Handshake[Door], reason: str) -> None:
+        if self._open.pop(handshake, handshake) is None:
+            handshake.stream.close()
+            self._on_failed(handshake.stream, handshake.door, reason)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now_ms = self._environment.clock.now_ms()
+        for handshake in list(self._open):
+            if handshake.deadline_ms > now_ms:
+                break
+            self._fail(handshake, f"the TLS handshake took longer than {HANDSHAKE_TIMEOUT_MS // 1000} s")
+        if self._open and self._timer is None:
+            self._timer = self._environment.spawn.later(DEADLINE_CHECK_MS, self._expire)
