@@ -317,3 +317,9 @@ def test_start_does_not_pay_for_what_only_errors_and_files_need() -> None:
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_passwords_are_not_in_the_text_of_a_configuration() -> None:
+    given = {"ssl.key.password": "hunter2"}
+    config, _ = BrokerConfig.load(given)
+    assert "hunter2" not in repr(config)

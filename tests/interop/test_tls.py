@@ -248,3 +248,19 @@ def _is_served(here: tuple[str, int], authority: Authority) -> bool:
             return not connection.call(HELLO, 3).error_code
     except NoAnswer:
         return False
+
+
+def test_clients_are_given_the_name_that_a_listener_is_bound_to(tmp_path: Path) -> None:
+    """As in Kafka. With the number that the name resolves to, they do not accept the certificate."""
+    files = TlsFiles(tmp_path, host="localhost")
+    settings = {
+        "listeners": "TLS://localhost:0",
+        "listener.security.protocol.map": "TLS:SSL",
+        **files.settings("none"),
+    }
+    with BrokerProcess(settings) as broker:
+        _, port = broker.addresses["TLS"]
+        admin = AdminClient({"bootstrap.servers": f"localhost:{port}", **files.librdkafka()})
+        found = admin.list_topics(timeout=PATIENCE_S)
+        addresses: list[Any] = [(each.host, each.port) for each in found.brokers.values()]
+        assert addresses == [("localhost", port)]

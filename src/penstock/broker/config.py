@@ -112,8 +112,8 @@ class BrokerConfig:
 
     groups: GroupSettings
     transactions: TransactionSettings
-    # The settings that were set, as text, by Kafka's names.
-    static: Mapping[str, str]
+    # The settings that were set, as text, by Kafka's names. Passwords are among them.
+    static: Mapping[str, str] = field(repr=False)
     _topics: _TopicConfigs = field(repr=False, compare=False)
 
     @classmethod

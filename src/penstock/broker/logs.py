@@ -38,9 +38,10 @@ class Logger:
             import structlog  # noqa: PLC0415 - a tenth of a second that most starts need not pay
 
             interactive = sys.stderr.isatty()
-            renderer: Any = (
-                structlog.dev.ConsoleRenderer() if interactive else structlog.processors.JSONRenderer()
-            )
+            renderer: Any = structlog.processors.JSONRenderer()
+            if interactive:
+                # Without the values of variables, which may be secrets.
+                renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
             structlog.configure(
                 processors=[
                     structlog.processors.add_log_level,

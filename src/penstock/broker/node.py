@@ -96,7 +96,8 @@ class Node:
             # A broker that is not in the cluster yet would report no brokers or topics, and clients believe it.
             bound = self._listen(self.client, each.description, each.address, option, tls, hold=True)
             bound_clients.append((each.description, bound))
-            advertised.append((each.description, each.advertised or bound))
+            # By the name that was given: certificates are for names.
+            advertised.append((each.description, each.advertised or (each.address[0], bound[1])))
         self._bound = bound_clients
         self.broker.start(advertised, internal)
         if self.client is None:

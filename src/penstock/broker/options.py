@@ -30,7 +30,7 @@ class ServeOptions:
     advertise: tuple[str, int] | None
     rack: str | None
     # From --set; they win over the configuration file.
-    settings: Mapping[str, str]
+    settings: Mapping[str, str] = field(repr=False)
     config_file: str | None
     # Where the other nodes of the cluster connect; None for a single node.
     internal: tuple[str, int] | None = None

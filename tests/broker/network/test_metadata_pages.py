@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from penstock.broker.network import metadata_pages
 from penstock.broker.network.authorization import ALL_OPERATIONS, ResourceType
 from penstock.broker.network.metadata_pages import EDITIONS_MAX, PARTITIONS_PER_TURN, MetadataPages
 from penstock.environment import FileRange
-from penstock.metadata.image import NO_LEADER, Delta, Image
+from penstock.metadata.image import NO_LEADER, Delta, Image, TopicImage
 from penstock.metadata.topics import CONSUMER_OFFSETS, is_internal
+from penstock.model import BrokerId
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages import OPERATIONS_OMITTED
 from penstock.protocol.messages.metadata_records import (
@@ -332,3 +336,43 @@ def test_what_became_of_a_topic_frees_what_was_kept_of_it() -> None:
     metadata_pages.moved(delta)
     (edition,) = metadata_pages._editions.values()
     assert list(edition.packed) == ["b"]
+
+
+def test_requests_that_alternate_do_not_each_encode_all_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of two listeners and several versions, while brokers have different listeners."""
+    image = Image()
+    records = registered(1, 2)
+    for number in range(1, 5):
+        records += topic(number, f"t{number}", PARTITIONS_PER_TURN // 2, 1, 2)
+    image, _ = image.apply(records)
+    soon: deque[Callable[[], None]] = deque()
+    spawn: Any = type("Spawn", (), {"soon": lambda _, callback: soon.append(callback)})()
+    packed: list[str] = []
+    make = metadata_pages.topic_packer
+
+    def counted(*arguments: Any) -> Callable[[TopicImage], bytes]:
+        pack = make(*arguments)
+
+        def count(each: TopicImage) -> bytes:
+            packed.append(each.name)
+            return pack(each)
+
+        return count
+
+    monkeypatch.setattr(metadata_pages, "topic_packer", counted)
+    pages = MetadataPages(spawn)
+    keys = [
+        (version, unlisted)
+        for version in (1, 5, 9, 12)
+        for unlisted in (frozenset(), frozenset({BrokerId(2)}))
+    ]
+    assert len(keys) > EDITIONS_MAX
+    answered: list[list[bytes]] = []
+    for number in range(40):
+        version, unlisted = keys[number % len(keys)]
+        pages.list_topics(image, version, OPERATIONS_OMITTED, unlisted, answered.append)
+    while soon:
+        soon.popleft()()
+    assert len(answered) == 40
+    # Once for each version and listener; not once for each request.
+    assert len(packed) <= len(keys) * len(image.topics)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.config import BrokerConfig
 from penstock.broker.network.handshakes import BEGUN_PER_TURN, HANDSHAKE_TIMEOUT_MS
 from tests.broker.network.test_tls_listeners import HELLO, TlsStage
 from tests.tls.authority import HOST, Authority
@@ -106,10 +105,3 @@ def test_handshakes_that_expire_while_their_peer_does_not_read_count_until_they_
     ends += connect()
     stage.turns.settle()
     assert sum(not end.is_closed for end in ends) <= 4
-
-
-def test_passwords_are_not_in_the_text_of_a_configuration() -> None:
-    """On a terminal the log shows the variables of a failed request (structlog with rich)."""
-    given = {"ssl.key.password": "hunter2"}
-    config, _ = BrokerConfig.load(given)
-    assert "hunter2" not in repr(config)

@@ -26,8 +26,9 @@ from penstock.protocol.primitives import uvarint
 # The versions in which the layout of a topic changed. From 10 on only other parts of the response changed.
 # In 6, the error of a leader that lacks the client's listener changed.
 LAYOUTS = (0, 1, 5, 6, 7, 8, 9, 10)
-# Clients of one cluster use few versions; each one kept takes about 10 MB for 100,000 partitions.
-EDITIONS_MAX = 3
+# Clients of one cluster use few versions, and brokers lack few listeners. Each edition kept takes about 10 MB for
+# 100,000 partitions.
+EDITIONS_MAX = 6
 PAGE_BYTES = 128 * 1024
 # About 3 ms of work in one turn of the loop.
 PARTITIONS_PER_TURN = 5_000
@@ -55,10 +56,12 @@ class MetadataPages:
         ``unlisted`` are the brokers without the client's listener.
         """
         key = (LAYOUTS[bisect_right(LAYOUTS, version) - 1], operations, unlisted)
-        edition = self._editions.pop(key, None) or _Edition(*key)
+        edition = self._editions.pop(key, None)
+        if edition is None:
+            edition = _Edition(*key)
+            if len(self._editions) >= EDITIONS_MAX:
+                self._drop_one()
         self._editions[key] = edition
-        if len(self._editions) > EDITIONS_MAX:
-            del self._editions[next(iter(self._editions))]
         listing = edition.listing
         if listing is None or listing.image is not image:
             listing = edition.listing = _Listing(edition, image, self._spawn)
@@ -68,6 +71,13 @@ class MetadataPages:
             done(listing.pages)
         else:
             listing.waiting.append(done)
+
+    def _drop_one(self) -> None:
+        """Drop the least recently used edition, but none that is being built: it would be begun again."""
+        for key, edition in self._editions.items():
+            if edition.listing is None or edition.listing.is_complete:
+                del self._editions[key]
+                return
 
     def moved(self, delta: Delta) -> None:
         """The image has changed by this delta."""
