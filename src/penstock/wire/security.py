@@ -1,0 +1,106 @@
+"""The security settings of clients under librdkafka's names, and TLS errors as advice.
+
+The values of settings never appear in errors: some are secrets.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ssl
+from collections.abc import Iterable, Mapping
+
+from penstock.tls.settings import LIBRDKAFKA_NAMES, TlsSettings, make_context
+from penstock.tls.stream import plain_error
+from penstock.wire.errors import BadSecurity
+
+PROTOCOL = "security.protocol"
+SECURITY_NAMES = (PROTOCOL, *LIBRDKAFKA_NAMES)
+
+# Java's names for the same things, which people copy from Java's clients.
+_JAVA_NAMES = {
+    "ssl.truststore.location": "ssl.ca.location",
+    "ssl.truststore.certificates": "ssl.ca.pem",
+    "ssl.keystore.location": "ssl.certificate.location and ssl.key.location",
+    "ssl.keystore.certificate.chain": "ssl.certificate.pem",
+    "ssl.keystore.key": "ssl.key.pem",
+}
+# OpenSSL's numbers of what is wrong with a certificate (X509_V_ERR_*).
+_NOT_YET_VALID = 9
+_EXPIRED = 10
+_UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
+_OTHER_HOST = (62, 64)
+
+
+def client_context(security: Mapping[str, str]) -> ssl.SSLContext | None:
+    """The TLS context that the settings ask for; None for plaintext.
+
+    Raises:
+        BadSecurity: a setting is unknown, wrong, or not supported.
+    """
+    check_names(security, SECURITY_NAMES)
+    protocol = security.get(PROTOCOL, "plaintext").strip().lower()
+    if protocol.startswith("sasl_"):
+        raise BadSecurity(f"{PROTOCOL}={protocol}: SASL is not supported yet; use plaintext or ssl")
+    if protocol not in ("plaintext", "ssl"):
+        raise BadSecurity(f"{PROTOCOL}: not plaintext or ssl: {protocol}")
+    try:
+        settings = TlsSettings.from_librdkafka(security)
+        # Plaintext has no use for the others, but librdkafka accepts them too.
+        return make_context(settings, server_side=False) if protocol == "ssl" else None
+    except ValueError as error:
+        raise BadSecurity(str(error)) from None
+
+
+def check_names(given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse settings that are not known, with the name that was probably meant. Raises BadSecurity."""
+    known = list(known)
+    for name in given:
+        if name in known:
+            continue
+        if name.startswith(("sasl.", "enable.sasl.")):
+            raise BadSecurity(f"{name}: SASL is not supported yet; use {PROTOCOL}=plaintext or ssl")
+        if name in _JAVA_NAMES:
+            raise BadSecurity(f"{name} is a setting of Java's clients; use {_JAVA_NAMES[name]}")
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+        raise BadSecurity(f"unknown setting {name}; did you mean {near}?")
+
+
+def tls_advice(error: OSError | ValueError, host: str) -> str:
+    """What is wrong with the TLS connection to a broker, and what to do about it, in one line."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _UNKNOWN_AUTHORITY:
+            return (
+                "the broker's certificate is from an authority that is not trusted here; "
+                "set ssl.ca.location to the certificate of that authority"
+            )
+        if error.verify_code == _EXPIRED:
+            return "the broker's certificate has expired, or the clock of this machine is wrong"
+        if error.verify_code == _NOT_YET_VALID:
+            return "the broker's certificate is not valid yet; is the clock of this machine right?"
+        if error.verify_code in _OTHER_HOST:
+            return (
+                f"the broker's certificate is not for {host}; connect to a name that is in it, "
+                "or set ssl.endpoint.identification.algorithm=none to accept any name"
+            )
+        return f"the broker's certificate is not accepted: {error.verify_message}"
+    if isinstance(error, (ssl.SSLEOFError, ConnectionError)):
+        return "the broker closed the connection during the TLS handshake; is it a plaintext listener?"
+    if isinstance(error, ssl.SSLError):
+        if error.reason in _NOT_TLS:
+            return f"the broker does not speak TLS there; use the port of an SSL listener, or {PROTOCOL}=plaintext"
+        if error.reason in _WANTS_CERTIFICATE:
+            return (
+                "the broker requires a certificate of the client; "
+                "set ssl.certificate.location and ssl.key.location"
+            )
+        if error.reason == "TLSV1_ALERT_UNKNOWN_CA":
+            return (
+                "the broker does not trust the authority of our certificate; see ssl.certificate.location here "
+                "and the truststore of the broker"
+            )
+    return str(plain_error(error))
+
+
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
+# The second is what TLS 1.2 has for it.
+_WANTS_CERTIFICATE = ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE")
