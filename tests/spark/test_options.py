@@ -140,7 +140,7 @@ STREAM, BATCH = "stream", "batch"
         (BATCH, {"kafka.bootstrap.servers": "localhost"}, "write HOST:PORT"),
         (BATCH, {"kafka.bootstrap.servers": "a:1,b:99999"}, "'b:99999' is not a port"),
         (BATCH, {"kafka.bootstrap.servers": "::1:9092"}, "write an IPv6 address as [::1]:9092"),
-        (BATCH, {"kafka.bootstrap.servers": "SSL://a:1"}, "only plaintext connections are supported"),
+        (BATCH, {"kafka.bootstrap.servers": "SSL://a:1"}, "write a:1, and set security.protocol to ssl"),
         (BATCH, {"kafka.client.id": "x" * 40_000}, "kafka.client.id has more than 32767 bytes"),
         (BATCH, {"bootstrap": "other:1"}, "differ"),
         (BATCH, {"subscribe": None}, "exactly one of subscribe, subscribePattern and assign; found none"),

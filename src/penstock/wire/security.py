@@ -38,6 +38,9 @@ def client_context(security: Mapping[str, str]) -> ssl.SSLContext | None:
         BadSecurity: a setting is unknown, wrong, or not supported.
     """
     check_names(security, SECURITY_NAMES)
+    if PROTOCOL not in security and security:
+        # librdkafka would use plaintext, which nobody can mean who has named a certificate.
+        raise BadSecurity(f"{PROTOCOL} is missing; {next(iter(security))} needs {PROTOCOL}=ssl")
     protocol = security.get(PROTOCOL, "plaintext").strip().lower()
     if protocol.startswith("sasl_"):
         raise BadSecurity(f"{PROTOCOL}={protocol}: SASL is not supported yet; use plaintext or ssl")
