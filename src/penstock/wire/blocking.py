@@ -88,8 +88,9 @@ class Shell:
         request_timeout_ms: int,
         deadline_ms: int,
         context: ssl.SSLContext | None = None,
+        kafka_names: bool = False,
     ) -> None:
-        """With a context all connections use TLS."""
+        """With a context all connections use TLS. ``kafka_names`` is for its errors."""
         self.core = Core(
             bootstrap,
             random.Random(),
@@ -98,6 +99,7 @@ class Shell:
             deadline_ms=deadline_ms,
         )
         self._context = context
+        self._kafka_names = kafka_names
         self._selector = selectors.DefaultSelector()
         self._sockets: dict[int, _Socket] = {}
         # Of these OpenSSL holds plaintext that the last turn did not read.
@@ -357,7 +359,8 @@ class Shell:
             is_final = isinstance(error, ValueError) or (
                 isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
             )
-            self.core.lost(each.link, tls_advice(error, each.host), self.now_ms(), is_tls=is_final)
+            why = tls_advice(error, each.host, kafka_names=self._kafka_names)
+            self.core.lost(each.link, why, self.now_ms(), is_tls=is_final)
         else:
             assert isinstance(error, OSError)
             why = _reason(error)

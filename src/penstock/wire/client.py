@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from penstock.model import TopicPartition
+from penstock.tls.settings import TlsSettings
 from penstock.wire import admin, groups, log_dirs, operations, transaction_admin
 from penstock.wire.blocking import Shell
 from penstock.wire.cluster import TopicInfo
@@ -49,11 +50,11 @@ class Client:
         client_id: str = "penstock-wire",
         request_timeout_ms: int = 30_000,
         deadline_ms: int = 120_000,
-        security: Mapping[str, str] | None = None,
+        security: Mapping[str, str] | TlsSettings | None = None,
     ) -> None:
         """``security`` has librdkafka's names: ``{"security.protocol": "ssl", "ssl.ca.location": "ca.pem"}``.
 
-        Files are read now. Raises BadBootstrap and BadSecurity.
+        From other names one makes ``TlsSettings``. Files are read now. Raises BadBootstrap and BadSecurity.
         """
         self.bootstrap = bootstrap
         # Reentrant: a producer's callbacks may call the client.
@@ -64,6 +65,7 @@ class Client:
             request_timeout_ms=request_timeout_ms,
             deadline_ms=deadline_ms,
             context=client_context(security or {}),
+            kafka_names=isinstance(security, TlsSettings),
         )
 
     def __enter__(self) -> Client:
@@ -295,7 +297,8 @@ _inherited: list[Client] = []
 def shared(bootstrap: str, **settings: Any) -> Client:
     """This process's client for these settings (see ``Client``). Do not close it."""
     security = settings.pop("security", None) or {}
-    key = (bootstrap, *sorted(settings.items()), *sorted(security.items()))
+    marks = security if isinstance(security, TlsSettings) else tuple(sorted(security.items()))
+    key = (bootstrap, *sorted(settings.items()), marks)
     with _clients_lock:
         client = _clients.get(key)
         if client is None or client.shell.is_closed:

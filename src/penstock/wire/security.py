@@ -24,6 +24,16 @@ _JAVA_NAMES = {
     "ssl.keystore.certificate.chain": "ssl.certificate.pem",
     "ssl.keystore.key": "ssl.key.pem",
 }
+_LIBRDKAFKA_ADVICE = (
+    "ssl.ca.location",
+    "ssl.certificate.location and ssl.key.location",
+    "set ssl.endpoint.identification.algorithm=none",
+)
+_KAFKA_ADVICE = (
+    "ssl.truststore.location",
+    "ssl.keystore.location",
+    "set ssl.endpoint.identification.algorithm to nothing",
+)
 # OpenSSL's numbers of what is wrong with a certificate (X509_V_ERR_*).
 _NOT_YET_VALID = 9
 _EXPIRED = 10
@@ -31,12 +41,14 @@ _UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
 _OTHER_HOST = (62, 64)
 
 
-def client_context(security: Mapping[str, str]) -> ssl.SSLContext | None:
-    """The TLS context that the settings ask for; None for plaintext.
+def client_context(security: Mapping[str, str] | TlsSettings) -> ssl.SSLContext | None:
+    """The TLS context that the settings ask for; None for plaintext. ``TlsSettings`` always mean TLS.
 
     Raises:
         BadSecurity: a setting is unknown, wrong, or not supported.
     """
+    if isinstance(security, TlsSettings):
+        return _context(security)
     check_names(security, SECURITY_NAMES)
     if PROTOCOL not in security and security:
         # librdkafka would use plaintext, which nobody can mean who has named a certificate.
@@ -48,8 +60,15 @@ def client_context(security: Mapping[str, str]) -> ssl.SSLContext | None:
         raise BadSecurity(f"{PROTOCOL}: not plaintext or ssl: {protocol}")
     try:
         settings = TlsSettings.from_librdkafka(security)
-        # Plaintext has no use for the others, but librdkafka accepts them too.
-        return make_context(settings, server_side=False) if protocol == "ssl" else None
+    except ValueError as error:
+        raise BadSecurity(str(error)) from None
+    # Plaintext has no use for the others, but librdkafka accepts them too.
+    return _context(settings) if protocol == "ssl" else None
+
+
+def _context(settings: TlsSettings) -> ssl.SSLContext:
+    try:
+        return make_context(settings, server_side=False)
     except ValueError as error:
         raise BadSecurity(str(error)) from None
 
@@ -68,13 +87,17 @@ def check_names(given: Iterable[str], known: Iterable[str]) -> None:
         raise BadSecurity(f"unknown setting {name}; did you mean {near}?")
 
 
-def tls_advice(error: OSError | ValueError, host: str) -> str:
-    """What is wrong with the TLS connection to a broker, and what to do about it, in one line."""
+def tls_advice(error: OSError | ValueError, host: str, *, kafka_names: bool = False) -> str:
+    """What is wrong with the TLS connection to a broker, and what to do about it, in one line.
+
+    It names the settings as librdkafka does, or as Kafka's own clients do.
+    """
+    authorities, certificate, off = _KAFKA_ADVICE if kafka_names else _LIBRDKAFKA_ADVICE
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _UNKNOWN_AUTHORITY:
             return (
                 "the broker's certificate is from an authority that is not trusted here; "
-                "set ssl.ca.location to the certificate of that authority"
+                f"set {authorities} to the certificate of that authority"
             )
         if error.verify_code == _EXPIRED:
             return "the broker's certificate has expired, or the clock of this machine is wrong"
@@ -83,7 +106,7 @@ def tls_advice(error: OSError | ValueError, host: str) -> str:
         if error.verify_code in _OTHER_HOST:
             return (
                 f"the broker's certificate is not for {host}; connect to a name that is in it, "
-                "or set ssl.endpoint.identification.algorithm=none to accept any name"
+                f"or {off} to accept any name"
             )
         return f"the broker's certificate is not accepted: {error.verify_message}"
     if isinstance(error, (ssl.SSLEOFError, ConnectionError)):
@@ -92,14 +115,11 @@ def tls_advice(error: OSError | ValueError, host: str) -> str:
         if error.reason in _NOT_TLS:
             return f"the broker does not speak TLS there; use the port of an SSL listener, or {PROTOCOL}=plaintext"
         if error.reason in _WANTS_CERTIFICATE:
-            return (
-                "the broker requires a certificate of the client; "
-                "set ssl.certificate.location and ssl.key.location"
-            )
+            return f"the broker requires a certificate of the client; set {certificate}"
         if error.reason == "TLSV1_ALERT_UNKNOWN_CA":
             return (
-                "the broker does not trust the authority of our certificate; see ssl.certificate.location here "
-                "and the truststore of the broker"
+                f"the broker does not trust the authority of our certificate; see {certificate} here and the "
+                "truststore of the broker"
             )
     return str(plain_error(error))
 
