@@ -22,6 +22,7 @@ from penstock.machine import MachineFiles
 from tests.accounting import Accounting
 from tests.spark.session import spark as spark  # noqa: PLC0414  a fixture for every test
 from tests.support import BrokerProcess
+from tests.tls import broker as tls
 
 # Warnings are errors (pyproject.toml), except those that client libraries give about themselves.
 FOREIGN_WARNINGS = (
@@ -97,6 +98,13 @@ def broker() -> Iterator[BrokerProcess | RunningBroker]:
 @pytest.fixture(scope="session")
 def bootstrap(broker: BrokerProcess | RunningBroker) -> str:
     return broker.bootstrap
+
+
+@pytest.fixture(scope="session")
+def tls_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tls.TlsBroker]:
+    """As ``broker``, with TLS only."""
+    with tls.tls_broker(tmp_path_factory.mktemp("tls"), BROKER_SETTINGS) as running:
+        yield running
 
 
 @pytest.fixture

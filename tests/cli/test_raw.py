@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from penstock.cli.connection import Brokers
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.raw import RawClient, reason
 from penstock.protocol.messages.placement import (
@@ -27,7 +28,7 @@ def test_the_newest_version_that_both_know_is_asked_in() -> None:
     for newest, kept in ((0, True), (1, False)):
         with (
             FakeBroker(AlterPartitionReassignmentsResponse(), newest={45: newest}) as broker,
-            RawClient(broker.bootstrap) as client,
+            RawClient(Brokers(broker.bootstrap)) as client,
         ):
             client.ask(request)
             # Version 0 has no such field, so it reads as its default.
@@ -35,14 +36,14 @@ def test_the_newest_version_that_both_know_is_asked_in() -> None:
 
 
 def test_the_first_address_that_answers_is_used() -> None:
-    with FakeBroker() as broker, RawClient(f"127.0.0.1:{free_port()}, {broker.bootstrap}"):
+    with FakeBroker() as broker, RawClient(Brokers(f"127.0.0.1:{free_port()}, {broker.bootstrap}")):
         pass
 
 
 def test_an_api_that_the_broker_has_not_is_named() -> None:
     with (
         FakeBroker() as broker,
-        RawClient(broker.bootstrap) as client,
+        RawClient(Brokers(broker.bootstrap)) as client,
         pytest.raises(Failure, match="it does not support ElectLeaders"),
     ):
         client.ask(ElectLeadersRequest())
@@ -50,12 +51,12 @@ def test_an_api_that_the_broker_has_not_is_named() -> None:
 
 def test_a_port_where_nobody_listens_is_said_to_have_no_broker() -> None:
     with pytest.raises(Failure, match="no broker answers at"):
-        RawClient(f"127.0.0.1:{free_port()}")
+        RawClient(Brokers(f"127.0.0.1:{free_port()}"))
 
 
 def test_an_address_without_a_port_is_wrong_usage() -> None:
     with pytest.raises(WrongUsage, match="has no port"):
-        RawClient("localhost")
+        RawClient(Brokers("localhost"))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_something_else_that_listens_there_is_not_waited_for(answer: bytes) -> N
     thread = threading.Thread(target=once)
     thread.start()
     with listener, pytest.raises(Failure, match="did not answer"):
-        RawClient(f"127.0.0.1:{listener.getsockname()[1]}")
+        RawClient(Brokers(f"127.0.0.1:{listener.getsockname()[1]}"))
     thread.join()
 
 

@@ -12,6 +12,7 @@ from penstock.spark.errors import SparkOptionError
 from penstock.spark.options import NAMES, Mode, check, parse
 
 BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "events"}
+SSL = {"kafka.security.protocol": "SSL"}
 
 
 def test_defaults_are_those_of_sparks_kafka_source() -> None:
@@ -140,7 +141,7 @@ STREAM, BATCH = "stream", "batch"
         (BATCH, {"kafka.bootstrap.servers": "localhost"}, "write HOST:PORT"),
         (BATCH, {"kafka.bootstrap.servers": "a:1,b:99999"}, "'b:99999' is not a port"),
         (BATCH, {"kafka.bootstrap.servers": "::1:9092"}, "write an IPv6 address as [::1]:9092"),
-        (BATCH, {"kafka.bootstrap.servers": "SSL://a:1"}, "only plaintext connections are supported"),
+        (BATCH, {"kafka.bootstrap.servers": "SSL://a:1"}, "write a:1, and set security.protocol to ssl"),
         (BATCH, {"kafka.client.id": "x" * 40_000}, "kafka.client.id has more than 32767 bytes"),
         (BATCH, {"bootstrap": "other:1"}, "differ"),
         (BATCH, {"subscribe": None}, "exactly one of subscribe, subscribePattern and assign; found none"),
@@ -181,8 +182,35 @@ STREAM, BATCH = "stream", "batch"
         (BATCH, {"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false, not 'maybe'"),
         (BATCH, {"includeHeaders": "1"}, "includeHeaders must be true or false, not '1'"),
         (BATCH, {"kafka.isolation.level": "serializable"}, "must be read_committed or read_uncommitted"),
-        (BATCH, {"kafka.security.protocol": "SASL_SSL"}, "only PLAINTEXT"),
-        (BATCH, {"kafka.ssl.truststore.location": "x"}, "only plaintext connections"),
+        (
+            BATCH,
+            {"kafka.security.protocol": "SASL_SSL"},
+            "SASL_SSL is not supported so far, only PLAINTEXT and SSL",
+        ),
+        (BATCH, {"kafka.sasl.mechanism": "PLAIN"}, "kafka.sasl.mechanism: SASL is not supported so far"),
+        (BATCH, {"kafka.ssl.truststore.location": "x"}, "needs kafka.security.protocol SSL"),
+        (
+            BATCH,
+            {**SSL, "kafka.ssl.truststore.location": "/none"},
+            "kafka.ssl.truststore.location /none: No such file",
+        ),
+        (
+            BATCH,
+            {**SSL, "kafka.ssl.truststore.type": "JKS"},
+            "kafka.ssl.truststore.type=JKS is not supported, use PEM",
+        ),
+        (
+            BATCH,
+            {**SSL, "kafka.ssl.truststore.certificates": "hunter2"},
+            "kafka.ssl.truststore.certificates: not PEM",
+        ),
+        (BATCH, {**SSL, "kafka.ssl.keystore.key": "hunter2"}, "put key and certificates into a file"),
+        (
+            BATCH,
+            {**SSL, "kafka.ssl.keystore.password": "hunter2"},
+            "only its key has: kafka.ssl.key.password",
+        ),
+        (BATCH, {**SSL, "kafka.ssl.trustore.location": "x"}, "did you mean kafka.ssl.truststore.location?"),
         (BATCH, {"kafka.max.partition.fetch.bytes": "big"}, "must be an integer above 0, not 'big'"),
         (BATCH, {"option.subscribe": "t", "provider": "penstock"}, "use CREATE TEMPORARY VIEW"),
         # Numbers that no field of the protocol, and no number of Java's, holds.
@@ -203,4 +231,5 @@ def test_a_mistake_gets_one_clear_line(mode: Mode, changes: dict[str, str | None
     with pytest.raises(SparkOptionError) as caught:
         parse(options, mode)
     assert message in str(caught.value)
+    assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -87,7 +87,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one() -> None:
         ("kafka.transactional.id", "me", "at-least-once"),
         ("kafka.key.serializer", "x", "cast the column"),
         ("kafka.partitioner.class", "x", "column partition"),
-        ("kafka.ssl.keystore.location", "x", "only plaintext connections"),
+        ("kafka.ssl.keystore.location", "x", "needs kafka.security.protocol SSL"),
         ("kafka.security.protocol", "SASL_SSL", "only PLAINTEXT"),
         ("path", "/events", "option topic"),
         ("subscribe", "events", "option topic"),

@@ -579,7 +579,7 @@ def test_a_broker_that_never_answers_one_request_is_left(cluster: FakeCluster) -
         ("localhost", "write HOST:PORT"),
         ("", "write HOST:PORT"),
         (" , ", "write HOST:PORT"),
-        ("SSL://a:1", "only plaintext connections are supported"),
+        ("SSL://a:1", "write a:1, and set security.protocol to ssl"),
         (":9092", "write HOST:PORT"),
         ("::1:9092", r"\[::1\]:9092"),
         ("host:http", "is not a port"),

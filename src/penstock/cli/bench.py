@@ -22,9 +22,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock.cli import client
 from penstock.cli.client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, settle
+from penstock.cli.connection import Brokers
 from penstock.cli.drawing import progress_bar
 from penstock.cli.failures import Failure
-from penstock.cli.options import BOOTSTRAP, Bootstrap
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Config
 from penstock.cli.output import show_json, show_table
 from penstock.cli.produce import (
     BATCH_BYTES,
@@ -80,6 +81,7 @@ def produce(
     partitions: Partitions = 1,
     topic: Topic = None,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Produce records at full speed or at --rate, and measure the acknowledgements."""
@@ -105,6 +107,7 @@ def consume(
     partitions: Partitions = 1,
     topic: Topic = None,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Consume existing records. A topic with too few records is filled first, which is not measured."""
@@ -138,6 +141,7 @@ def latency(
     partitions: Partitions = 1,
     topic: Topic = None,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Measure latency from producer to consumer and to the acknowledgement, at a steady rate."""
@@ -333,7 +337,7 @@ def _topic(admin: AdminClient, name: str | None, partitions: int) -> Iterator[st
             settle(admin.delete_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[topic])
 
 
-def _consumer(bootstrap: str, extra: dict[str, Any]) -> Consumer:
+def _consumer(bootstrap: Brokers, extra: dict[str, Any]) -> Consumer:
     return Consumer(
         client.settings(
             bootstrap,

@@ -14,7 +14,7 @@ import typer
 from penstock.addresses import format_address
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.numbers import parse_numbers, refuse_missing
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes, check_topic
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Config, Json, Yes, check_topic
 from penstock.cli.output import confirm, count_text, show_json, show_table
 from penstock.cli.raw import RawClient, reason, refuse
 from penstock.cli.subcommands import subcommands
@@ -47,7 +47,7 @@ Places = Annotated[
 
 
 @app.command("list")
-def list_brokers(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
+def list_brokers(bootstrap: Bootstrap = BOOTSTRAP, _config: Config = None, as_json: Json = False) -> None:
     """List the brokers with address, state, leaders and replicas."""
     with RawClient(bootstrap) as client:
         brokers = _brokers(client)
@@ -79,7 +79,7 @@ def list_brokers(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> Non
 
 
 @app.command()
-def moves(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
+def moves(bootstrap: Bootstrap = BOOTSTRAP, _config: Config = None, as_json: Json = False) -> None:
     """List the partitions that are being moved."""
     with RawClient(bootstrap) as client:
         found = _moves(client)
@@ -108,6 +108,7 @@ def reassign(
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel a running move.")] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Move partitions to other brokers, or cancel a move.
@@ -161,6 +162,7 @@ def elect(
         ),
     ] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Make the first replica the leader again, for example after a broker has come back."""
@@ -201,6 +203,7 @@ def unregister(
     broker: Annotated[int, typer.Argument(metavar="ID", min=0)],
     yes: Yes = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Unregister a stopped broker that will not come back. Asks first.

@@ -13,7 +13,7 @@ import typer
 
 from penstock.cli.completion import topic_names
 from penstock.cli.failures import Failure, near_name
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, check_topic
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Config, Json, check_topic
 from penstock.cli.output import Cell, bytes_text, show_json, show_table
 from penstock.cli.wire_client import connected, time_text
 from penstock.wire import Client, TopicPartition
@@ -38,6 +38,7 @@ def cleaning(
     ] = None,
     internal: Annotated[bool, typer.Option("--internal", help="Include internal topics.")] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Show how far each replica of compacted topics is compacted, and the last run of the cleaner."""

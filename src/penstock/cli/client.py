@@ -7,6 +7,7 @@ retries forever when no broker answers, so `connect` tries the port first.
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ from confluent_kafka.admin import (
 )
 
 from penstock.addresses import parse_address
+from penstock.cli.connection import Brokers
 from penstock.cli.failures import Failure, WrongUsage, near_name
 
 # How long to wait for the first answer of a broker.
@@ -55,10 +57,11 @@ _UNANSWERED = frozenset(
 )
 
 
-def settings(bootstrap: str, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def settings(bootstrap: Brokers, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """librdkafka's settings for any client of ours."""
     return {
-        "bootstrap.servers": bootstrap,
+        "bootstrap.servers": bootstrap.servers,
+        **bootstrap.security,
         "client.id": "penstock-cli",
         # Its log lines would break our rule of one line on stderr. Errors that matter arrive as return values.
         "log_level": 0,
@@ -67,16 +70,28 @@ def settings(bootstrap: str, extra: Mapping[str, Any] | None = None) -> dict[str
     }
 
 
-def connect(bootstrap: str) -> AdminClient:
+def connect(bootstrap: Brokers) -> AdminClient:
     """An admin client of a cluster that has just answered. Raises Failure when no broker does.
 
     Keep it as long as its futures: they fail when it is garbage-collected.
     """
-    knock(bootstrap, CONNECT_TIMEOUT_S)
+    if bootstrap.context is None:
+        knock(bootstrap.servers, CONNECT_TIMEOUT_S)
+    else:
+        from penstock.cli.raw import RawClient  # noqa: PLC0415  # our own codec
+
+        # librdkafka retries a handshake that fails, and says why only in its log.
+        with RawClient(bootstrap, timeout_s=CONNECT_TIMEOUT_S):
+            pass
     admin = AdminClient(settings(bootstrap))
     try:
         admin.cluster_id(timeout=CONNECT_TIMEOUT_S)
     except KafkaException:
+        if bootstrap.context is None and _speaks_tls(bootstrap.servers):
+            raise Failure(
+                f"the broker at {bootstrap} speaks TLS; write security.protocol=ssl and ssl.ca.location into a "
+                "file and pass it with --config, or choose another listener with --bootstrap"
+            ) from None
         raise Failure(
             f"no broker answers at {bootstrap}, though the port is open; "
             "a node that waits for the other controllers does not answer yet"
@@ -252,6 +267,22 @@ def knock(bootstrap: str, timeout_s: float) -> None:
     raise Failure(
         f"no broker answers at {bootstrap}; start one with `penstock serve` or choose another with --bootstrap"
     )
+
+
+def _speaks_tls(servers: str) -> bool:
+    """Whether the first broker that can be reached answers a TLS handshake, whatever its certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    for address in servers.split(","):
+        try:
+            with (
+                socket.create_connection(parse_address(address.strip()), timeout=1.0) as connection,
+                context.wrap_socket(connection),
+            ):
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def collect(producer: Any, timeout_s: float) -> None:

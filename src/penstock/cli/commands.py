@@ -86,7 +86,7 @@ def without_types_of_flags(command: Any, context: Any) -> None:
 app = typer.Typer(
     cls=Commands,
     help="A distributed message queue that speaks the Kafka protocol.",
-    epilog="PENSTOCK_BOOTSTRAP sets the default of --bootstrap for every command.",
+    epilog="PENSTOCK_BOOTSTRAP and PENSTOCK_CONFIG set the defaults of --bootstrap and --config.",
     invoke_without_command=True,
     context_settings=CONTEXT,
 )

@@ -43,7 +43,7 @@ def _completed(context: typer.Context, incomplete: str, ask: Callable[[Any], Ite
         from penstock.cli import client  # noqa: PLC0415
 
         bootstrap = context.params["bootstrap"]
-        client.knock(bootstrap, ANSWER_TIMEOUT_S)
+        client.knock(bootstrap.servers, ANSWER_TIMEOUT_S)
         admin = AdminClient(client.settings(bootstrap))
         return sorted(name for name in ask(admin) if name.startswith(incomplete))
     return []

@@ -22,7 +22,7 @@ from confluent_kafka.admin import (
 from penstock.cli import client
 from penstock.cli.client import REQUEST_TIMEOUT_S, settle
 from penstock.cli.failures import Failure, WrongUsage
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, check_topic
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Config, Json, check_topic
 from penstock.cli.output import show_json, show_table
 from penstock.cli.settings import parse_settings
 
@@ -52,6 +52,7 @@ def describe(
         bool, typer.Option("--changed", help="Only settings that differ from the default.")
     ] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Show the settings of a topic, or of a broker with --broker."""
@@ -80,7 +81,11 @@ def describe(
 
 @app.command("set")
 def set_values(
-    words: Words, broker: Broker = None, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False
+    words: Words,
+    broker: Broker = None,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
+    as_json: Json = False,
 ) -> None:
     """Set one or more settings of a topic, or of a broker with --broker. Other settings do not change."""
     topic, pairs = _split(words, broker)
@@ -100,7 +105,11 @@ def set_values(
 
 @app.command()
 def unset(
-    names: Names, broker: Broker = None, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False
+    names: Names,
+    broker: Broker = None,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
+    as_json: Json = False,
 ) -> None:
     """Remove settings, so that the broker's setting or the default applies again."""
     topic, keys = _split(names, broker)

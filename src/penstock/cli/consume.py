@@ -22,9 +22,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from penstock.cli import client, positions
 from penstock.cli.completion import group_names
+from penstock.cli.connection import Brokers
 from penstock.cli.failures import WrongUsage
 from penstock.cli.numbers import refuse_missing
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Topics, check_group
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Config, Topics, check_group
 from penstock.cli.rendering import Columns, json_line, template, text_line
 
 app = typer.Typer(add_completion=False)
@@ -172,6 +173,7 @@ def consume(
         ),
     ] = None,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each record.")] = False,
 ) -> None:
     """Print a topic's records from the beginning, then new ones as they arrive, until Ctrl-C.
@@ -283,7 +285,7 @@ def _partitions(admin: Any, topic: str, wanted: list[int]) -> list[int]:
 
 
 def _consumer(
-    bootstrap: str,
+    bootstrap: Brokers,
     group: str | None,
     position: positions.Position,
     isolation: Isolation,

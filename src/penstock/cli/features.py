@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import __version__
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Json
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Config, Json
 from penstock.cli.output import show_json, show_table
 from penstock.cli.raw import RawClient, refuse
 from penstock.cli.subcommands import subcommands
@@ -32,7 +32,7 @@ UPGRADE, SAFE_DOWNGRADE = 1, 2
 
 
 @app.command("list")
-def show(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
+def show(bootstrap: Bootstrap = BOOTSTRAP, _config: Config = None, as_json: Json = False) -> None:
     """List the features, the levels that the broker supports, and the level in use."""
     with RawClient(bootstrap) as client:
         features = _described(client)
@@ -53,6 +53,7 @@ def set_level(
         bool, typer.Option("--dry-run", help="Say whether it could be set, change nothing.")
     ] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Set a feature's level, for the whole cluster. Every broker must support it."""

@@ -21,7 +21,7 @@ from penstock.cli import client, positions
 from penstock.cli.client import REQUEST_TIMEOUT_S, settle
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.numbers import refuse_missing
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Group, Groups, Json, Yes, check_topic
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Config, Group, Groups, Json, Yes, check_topic
 from penstock.cli.output import confirm, count_text, printable, show_json, show_table
 from penstock.cli.subcommands import subcommands
 
@@ -35,7 +35,7 @@ app.add_typer(offsets, name="offsets")
 
 
 @app.command("list")
-def list_groups(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
+def list_groups(bootstrap: Bootstrap = BOOTSTRAP, _config: Config = None, as_json: Json = False) -> None:
     """List consumer groups and their states."""
     admin = client.connect(bootstrap)
     found = settle(admin.list_consumer_groups(request_timeout=REQUEST_TIMEOUT_S))
@@ -54,7 +54,9 @@ def list_groups(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None
 
 
 @app.command()
-def describe(group: Group, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
+def describe(
+    group: Group, bootstrap: Bootstrap = BOOTSTRAP, _config: Config = None, as_json: Json = False
+) -> None:
     """Show a group's state, its members, and for each partition the committed offset and the lag."""
     admin = client.connect(bootstrap)
     description = _existing(admin, group)
@@ -106,6 +108,7 @@ def delete(
     groups: Groups,
     yes: Yes = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Delete groups without members, and their committed offsets. Asks first."""
@@ -140,6 +143,7 @@ def reset(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the new offsets, commit nothing.")] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Set a group's committed offsets, to read again or to skip. The group must have no members."""

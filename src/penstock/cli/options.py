@@ -7,11 +7,12 @@ for a timeout with others. The usual cause is an unset shell variable.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from penstock.cli.completion import group_names, topic_names
+from penstock.cli.connection import Brokers, ClientConfig, load_client_config
 from penstock.cli.failures import WrongUsage
 from penstock.groups.settings import NAME_BYTES_MAX
 from penstock.metadata.topics import name_error
@@ -54,16 +55,56 @@ Groups = Annotated[
     list[str], typer.Argument(metavar="GROUP", callback=check_group, autocompletion=group_names)
 ]
 
-BOOTSTRAP = "127.0.0.1:9092"
+
+def _chosen(context: typer.Context, value: Brokers) -> Brokers:
+    """The brokers to connect to.
+
+    The command line wins over the environment, and in both --bootstrap wins over the file.
+    """
+    config: ClientConfig | None = context.params.get("_config")
+    if config is None:
+        return value
+    servers, order = value.servers, ("DEFAULT", "ENVIRONMENT", "COMMANDLINE")
+    given, file_given = (
+        order.index(getattr(context.get_parameter_source(name), "name", "DEFAULT"))
+        for name in ("bootstrap", "_config")
+    )
+    if config.servers is not None and given < max(file_given, 1):
+        servers = config.servers
+    return Brokers(servers, config.security, config.context)
+
+
+# Parsed like an argument.
+BOOTSTRAP: Any = "127.0.0.1:9092"
 
 Bootstrap = Annotated[
-    str,
+    Brokers,
     typer.Option(
         "--bootstrap",
         envvar="PENSTOCK_BOOTSTRAP",
         metavar="HOST:PORT",
+        parser=Brokers,
+        callback=_chosen,
         help="One or more brokers of the cluster, separated by commas.",
     ),
 ]
+
+
+def _config_option(*names: str) -> Any:
+    return typer.Option(
+        *names,
+        envvar="PENSTOCK_CONFIG",
+        metavar="FILE",
+        parser=load_client_config,
+        # Before --bootstrap, which is completed from it.
+        is_eager=True,
+        help="A file with bootstrap.servers, security.protocol and ssl.* settings.",
+    )
+
+
+# Commands need not use it: it is part of ``Bootstrap``. The second name is that of Kafka's tools.
+Config = Annotated[ClientConfig | None, _config_option("--config", "--command-config")]
+# For commands with another --config.
+CommandConfig = Annotated[ClientConfig | None, _config_option("--command-config")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

@@ -25,9 +25,10 @@ from confluent_kafka.admin import AdminClient
 from penstock.cli import client
 from penstock.cli.client import CONNECT_TIMEOUT_S, RETRY_INTERVAL_S
 from penstock.cli.configs import setting
+from penstock.cli.connection import Brokers
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.numbers import refuse_missing
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Topic
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Config, Json, Topic
 from penstock.cli.output import count_text, show_json, show_table
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ def produce(
         Acks, typer.Option("--acks", help="Wait for no one (0), the leader (1), or all in-sync replicas.")
     ] = Acks.ALL,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> int:
     """Produce records to a topic: one per line of standard input or --file, or one per --value.
@@ -207,7 +209,7 @@ def produce(
     return INTERRUPTED if interrupted else 0
 
 
-def producer_settings(bootstrap: str, compression: Compression, acks: Acks) -> dict[str, Any]:
+def producer_settings(bootstrap: Brokers, compression: Compression, acks: Acks) -> dict[str, Any]:
     """librdkafka's settings for a producer that behaves like the Java client."""
     return client.settings(
         bootstrap,

@@ -14,7 +14,7 @@ import typer
 from penstock.addresses import format_address, parse_address
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.numbers import parse_number
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Yes
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Config, Json, Yes
 from penstock.cli.output import confirm, show_json, show_table
 from penstock.cli.raw import RawClient, refuse
 from penstock.cli.subcommands import subcommands
@@ -49,7 +49,7 @@ Directory = Annotated[
 
 
 @app.command()
-def show(bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
+def show(bootstrap: Bootstrap = BOOTSTRAP, _config: Config = None, as_json: Json = False) -> None:
     """Show the leader, the voters and the observers, and the lag of each."""
     with RawClient(bootstrap) as client:
         partition, addresses = _described(client)
@@ -92,6 +92,7 @@ def add(
     ],
     directory: Directory = None,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Make a node a voter. It must be running and have the metadata already."""
@@ -120,6 +121,7 @@ def remove(
     directory: Directory = None,
     yes: Yes = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Remove a voter; the node continues as an observer. Asks first."""

@@ -7,17 +7,20 @@ purpose: they show what a user's client sees.
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 from types import TracebackType
 from typing import Any
 
 from penstock.addresses import parse_address
+from penstock.cli.connection import Brokers
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.protocol.apis import API_VERSIONS, APIS
 from penstock.protocol.errors import DecodeError, ErrorCode
 from penstock.protocol.messages.cluster import ApiVersionsRequest
 from penstock.protocol.requests import InFlight
 from penstock.protocol.schema import Message
+from penstock.wire.security import tls_advice
 
 CLIENT_ID = b"penstock-cli"
 CONNECT_TIMEOUT_S = 5.0
@@ -27,8 +30,12 @@ REQUEST_TIMEOUT_S = 30.0
 class RawClient:
     """A connection to the first broker that answers. Raises Failure when none does or the connection breaks."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: Brokers, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """``timeout_s`` is for each answer."""
         self._bootstrap = bootstrap
+        self._timeout_s = timeout_s
+        # Of the broker that is connected.
+        self._host = ""
         self._socket = self._connected()
         self._in_flight: InFlight[None] = InFlight(CLIENT_ID)
         # API key -> the newest version the broker supports.
@@ -58,11 +65,18 @@ class RawClient:
         try:
             self._socket.sendall(b"".join(self._in_flight.add(api, version, request, None)))
             return self._receive()
+        except ssl.SSLError as error:
+            # Of TLS 1.3, in which the broker refuses a client after the handshake.
+            raise Failure(f"the broker at {self._bootstrap}: {tls_advice(error, self._host)}") from None
         except (OSError, DecodeError) as error:
-            raise Failure(f"the broker at {self._bootstrap} did not answer: {error}") from None
+            hint = ""
+            if self._bootstrap.context is None and len(self._newest) == 1:
+                hint = "; does it use TLS (security.protocol=ssl in a file for --config)?"
+            raise Failure(f"the broker at {self._bootstrap} did not answer: {error}{hint}") from None
 
     def _connected(self) -> socket.socket:
-        for text in self._bootstrap.split(","):
+        trouble = ""
+        for text in self._bootstrap.servers.split(","):
             try:
                 address = parse_address(text.strip())
             except ValueError as error:
@@ -71,8 +85,18 @@ class RawClient:
                 connection = socket.create_connection(address, timeout=CONNECT_TIMEOUT_S)
             except OSError:
                 continue
-            connection.settimeout(REQUEST_TIMEOUT_S)
+            if self._bootstrap.context is not None:
+                try:
+                    connection = self._bootstrap.context.wrap_socket(connection, server_hostname=address[0])
+                except (OSError, ValueError) as error:
+                    connection.close()
+                    trouble = trouble or f"{text.strip()}: {tls_advice(error, address[0])}"
+                    continue
+            self._host = address[0]
+            connection.settimeout(self._timeout_s)
             return connection
+        if trouble:
+            raise Failure(trouble)
         raise Failure(
             f"no broker answers at {self._bootstrap}; "
             "start one with `penstock serve` or choose another with --bootstrap"

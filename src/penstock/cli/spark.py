@@ -22,8 +22,9 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.cli import client
 from penstock.cli.completion import topic_names
+from penstock.cli.connection import Brokers
 from penstock.cli.failures import WrongUsage
-from penstock.cli.options import BOOTSTRAP, Bootstrap
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Config
 from penstock.cli.output import bytes_text, count_text, show_json, show_table
 from penstock.cli.positions import HELP as POSITIONS
 from penstock.cli.positions import Position, parse_position, resolve
@@ -103,6 +104,7 @@ def archive(
     master: Master = None,
     conf: Conf = None,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Append topics to an archive table of Parquet files, from the table's end to the topics' ends."""
@@ -116,7 +118,7 @@ def archive(
 
         result = jobs.archive(
             spark,
-            bootstrap,
+            bootstrap.servers,
             topics,
             to,
             format=format.value,
@@ -162,18 +164,19 @@ def table(
     master: Master = None,
     conf: Conf = None,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Query a topic and its archive as one table: count, columns and first rows, or --sql."""
     settings = _spark_settings(conf)
-    client.connect(bootstrap)
+    _connect(bootstrap)
     view = re.sub(r"\W", "_", topic, flags=re.ASCII)
     with spark_session("table", master, settings) as (spark, _):
         from penstock.spark import jobs  # noqa: PLC0415  # pyspark
 
         frame = jobs.table(
             spark,
-            bootstrap,
+            bootstrap.servers,
             topic,
             archived,
             format=None if format is None else format.value,
@@ -249,6 +252,7 @@ def snapshot(
     master: Master = None,
     conf: Conf = None,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Maintain a table with the newest value of each key; reads only records since the last run."""
@@ -259,7 +263,7 @@ def snapshot(
 
         result = jobs.snapshot(
             spark,
-            bootstrap,
+            bootstrap.servers,
             topic,
             to,
             archive=archived,
@@ -312,11 +316,12 @@ def replay(
     master: Master = None,
     conf: Conf = None,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Send a topic's records to another topic again, with headers that name their origin."""
     settings = _spark_settings(conf)
-    admin = client.connect(bootstrap)
+    admin = _connect(bootstrap)
     numbers = _wanted_partitions(admin, source, partition)
     first, last = _position("--from", start), _position("--until", until)
     starts, ends = (resolve(admin, source, numbers, each) for each in (first, last))
@@ -327,7 +332,7 @@ def replay(
 
             result = jobs.replay(
                 spark,
-                bootstrap,
+                bootstrap.servers,
                 source,
                 target,
                 # Keep the word: it tells a continued replay that the whole topic was requested.
@@ -380,6 +385,7 @@ def profile(
     master: Master = None,
     conf: Conf = None,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Profile topics: sizes, skew, hot keys, lag, growth, and when retention starts to delete."""
@@ -389,7 +395,7 @@ def profile(
         from penstock.spark import jobs  # noqa: PLC0415  # pyspark
 
         result = jobs.profile(
-            spark, bootstrap, list(dict.fromkeys(topics)), to, sample=sample, progress=bar.show
+            spark, bootstrap.servers, list(dict.fromkeys(topics)), to, sample=sample, progress=bar.show
         )
         from penstock.spark.jobs.profile_tables import tables  # noqa: PLC0415
     if as_json:
@@ -413,9 +419,18 @@ def _spark_settings(conf: Sequence[str] | None) -> dict[str, str]:
     return parse_settings("--conf", conf or [], example="spark.driver.memory=4g")
 
 
-def _check_topics(bootstrap: str, topics: Iterable[str]) -> None:
+def _connect(bootstrap: Brokers) -> AdminClient:
+    if bootstrap.context is not None:
+        raise WrongUsage(
+            "jobs on Spark do not support TLS yet; give the brokers a plaintext listener for them, "
+            "and name it with --bootstrap in a command without --config"
+        )
+    return client.connect(bootstrap)
+
+
+def _check_topics(bootstrap: Brokers, topics: Iterable[str]) -> None:
     """Check that a broker answers and the topics exist, before Spark starts, which takes seconds."""
-    admin = client.connect(bootstrap)
+    admin = _connect(bootstrap)
     for each in topics:
         client.describe_topic(admin, each)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,17 @@ from penstock.cli.client import REQUEST_TIMEOUT_S, settle
 from penstock.cli.configs import changed_settings
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.numbers import refuse_missing
-from penstock.cli.options import BOOTSTRAP, PARTITIONS_MAX, Bootstrap, Json, Topic, Topics, Yes
+from penstock.cli.options import (
+    BOOTSTRAP,
+    PARTITIONS_MAX,
+    Bootstrap,
+    CommandConfig,
+    Config,
+    Json,
+    Topic,
+    Topics,
+    Yes,
+)
 from penstock.cli.output import confirm, count_text, show_json, show_table
 from penstock.cli.settings import parse_settings
 from penstock.cli.subcommands import subcommands
@@ -42,6 +53,7 @@ REPLICAS_MAX = 2**15 - 1
 def list_topics(
     internal: Annotated[bool, typer.Option("--internal", help="Include internal topics.")] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """List topics with their partition counts and replication factors."""
@@ -95,9 +107,15 @@ def create(
         bool, typer.Option("--if-not-exists", help="Succeed if the topic exists already.")
     ] = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: CommandConfig = None,
     as_json: Json = False,
 ) -> None:
     """Create a topic."""
+    for each in config or []:
+        if "=" not in each and Path(each).is_file():
+            raise WrongUsage(
+                f"--config is a setting of the topic here; pass the file as --command-config {each}"
+            )
     new = NewTopic(
         topic,
         num_partitions=partitions or BROKER_DEFAULT,
@@ -115,7 +133,9 @@ def create(
 
 
 @app.command()
-def describe(topic: Topic, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False) -> None:
+def describe(
+    topic: Topic, bootstrap: Bootstrap = BOOTSTRAP, _config: Config = None, as_json: Json = False
+) -> None:
     """Show a topic's partitions, their offsets, and the settings made on the topic."""
     admin = client.connect(bootstrap)
     description = client.describe_topic(admin, topic)
@@ -169,6 +189,7 @@ def delete(
     topics: Topics,
     yes: Yes = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Delete topics and all their records. Asks first."""
@@ -195,6 +216,7 @@ def add_partitions(
         ),
     ],
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Increase a topic's number of partitions. It cannot be decreased.
@@ -225,6 +247,7 @@ def trim(
     ],
     yes: Yes = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Delete a topic's oldest records. Asks first.

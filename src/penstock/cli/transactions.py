@@ -16,7 +16,7 @@ import typer
 
 from penstock.cli.failures import Failure, WrongUsage, near_name
 from penstock.cli.numbers import refuse_missing
-from penstock.cli.options import BOOTSTRAP, Bootstrap, Json, Topic, Yes, check_topic
+from penstock.cli.options import BOOTSTRAP, Bootstrap, Config, Json, Topic, Yes, check_topic
 from penstock.cli.output import confirm, count_text, printable, show_json, show_table
 from penstock.cli.subcommands import subcommands
 from penstock.cli.wire_client import connected, time_text
@@ -85,6 +85,7 @@ def list_transactions(
         typer.Option("--pattern", metavar="REGEX", help="Only transactional ids that match as a whole."),
     ] = None,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """List the transactional ids that the coordinators know, and their states."""
@@ -120,7 +121,10 @@ def list_transactions(
 
 @app.command()
 def describe(
-    transactional_id: TransactionalId, bootstrap: Bootstrap = BOOTSTRAP, as_json: Json = False
+    transactional_id: TransactionalId,
+    bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
+    as_json: Json = False,
 ) -> None:
     """Show the state of a transactional id, its producer, and the partitions of its open transaction."""
     with connected(bootstrap) as client:
@@ -174,6 +178,7 @@ def find_hanging(
         ),
     ] = OPEN_FOR_DEFAULT,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> int:
     """Find transactions that are open in a partition though no coordinator will end them. Exit code 1 if any."""
@@ -223,6 +228,7 @@ def abort(
     ],
     yes: Yes = False,
     bootstrap: Bootstrap = BOOTSTRAP,
+    _config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Abort a hanging transaction in one partition. Its records there are never read by read_committed consumers.

@@ -7,16 +7,22 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from penstock.cli.client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, knock
+from penstock.cli.connection import Brokers
 from penstock.cli.failures import Failure
 from penstock.wire import Client, UnknownTopic, WireError
 
 
 @contextmanager
-def connected(bootstrap: str) -> Iterator[Client]:
+def connected(bootstrap: Brokers) -> Iterator[Client]:
     """A client of a cluster whose port is open. Its errors become Failure."""
-    knock(bootstrap, CONNECT_TIMEOUT_S)
+    knock(bootstrap.servers, CONNECT_TIMEOUT_S)
     try:
-        with Client(bootstrap, client_id="penstock-cli", deadline_ms=int(REQUEST_TIMEOUT_S * 1000)) as client:
+        with Client(
+            bootstrap.servers,
+            client_id="penstock-cli",
+            deadline_ms=int(REQUEST_TIMEOUT_S * 1000),
+            security=bootstrap.security,
+        ) as client:
             yield client
     except UnknownTopic as error:
         raise Failure(f"{error}; see `penstock topics list`") from None

@@ -12,12 +12,36 @@ from dataclasses import dataclass
 
 from penstock.protocol.listeners import SecurityProtocol
 from penstock.spark.errors import SparkOptionError
+from penstock.tls.settings import TlsSettings, make_context
 from penstock.wire import BadBootstrap, parse_bootstrap
 
+PLAIN, TLS = SecurityProtocol.PLAINTEXT.name, SecurityProtocol.SSL.name
 # Limits of protocol fields and of Java's integers.
-PLAIN = SecurityProtocol.PLAINTEXT.name
 INT16_MAX, INT32_MAX, INT64_MAX = 2**15 - 1, 2**31 - 1, 2**63 - 1
 
+SECURITY = (
+    "kafka.security.protocol",
+    "kafka.ssl.truststore.type",
+    "kafka.ssl.truststore.location",
+    "kafka.ssl.truststore.certificates",
+    "kafka.ssl.keystore.type",
+    "kafka.ssl.keystore.location",
+    "kafka.ssl.key.password",
+    "kafka.ssl.endpoint.identification.algorithm",
+    "kafka.ssl.enabled.protocols",
+    "kafka.ssl.protocol",
+    "kafka.ssl.cipher.suites",
+)
+# Spark shows options in plans, and hides only those that are called password, secret or token.
+_SHOWN = (
+    "Spark may show it in plans and logs; put key and certificates into a file: kafka.ssl.keystore.location"
+)
+SECURITY_REFUSED = {
+    "kafka.ssl.keystore.key": _SHOWN,
+    "kafka.ssl.keystore.certificate.chain": _SHOWN,
+    "kafka.ssl.keystore.password": "a PEM file has no password, only its key has: kafka.ssl.key.password",
+    "kafka.ssl.truststore.password": "a PEM file has no password",
+}
 # Java client settings that tune connections, retries and metrics which this client does not have.
 OF_JAVA_CLIENTS = (
     "kafka.auto.include.jmx.reporter",
@@ -93,7 +117,7 @@ class OptionValues:
     # What the source and the sink both need
 
     def bootstrap(self) -> str:
-        """The brokers' addresses. Refuses connections that are not plaintext, which are not supported yet."""
+        """The brokers' addresses."""
         text = self.get("kafka.bootstrap.servers") or self.get("bootstrap")
         if not text:
             raise SparkOptionError(
@@ -105,12 +129,29 @@ class OptionValues:
             parse_bootstrap(text)
         except BadBootstrap as error:
             raise SparkOptionError(f"kafka.bootstrap.servers {text}: {error}") from None
-        security = self.text("kafka.security.protocol", PLAIN)
-        if security.upper() != PLAIN:
-            raise SparkOptionError(
-                f"kafka.security.protocol {security} is not supported so far, only {PLAIN} connections"
-            )
         return text
+
+    def security(self) -> TlsSettings | None:
+        """How to connect; None for plaintext. The files are checked here, and read again by the executors."""
+        protocol = self.text("kafka.security.protocol", PLAIN).upper()
+        if protocol not in (PLAIN, TLS):
+            raise SparkOptionError(
+                f"kafka.security.protocol {protocol} is not supported so far, only {PLAIN} and {TLS}"
+            )
+        given = {name.removeprefix("kafka."): self[name] for name in SECURITY[1:] if name in self}
+        if protocol == PLAIN:
+            if given:
+                raise SparkOptionError(
+                    f"option kafka.{next(iter(given))} needs kafka.security.protocol {TLS}; "
+                    "set it, or omit the option"
+                )
+            return None
+        try:
+            settings = TlsSettings.from_kafka(given)
+            make_context(settings, server_side=False)
+        except ValueError as error:
+            raise SparkOptionError(f"kafka.{error}") from None
+        return settings
 
     def client_id(self, default: str) -> str:
         text = self.text("kafka.client.id", default)
@@ -127,7 +168,8 @@ def at_most(name: str, value: int, highest: int) -> int:
 
 def _check_names(values: Mapping[str, str], names: Names) -> None:
     known = {name.lower(): name for name in (*names.meant, *names.without_effect)}
-    refused = {name.lower(): (name, reason) for name, reason in names.refused.items()}
+    reasons = {**names.refused, **SECURITY_REFUSED}
+    refused = {name.lower(): (name, reason) for name, reason in reasons.items()}
     for name in values:
         if name in refused:
             spelling, reason = refused[name]
@@ -135,7 +177,7 @@ def _check_names(values: Mapping[str, str], names: Names) -> None:
     for name in values:
         if name in known:
             continue
-        if name.startswith(("kafka.ssl.", "kafka.sasl.")):
-            raise SparkOptionError(f"option {name}: only plaintext connections are supported so far; omit it")
+        if name.startswith("kafka.sasl."):
+            raise SparkOptionError(f"option {name}: SASL is not supported so far; omit it")
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
         raise SparkOptionError(f"unknown option {name} of the {names.of}; did you mean {known[near[0]]}?")

@@ -16,7 +16,15 @@ from typing import Any, Literal, TypeAlias
 
 from penstock.model import TopicPartition
 from penstock.spark.errors import SparkOptionError
-from penstock.spark.option_values import INT32_MAX, INT64_MAX, OF_JAVA_CLIENTS, Names, OptionValues, at_most
+from penstock.spark.option_values import (
+    INT32_MAX,
+    INT64_MAX,
+    OF_JAVA_CLIENTS,
+    SECURITY,
+    Names,
+    OptionValues,
+    at_most,
+)
 from penstock.spark.ranges import Offsets, StreamOffset, from_json
 from penstock.spark.reading import (
     CLIENT_ID,
@@ -57,7 +65,7 @@ NAMES = Names(
         "kafka.request.timeout.ms",
         "kafka.default.api.timeout.ms",
         "kafka.max.partition.fetch.bytes",
-        "kafka.security.protocol",
+        *SECURITY,
     ),
     # They tune the Java consumer's polling, groups, caching and retries. There is no such consumer here.
     without_effect=(
@@ -317,6 +325,7 @@ def _read_settings(values: OptionValues) -> ReadSettings:
         )
     return ReadSettings(
         bootstrap=values.bootstrap(),
+        security=values.security(),
         headers=values.flag("includeHeaders", False),
         read_committed=isolation == "read_committed",
         fail_on_data_loss=values.flag("failOnDataLoss", True),

@@ -28,6 +28,7 @@ from penstock.columnar import columns
 from penstock.model import TopicPartition
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode
+from penstock.tls.settings import TlsSettings
 from penstock.wire import BrokerRefused, Client, Producer, TopicInfo, TopicReplaced, UnknownTopic, shared
 
 # Gathered before encoding. Arrow batches from Spark hold some ten thousand rows; split over many partitions that is
@@ -67,6 +68,8 @@ class ProduceSettings:
     client_id: str = CLIENT_ID
     request_timeout_ms: int = REQUEST_TIMEOUT_MS
     deadline_ms: int = DELIVERY_TIMEOUT_MS
+    # None: plaintext.
+    security: TlsSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class Sender:
             client_id=settings.client_id,
             request_timeout_ms=settings.request_timeout_ms,
             deadline_ms=settings.deadline_ms,
+            security=settings.security,
         )
         self._targets: dict[str, _Target] = {}
         self._gathered: list[pa.RecordBatch] = []

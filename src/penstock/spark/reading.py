@@ -22,6 +22,7 @@ from penstock.columnar.columns import HEADERS_TYPE, Columns, decode
 from penstock.protocol.records import CorruptBatch
 from penstock.spark.errors import DataLossError
 from penstock.spark.ranges import OffsetRange
+from penstock.tls.settings import TlsSettings
 from penstock.wire import Client, OffsetOutOfRange, TopicReplaced, UnknownTopic, shared
 
 CLIENT_ID = "penstock-spark"
@@ -53,6 +54,8 @@ class ReadSettings:
     request_timeout_ms: int = REQUEST_TIMEOUT_MS
     deadline_ms: int = DEADLINE_MS
     fetch_bytes_max: int = FETCH_BYTES_MAX
+    # None: plaintext.
+    security: TlsSettings | None = None
 
     def client(self) -> Client:
         """This process's shared client: Spark reuses its workers, and so their connections."""
@@ -61,6 +64,7 @@ class ReadSettings:
             client_id=self.client_id,
             request_timeout_ms=self.request_timeout_ms,
             deadline_ms=self.deadline_ms,
+            security=self.security,
         )
 
 

@@ -37,7 +37,7 @@ from pyspark.sql.types import (
 
 from penstock.protocol.compression import Codec
 from penstock.spark.errors import SparkOptionError
-from penstock.spark.option_values import INT32_MAX, OF_JAVA_CLIENTS, Names, OptionValues
+from penstock.spark.option_values import INT32_MAX, OF_JAVA_CLIENTS, SECURITY, Names, OptionValues
 from penstock.spark.producing import (
     BATCH_BYTES_MAX,
     CLIENT_ID,
@@ -64,7 +64,7 @@ NAMES = Names(
         "kafka.client.id",
         "kafka.request.timeout.ms",
         "kafka.delivery.timeout.ms",
-        "kafka.security.protocol",
+        *SECURITY,
     ),
     # They tune the Java producer's lingering, buffering and retries. A task knows its rows, gathers a fixed
     # amount, and retries in order until kafka.delivery.timeout.ms.
@@ -190,6 +190,7 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
         raise SparkOptionError("option topic is empty; give a topic, or omit it and add a column topic")
     produce = ProduceSettings(
         bootstrap=values.bootstrap(),
+        security=values.security(),
         acks=_choice(values, ("kafka.acks", "acks"), _ACKS, -1),
         codec=_choice(values, ("kafka.compression.type", "compression"), _CODECS, Codec.NONE),
         batch_bytes_max=min(

@@ -12,6 +12,7 @@ from penstock.wire.client import Client, shared
 from penstock.wire.cluster import PartitionInfo, TopicInfo, parse_bootstrap
 from penstock.wire.errors import (
     BadBootstrap,
+    BadSecurity,
     BatchTooLarge,
     BrokerRefused,
     GroupInUse,
@@ -19,6 +20,7 @@ from penstock.wire.errors import (
     OutOfSequence,
     ProducerFenced,
     TimedOut,
+    TlsFailed,
     TopicReplaced,
     TransactionFailed,
     UnknownTopic,
@@ -36,6 +38,7 @@ __all__ = [
     "LATEST",
     "MAX_TIMESTAMP",
     "BadBootstrap",
+    "BadSecurity",
     "BatchTooLarge",
     "BrokerRefused",
     "Client",
@@ -49,6 +52,7 @@ __all__ = [
     "Producer",
     "ProducerFenced",
     "TimedOut",
+    "TlsFailed",
     "TopicInfo",
     "TopicPartition",
     "TopicReplaced",

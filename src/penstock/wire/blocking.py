@@ -3,6 +3,10 @@
 It has no thread. Between two calls nothing happens: a response that arrives stays in the socket until the next
 turn. So a turn reads before it checks timeouts, and the time between two turns, in which the caller may have been
 busy for minutes, does not count.
+
+With TLS a socket is wrapped once it is connected, and the core hears of it after the handshake. Three things are
+different then. Reading may have to wait until the socket is writable, and the other way round. OpenSSL may hold
+plaintext that the selector does not see. And there is no gathered send.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import os
 import random
 import selectors
 import socket
+import ssl
 import time
 from collections import deque
 from contextlib import suppress
@@ -21,6 +26,7 @@ from penstock.environment import Buffer
 from penstock.wire.core import Core, Task
 from penstock.wire.errors import WireError
 from penstock.wire.links import Address, Connect, Disconnect, Send
+from penstock.wire.security import tls_advice
 
 Result = TypeVar("Result")
 
@@ -28,6 +34,8 @@ Result = TypeVar("Result")
 BUFFERS_PER_SEND = 512
 # Reads per connection and turn, so that a fast connection does not starve the others.
 READS_PER_TURN = 32
+# The largest TLS record. Smaller buffers are joined, because each send makes a record.
+RECORD_BYTES = 16 * 1024
 # A longer gap between two turns was the caller's and does not count.
 GAP_MS = 1_000
 # The longest sleep of a turn, however far away the next timeout is.
@@ -37,22 +45,52 @@ SLEEP_MS_MAX = 60_000
 class _Socket:
     """One connection: its address and its unsent bytes."""
 
-    __slots__ = ("addresses", "is_connected", "link", "socket", "unsent", "where")
+    __slots__ = (
+        "addresses",
+        "has_answered",
+        "host",
+        "is_connected",
+        "link",
+        "read_needs_write",
+        "socket",
+        "unsent",
+        "where",
+        "write_needs_read",
+    )
 
-    def __init__(self, link: int, addresses: deque[Any]) -> None:
+    def __init__(self, link: int, host: str, addresses: deque[Any]) -> None:
         self.link = link
+        # For which the broker's certificate has to be.
+        self.host = host
         # Other addresses of the same host, tried when this one fails.
         self.addresses = addresses
         self.where: Any = None
+        # With TLS an SSLSocket as soon as it is connected.
         self.socket: socket.socket | None = None
+        # With TLS: the handshake is done.
         self.is_connected = False
+        # At least one byte came.
+        self.has_answered = False
         self.unsent: deque[Buffer] = deque()
+        # What OpenSSL waits for before it can go on; rare after the handshake.
+        self.read_needs_write = False
+        self.write_needs_read = False
 
 
 class Shell:
     """Not thread-safe, and not usable in a forked child process."""
 
-    def __init__(self, bootstrap: str, *, client_id: str, request_timeout_ms: int, deadline_ms: int) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        client_id: str,
+        request_timeout_ms: int,
+        deadline_ms: int,
+        context: ssl.SSLContext | None = None,
+        kafka_names: bool = False,
+    ) -> None:
+        """With a context all connections use TLS. ``kafka_names`` is for its errors."""
         self.core = Core(
             bootstrap,
             random.Random(),
@@ -60,8 +98,12 @@ class Shell:
             request_timeout_ms=request_timeout_ms,
             deadline_ms=deadline_ms,
         )
+        self._context = context
+        self._kafka_names = kafka_names
         self._selector = selectors.DefaultSelector()
         self._sockets: dict[int, _Socket] = {}
+        # Of these OpenSSL holds plaintext that the last turn did not read.
+        self._unread: list[_Socket] = []
         # Addresses that could not be connected to; the host's other addresses are tried first until one succeeds.
         self._dead_ends: set[Any] = set()
         self._process_id = os.getpid()
@@ -99,12 +141,16 @@ class Shell:
             now_ms = self.now_ms()
             timeout_ms = SLEEP_MS_MAX if due_ms is None else max(0, min(due_ms - now_ms, SLEEP_MS_MAX))
             timeout_s = timeout_ms / 1000
-        for key, events in self._selector.select(timeout_s):
+        unread, self._unread = self._unread, []
+        for key, events in self._selector.select(0.0 if unread else timeout_s):
             each: _Socket = key.data
             # An earlier event may have closed it.
             if events & selectors.EVENT_WRITE and each.socket is not None:
                 self._writable(each)
             if events & selectors.EVENT_READ and each.socket is not None:
+                self._readable(each)
+        for each in unread:
+            if each.socket is not None and each not in self._unread:
                 self._readable(each)
         self._turned_ms = self.now_ms()
         self.core.tick(self._turned_ms)
@@ -151,7 +197,7 @@ class Shell:
             self.core.lost(link, f"cannot resolve the host ({reason})", self.now_ms())
             return
         found.sort(key=lambda address: address[4] in self._dead_ends)
-        each = self._sockets[link] = _Socket(link, deque(found))
+        each = self._sockets[link] = _Socket(link, address.host, deque(found))
         self._connect_next(each, "no address")
 
     def _connect_next(self, each: _Socket, why: str) -> None:
@@ -176,68 +222,160 @@ class Shell:
 
     def _writable(self, each: _Socket) -> None:
         if each.is_connected:
-            self._flush(each)
+            if each.read_needs_write:
+                self._readable(each)
+            if each.socket is not None:
+                self._flush(each)
             return
         assert each.socket is not None
+        if isinstance(each.socket, ssl.SSLSocket):
+            self._shake_hands(each)
+            return
         number = each.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
             self._drop(each)
             self._connect_next(each, os.strerror(number))
             return
+        if self._context is None:
+            self._connected(each)
+        else:
+            self._begin_tls(each, self._context)
+
+    def _begin_tls(self, each: _Socket, context: ssl.SSLContext) -> None:
+        assert each.socket is not None
+        self._selector.unregister(each.socket)
+        try:
+            each.socket = context.wrap_socket(
+                each.socket, server_hostname=each.host, do_handshake_on_connect=False
+            )
+        except (OSError, ValueError) as error:
+            self._failed(each, error)
+            return
+        self._selector.register(each.socket, selectors.EVENT_READ, each)
+        self._shake_hands(each)
+
+    def _shake_hands(self, each: _Socket) -> None:
+        assert isinstance(each.socket, ssl.SSLSocket)
+        try:
+            each.socket.do_handshake()
+        except ssl.SSLWantReadError:
+            self._watch(each, selectors.EVENT_READ)
+        except ssl.SSLWantWriteError:
+            self._watch(each, selectors.EVENT_WRITE)
+        except (OSError, ValueError) as error:
+            self._failed(each, error)
+        else:
+            self._connected(each)
+
+    def _connected(self, each: _Socket) -> None:
         each.is_connected = True
         self._dead_ends.discard(each.where)
-        self._selector.modify(each.socket, selectors.EVENT_READ, each)
+        self._watch(each, selectors.EVENT_READ)
         self.core.connected(each.link, self.now_ms())
         self._act()
 
     def _flush(self, each: _Socket) -> None:
         unsent, connection = each.unsent, each.socket
         assert connection is not None
+        each.write_needs_read = False
         try:
             while unsent:
-                buffers = [unsent[number] for number in range(min(len(unsent), BUFFERS_PER_SEND))]
-                sent = connection.sendmsg(buffers)
+                if isinstance(connection, ssl.SSLSocket):
+                    sent = connection.send(_joined(unsent))
+                else:
+                    buffers = [unsent[number] for number in range(min(len(unsent), BUFFERS_PER_SEND))]
+                    sent = connection.sendmsg(buffers)
                 while unsent and sent >= len(unsent[0]):
                     sent -= len(unsent.popleft())
                 if sent:
                     unsent[0] = memoryview(unsent[0])[sent:]
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantWriteError):
             pass
+        except ssl.SSLWantReadError:
+            each.write_needs_read = True
         except OSError as error:
-            self.core.lost(each.link, _reason(error), self.now_ms())
+            self._failed(each, error)
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
-        if self._selector.get_key(connection).events != events:
-            self._selector.modify(connection, events, each)
+        self._watch_more(each)
 
     def _readable(self, each: _Socket) -> None:
         connection = each.socket
         assert connection is not None
+        if not each.is_connected:
+            self._shake_hands(each)
+            return
+        if each.write_needs_read:
+            self._flush(each)
+            if each.socket is None:
+                return
+        is_tls = isinstance(connection, ssl.SSLSocket)
+        if each.read_needs_write:
+            each.read_needs_write = False
+            self._watch_more(each)
         for _ in range(READS_PER_TURN):
             space = self.core.space(each.link)
             if space is None:
                 return
             try:
                 count = connection.recv_into(space)
-            except BlockingIOError:
+            except (BlockingIOError, ssl.SSLWantReadError):
+                return
+            except ssl.SSLWantWriteError:
+                each.read_needs_write = True
+                self._watch_more(each)
                 return
             except OSError as error:
-                self.core.lost(each.link, _reason(error), self.now_ms())
+                self._failed(each, error)
                 return
             if count == 0:
-                self.core.lost(each.link, "the broker closed the connection", self.now_ms())
+                self._failed(each, ConnectionError("the broker closed the connection"))
                 return
+            each.has_answered = True
             is_full = count == len(space)
             # A view would keep the buffer from being reused.
             space.release()
             self.core.received(each.link, count, self.now_ms())
-            if not is_full:
+            # With TLS each call returns one record at most, however much there is.
+            if not is_full and not is_tls:
                 return
+        if isinstance(connection, ssl.SSLSocket) and connection.pending():
+            self._unread.append(each)
+
+    def _watch_more(self, each: _Socket) -> None:
+        """Watch for what a connection waits for besides answers."""
+        wants_write = (each.unsent and not each.write_needs_read) or each.read_needs_write
+        self._watch(each, selectors.EVENT_READ | (selectors.EVENT_WRITE if wants_write else 0))
+
+    def _watch(self, each: _Socket, events: int) -> None:
+        assert each.socket is not None
+        if self._selector.get_key(each.socket).events != events:
+            self._selector.modify(each.socket, events, each)
+
+    def _failed(self, each: _Socket, error: OSError | ValueError) -> None:
+        """Report a connection as lost."""
+        in_handshake = self._context is not None and not each.is_connected
+        if in_handshake or isinstance(error, ssl.SSLError):
+            # An end in the middle may just be a broker that stops, so it is not final.
+            is_final = isinstance(error, ValueError) or (
+                isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
+            )
+            why = tls_advice(error, each.host, kafka_names=self._kafka_names)
+            self.core.lost(each.link, why, self.now_ms(), is_tls=is_final)
+        else:
+            assert isinstance(error, OSError)
+            why = _reason(error)
+            if self._context is None and each.is_connected and not each.has_answered:
+                why += "; does it use TLS (security.protocol=ssl)?"
+            self.core.lost(each.link, why, self.now_ms())
 
     def _drop(self, each: _Socket) -> None:
         if each.socket is not None:
             with suppress(KeyError, ValueError):
                 self._selector.unregister(each.socket)
+            if isinstance(each.socket, ssl.SSLSocket) and each.is_connected:
+                # Sends the farewell. The broker's is not waited for, which raises.
+                with suppress(OSError, ValueError):
+                    each.socket.unwrap()
             each.socket.close()
             each.socket = None
             each.is_connected = False
@@ -252,6 +390,21 @@ class Shell:
 
 
 _UNDER_WAY = (0, errno.EINPROGRESS)
+
+
+def _joined(unsent: deque[Buffer]) -> Buffer:
+    """The first bytes to send, in a piece that is good for TLS: small buffers together, a large one as it is.
+
+    OpenSSL wants the same bytes again after it could not send them, so the pieces are joined in the queue.
+    """
+    if len(unsent) > 1 and len(unsent[0]) < RECORD_BYTES:
+        pieces = [unsent.popleft()]
+        size = len(pieces[0])
+        while unsent and size + len(unsent[0]) <= RECORD_BYTES:
+            pieces.append(unsent.popleft())
+            size += len(pieces[-1])
+        unsent.appendleft(b"".join(pieces))
+    return unsent[0]
 
 
 def _reason(error: OSError) -> str:

@@ -19,12 +19,14 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from penstock.model import TopicPartition
+from penstock.tls.settings import TlsSettings
 from penstock.wire import admin, groups, log_dirs, operations, transaction_admin
 from penstock.wire.blocking import Shell
 from penstock.wire.cluster import TopicInfo
 from penstock.wire.core import Core, Steps, Task
 from penstock.wire.errors import TimedOut
 from penstock.wire.operations import Fetched, FetchSettings, OffsetAt
+from penstock.wire.security import client_context
 from penstock.wire.transaction_admin import (
     DescribedTransaction,
     ListedTransaction,
@@ -48,12 +50,22 @@ class Client:
         client_id: str = "penstock-wire",
         request_timeout_ms: int = 30_000,
         deadline_ms: int = 120_000,
+        security: Mapping[str, str] | TlsSettings | None = None,
     ) -> None:
+        """``security`` has librdkafka's names: ``{"security.protocol": "ssl", "ssl.ca.location": "ca.pem"}``.
+
+        From other names one makes ``TlsSettings``. Files are read now. Raises BadBootstrap and BadSecurity.
+        """
         self.bootstrap = bootstrap
         # Reentrant: a producer's callbacks may call the client.
         self.lock = threading.RLock()
         self.shell = Shell(
-            bootstrap, client_id=client_id, request_timeout_ms=request_timeout_ms, deadline_ms=deadline_ms
+            bootstrap,
+            client_id=client_id,
+            request_timeout_ms=request_timeout_ms,
+            deadline_ms=deadline_ms,
+            context=client_context(security or {}),
+            kafka_names=isinstance(security, TlsSettings),
         )
 
     def __enter__(self) -> Client:
@@ -284,11 +296,13 @@ _inherited: list[Client] = []
 
 def shared(bootstrap: str, **settings: Any) -> Client:
     """This process's client for these settings (see ``Client``). Do not close it."""
-    key = (bootstrap, *sorted(settings.items()))
+    security = settings.pop("security", None) or {}
+    marks = security if isinstance(security, TlsSettings) else tuple(sorted(security.items()))
+    key = (bootstrap, *sorted(settings.items()), marks)
     with _clients_lock:
         client = _clients.get(key)
         if client is None or client.shell.is_closed:
-            client = _clients[key] = Client(bootstrap, **settings)
+            client = _clients[key] = Client(bootstrap, **settings, security=security)
         return client
 
 

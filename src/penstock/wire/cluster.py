@@ -132,7 +132,7 @@ def parse_bootstrap(text: str) -> list[Address]:
 def _parse_address(text: str) -> Address:
     protocol, _, rest = text.rpartition("://")
     if protocol and protocol.upper() != SecurityProtocol.PLAINTEXT.name:
-        raise BadBootstrap(f"{text!r}: only plaintext connections are supported so far; write {rest}")
+        raise BadBootstrap(f"{text!r}: write {rest}, and set security.protocol to {protocol.lower()}")
     host, _, port = rest.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

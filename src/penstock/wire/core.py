@@ -157,9 +157,9 @@ class Core:
         self.links.received(link, count, now_ms)
         self._settle()
 
-    def lost(self, link: int, why: str, now_ms: int) -> None:
+    def lost(self, link: int, why: str, now_ms: int, *, is_tls: bool = False) -> None:
         self.now_ms = now_ms
-        self.links.lost(link, why, now_ms)
+        self.links.lost(link, why, now_ms, is_tls=is_tls)
         self._settle()
 
     def slept(self, ms: int) -> None:

@@ -53,6 +53,14 @@ class BadBootstrap(WireError, ValueError):
     """The bootstrap list is invalid."""
 
 
+class BadSecurity(WireError, ValueError):
+    """A security setting is invalid. The message does not contain its value."""
+
+
+class TlsFailed(WireError):
+    """No broker could be reached, because TLS with each of them failed. A retry would fail too."""
+
+
 class Unreachable(WireError):
     """No broker of the bootstrap list, and no other known broker, could be reached."""
 

@@ -108,6 +108,8 @@ class Failed(NamedTuple):
     may_be_done: bool
     # The broker does not support this API, or the request cannot be encoded: a retry cannot succeed.
     is_unsupported: bool = False
+    # TLS with the broker failed, which a retry would not change soon.
+    is_tls: bool = False
 
 
 Answer: TypeAlias = Answered | Failed
@@ -170,10 +172,11 @@ class Link:
 class _Failures:
     """Failures of one address since its last answer."""
 
-    __slots__ = ("count", "no_attempt_before_ms", "why")
+    __slots__ = ("count", "is_tls", "no_attempt_before_ms", "why")
 
     def __init__(self) -> None:
         self.count = 0
+        self.is_tls = False
         self.no_attempt_before_ms = 0
         self.why = ""
 
@@ -203,7 +206,7 @@ class Links:
         if link is None:
             failures = self._failures.get(address)
             if failures is not None and now_ms < failures.no_attempt_before_ms:
-                done(Failed(failures.why, may_be_done=False))
+                done(Failed(failures.why, may_be_done=False, is_tls=failures.is_tls))
                 return
             link = self._open(address, channel, now_ms)
         asked = _Asked(ask, done)
@@ -255,15 +258,16 @@ class Links:
             else:
                 self._fail(
                     link,
-                    f"{link.address} is not a plaintext Kafka broker; does it use TLS, or is it another service?",
+                    f"{link.address} is not a plaintext Kafka broker; does it use TLS (security.protocol=ssl), "
+                    "or is it another service?",
                     now_ms,
                 )
 
-    def lost(self, link_id: int, why: str, now_ms: int) -> None:
-        """The connection failed or has ended."""
+    def lost(self, link_id: int, why: str, now_ms: int, *, is_tls: bool = False) -> None:
+        """The connection failed or has ended; with ``is_tls``, one side refused the other."""
         link = self._by_id.get(link_id)
         if link is not None:
-            self._fail(link, f"{link.address}: {why}", now_ms)
+            self._fail(link, f"{link.address}: {why}", now_ms, is_tls=is_tls)
 
     def tick(self, now_ms: int) -> None:
         for link in list(self._by_id.values()):
@@ -387,22 +391,22 @@ class Links:
             if other.address == link.address and other.state is State.READY and other.heard_ms <= since_ms:
                 self._end(other, why)
 
-    def _fail(self, link: Link, why: str, now_ms: int) -> None:
+    def _fail(self, link: Link, why: str, now_ms: int, *, is_tls: bool = False) -> None:
         if link.state is not State.READY:
             failures = self._failures.setdefault(link.address, _Failures())
             failures.count += 1
-            failures.why = why
+            failures.why, failures.is_tls = why, is_tls
             delay_ms = min(RECONNECT_MS_MAX, RECONNECT_MS * 2 ** min(failures.count - 1, 10))
             # Clients that lost the same broker at the same time should not reconnect at the same time.
             failures.no_attempt_before_ms = now_ms + int(delay_ms * self._chance.uniform(0.8, 1.2))
-        self._end(link, why)
+        self._end(link, why, is_tls=is_tls)
 
-    def _end(self, link: Link, why: str) -> None:
+    def _end(self, link: Link, why: str, *, is_tls: bool = False) -> None:
         del self._by_id[link.id], self._by_place[link.address, link.channel]
         self.effects.append(Disconnect(link.id))
         asked, waiting = link.in_flight.clear(), list(link.waiting)
         link.waiting.clear()
         for each in asked:
-            each.done(Failed(why, may_be_done=True))
+            each.done(Failed(why, may_be_done=True, is_tls=is_tls))
         for each in waiting:
-            each.done(Failed(why, may_be_done=False))
+            each.done(Failed(why, may_be_done=False, is_tls=is_tls))

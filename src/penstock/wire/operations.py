@@ -27,6 +27,7 @@ from penstock.wire.errors import (
     LEADER_MOVED,
     BrokerRefused,
     OffsetOutOfRange,
+    TlsFailed,
     TopicReplaced,
     UnknownTopic,
     UnsupportedBroker,
@@ -85,6 +86,7 @@ class Fetched:
 def ask_anybody(core: Core, task: Task[Any], ask: Ask) -> Steps[Answered]:
     """Send to one broker after the other until one answers."""
     while True:
+        all_tls = True
         for address in core.candidates():
             answer = (yield [Question(address, Channel.CONTROL, ask)])[0]
             if isinstance(answer, Answered):
@@ -93,7 +95,11 @@ def ask_anybody(core: Core, task: Task[Any], ask: Ask) -> Steps[Answered]:
             if answer.is_unsupported:
                 raise UnsupportedBroker(answer.why)
             task.trouble = answer.why
+            all_tls &= answer.is_tls
         task.is_cut_off = True
+        if all_tls and not core.links.has_contact:
+            # Later it may be a certificate that is being replaced. The first time it is a wrong setting.
+            raise TlsFailed(task.trouble)
         if not core.links.has_contact and core.now_ms - task.begun_ms >= FIRST_CONTACT_MS:
             raise core.unreachable(task.trouble)
         task.failures += 1
