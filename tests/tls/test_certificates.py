@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.tls.certificates import WARN_DAYS, Certificates
-from penstock.tls.pem import TlsSettingsError
+from penstock.tls.pem import Pem, TlsSettingsError
 from penstock.tls.settings import TlsSettings
 from tests.tls.authority import HOST, Authority
 from tests.tls.party import Connected
@@ -75,6 +77,17 @@ def test_change_of_equal_size_and_time_is_seen(authority: Authority, keystore: K
     assert certificates.reload(), "another file has taken its place"
 
 
+def test_change_of_permissions_is_a_change_of_the_file(keystore: Keystore) -> None:
+    """Nothing else changes when a file that the broker may not read is repaired."""
+    pem = Pem("ssl.keystore.location", path=str(keystore.path))
+    keystore.path.chmod(0o000)
+    before = pem.version()
+    assert pem.version() == before
+    time.sleep(0.02)  # the clock of a file system is coarse
+    keystore.path.chmod(0o600)
+    assert pem.version() != before
+
+
 def test_half_written_file_keeps_the_old_certificate_and_is_reported_once(
     authority: Authority, keystore: Keystore
 ) -> None:
@@ -103,6 +116,92 @@ def test_each_bad_change_is_reported(keystore: Keystore) -> None:
         "not PEM, or cut off",
         "No such file or directory",
     ]
+
+
+@pytest.mark.parametrize("function", ["open", "os.memfd_create"])
+def test_new_files_that_could_not_be_read_for_a_moment_are_used_later(
+    authority: Authority, keystore: Keystore, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    certificates = keystore.load()
+    keystore.write("".join(authority.issue(HOST, is_host=True, valid_days=100)))
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"penstock.tls.pem.{function}", fails, raising=function != "open")
+        assert not certificates.reload() and not certificates.reload()
+    assert keystore.reports == [
+        f"the changed certificates are not used: ssl.keystore.location {keystore.path}: Too many open files"
+    ]
+    assert certificates.reload() and not certificates.reload()
+    assert len(keystore.reports) == 1
+
+
+def test_failure_is_reported_again_after_good_files(authority: Authority, keystore: Keystore) -> None:
+    certificates = keystore.load()
+    for _ in range(2):
+        keystore.write("nothing")
+        assert not certificates.reload()
+        keystore.write("".join(authority.issue(HOST, is_host=True)))
+        assert certificates.reload()
+    assert len(keystore.reports) == 2 and keystore.reports[0] == keystore.reports[1]
+
+
+def test_failure_is_reported_again_after_the_old_files_were_back(
+    keystore: Keystore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a network file system goes away and comes back."""
+    certificates = keystore.load()
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.tls.pem.os.stat", fails)
+            patch.setattr("penstock.tls.pem.open", fails, raising=False)
+            assert not certificates.reload() and not certificates.reload()
+        assert not certificates.reload(), "it is the file that is in use"
+    assert len(keystore.reports) == 2 and keystore.reports[0] == keystore.reports[1]
+
+
+def test_advice_about_a_bad_file_is_not_repeated(authority: Authority, keystore: Keystore) -> None:
+    """The key is fine but readable by others, and the certificate is another one."""
+    certificates = keystore.load()
+    chain, _ = authority.issue(HOST, is_host=True)
+    _, key = authority.issue("other")
+    keystore.write(key + chain)
+    keystore.path.chmod(0o644)
+    for _ in range(3):
+        assert not certificates.reload()
+    (report,) = keystore.reports
+    assert "the key does not belong" in report
+    chain, key = authority.issue(HOST, is_host=True, valid_days=100)
+    keystore.path.write_text(key + chain)
+    assert certificates.reload() and not certificates.reload()
+    assert len(keystore.reports) == 2 and "others on this machine may read the key" in keystore.reports[1]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("strange"), OSError(errno.EIO, "strange"), ssl.SSLError("strange")]
+)
+def test_no_error_of_a_file_comes_out_of_a_reload(
+    authority: Authority, keystore: Keystore, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The owner calls it from a timer, and what a timer raises stops the broker."""
+    certificates = keystore.load()
+    keystore.write("".join(authority.issue(HOST, is_host=True, valid_days=100)))
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.tls.certificates.make_context", fails)
+        assert not certificates.reload() and not certificates.reload()
+    (report,) = keystore.reports
+    assert report.startswith("the changed certificates are not used: ") and "strange" in report
+    assert certificates.reload()
 
 
 def test_key_and_certificate_replaced_one_after_the_other(authority: Authority, tmp_path: Path) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from penstock.tls.principals import NAME_LENGTH_MAX, NoRuleMatches, PrincipalMapping, PrincipalRulesError
+from penstock.tls.principals import (
+    ATTRIBUTES_MAX,
+    NAME_LENGTH_MAX,
+    NoRuleMatches,
+    PrincipalMapping,
+    PrincipalRulesError,
+)
 
 # The example of Kafka's documentation, "Customizing SSL User Name".
 DOCUMENTED = (
@@ -119,5 +127,31 @@ def test_letters_of_a_pattern_are_ascii_as_in_java() -> None:
 def test_name_that_is_too_long_is_not_given_to_a_pattern() -> None:
     mapping = PrincipalMapping("RULE:^.*$/x/")
     assert mapping.user("a" * NAME_LENGTH_MAX) in ("x", "xx")
-    with pytest.raises(NoRuleMatches, match="more than 4096 characters"):
+    with pytest.raises(NoRuleMatches, match="more than 512 characters"):
         mapping.user("a" * (NAME_LENGTH_MAX + 1))
+
+
+@pytest.mark.parametrize("separator", [",", "+"])
+def test_name_of_too_many_attributes_is_not_given_to_a_pattern(separator: str) -> None:
+    mapping = PrincipalMapping("RULE:^.*$/x/")
+    # Signs within a value are escaped and do not count.
+    name = separator.join([r"CN=a\=b\\\=c\,\+"] + ["OU=x"] * (ATTRIBUTES_MAX - 1))
+    assert mapping.user(name) in ("x", "xx")
+    with pytest.raises(NoRuleMatches, match="more than 32 attributes"):
+        mapping.user(f"{name}{separator}O=y")
+
+
+def test_documented_rule_takes_no_noticeable_time_for_any_name() -> None:
+    """They almost match: one has as many attributes and characters as are allowed, the other more."""
+    mapping = PrincipalMapping("RULE:^CN=(.*?),OU=(.*?),O=(.*?),L=(.*?),ST=(.*?),C=(.*?)$/$1@$2/L")
+    each = (ATTRIBUTES_MAX - 1) // 4
+    allowed = (
+        "CN=a" + ",OU=x" * each + ",O=x" * each + ",L=x" * each + ",ST=x" * (ATTRIBUTES_MAX - 1 - 3 * each)
+    )
+    allowed += "x" * (NAME_LENGTH_MAX - len(allowed))
+    longer = "CN=a" + ",OU=x" * 40 + ",O=x" * 40 + ",L=x" * 40 + ",ST=x" * 40
+    for name, error in [(allowed, "no rule"), (longer, "more than 512 characters")]:
+        began_s = time.process_time()
+        with pytest.raises(NoRuleMatches, match=error):
+            mapping.user(name)
+        assert time.process_time() - began_s < 1.0

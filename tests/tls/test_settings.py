@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.serialization import (
@@ -15,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from penstock.tls import pem
+from penstock.tls.certificates import Certificates
 from penstock.tls.pem import TlsSettingsError
 from penstock.tls.settings import SECRET_NAMES, ClientAuth, TlsSettings, make_context
 from tests.tls.authority import HOST, Authority
@@ -184,6 +187,50 @@ def test_encrypted_key_needs_its_password(authority: Authority, tmp_path: Path, 
     Connected(authority, broker=context).establish()
 
 
+def encrypted_settings(authority: Authority, password: str) -> TlsSettings:
+    """With a key that this password does not decrypt."""
+    chain, key = authority.issue(HOST, is_host=True)
+    encrypted = load_pem_private_key(key.encode(), None).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"right")
+    )
+    return TlsSettings.from_kafka(
+        {
+            "ssl.keystore.certificate.chain": chain,
+            "ssl.keystore.key": encrypted.decode(),
+            "ssl.key.password": password,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("password", "error"),
+    [
+        ("x" * 1024, "ssl.keystore.key: the key cannot be decrypted with ssl.key.password"),
+        ("x" * 1025, "ssl.key.password: longer than 1024 bytes"),
+        ("é" * 513, "ssl.key.password: longer than 1024 bytes"),
+        ("\udcff", "ssl.key.password: not UTF-8"),
+    ],
+)
+def test_password_that_openssl_cannot_take_is_one_line(
+    authority: Authority, password: str, error: str
+) -> None:
+    with pytest.raises(TlsSettingsError) as raised:
+        make_context(encrypted_settings(authority, password), True)
+    assert str(raised.value) == error
+
+
+def test_error_of_the_machine_is_not_blamed_on_the_password(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", fails)
+    with pytest.raises(TlsSettingsError) as raised:
+        make_context(encrypted_settings(authority, "wrong"), True)
+    assert str(raised.value) == "ssl.keystore.key: Too many open files"
+
+
 def test_inline_key_leaves_no_file(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +359,9 @@ def test_wrong_files_are_one_line(authority: Authority, tmp_path: Path) -> None:
         (chain.encode(), "0 private keys in it instead of one"),
         ((key + other_key + chain).encode(), "2 private keys in it instead of one"),
         ((key + chain.replace("MII", "M#I")).encode(), "a certificate in it is damaged"),
+        ((key + chain.replace("MII", "MéI")).encode(), "a certificate in it is damaged"),
+        (key.encode() + chain.encode().replace(b"MII", b"M\xffI"), "a certificate in it is damaged"),
+        (key.encode().replace(b"MH", b"M\xff") + chain.encode(), "the private key in it is damaged"),
         (
             (other_key + chain).encode(),
             f"the key does not belong to the first certificate of ssl.keystore.location {path}",
@@ -364,3 +414,30 @@ def test_secrets_are_not_shown(authority: Authority) -> None:
     assert "hunter2" not in shown
     assert all(line not in shown for line in key.splitlines())
     assert {"ssl.keystore.key", "ssl.key.password", "ssl.key.pem"} <= set(SECRET_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind"),
+    [
+        ("ssl.keystore.location", "PEM"),
+        ("ssl.keystore.location", "JKS"),
+        ("ssl.truststore.location", "PEM"),
+        ("ssl.truststore.location", "PKCS12"),
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", " "])
+def test_key_in_the_place_of_a_path_is_not_shown(
+    authority: Authority, setting: str, kind: str, newline: str
+) -> None:
+    _, key = authority.issue(HOST, is_host=True)
+    values = {setting: key.replace("\n", newline), setting.replace("location", "type"): kind}
+    with pytest.raises(TlsSettingsError) as raised:
+        TlsSettings.from_kafka(values)
+    assert str(raised.value) == f"{setting}: the path of a file is expected here, not PEM text"
+
+
+@pytest.mark.parametrize("path", ["a\0b", "a\ud800b"])
+def test_path_that_no_file_can_have_is_one_line(path: str) -> None:
+    with pytest.raises(TlsSettingsError) as raised:
+        Certificates(TlsSettings.from_kafka({"ssl.keystore.location": path}))
+    assert str(raised.value) == "ssl.keystore.location: not the path of a file"

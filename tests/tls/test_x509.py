@@ -102,6 +102,9 @@ def test_one_name_cannot_look_like_two() -> None:
 def test_name_stays_on_one_line() -> None:
     made = certificate(A(NameOID.COMMON_NAME, "a\nb\r\tc\x00d\x7fe\x1b[31m"))
     assert subject_name(made) == "CN=a\\0Ab\\0D\\09c\\00d\\7Fe\\1B[31m"
+    # The next line, the line separator, and the sign that reverses the order of what follows.
+    made = certificate(A(NameOID.COMMON_NAME, "a\x85b\u2028c\u202ed"))
+    assert subject_name(made) == "CN=a\\C2\\85b\\E2\\80\\A8c\\E2\\80\\AEd"
 
 
 def test_attributes_at_one_level_are_joined() -> None:
@@ -146,6 +149,25 @@ def test_certificate_that_is_cut_off_is_an_error() -> None:
             subject_name(made[:size])
         with pytest.raises(ValueError):
             expiry_ms(made[:size])
+
+
+@pytest.mark.parametrize("size", [60, 64, 65, 50_000])
+def test_long_object_identifier_is_refused(size: int) -> None:
+    """One number of this many bytes: writing it would take long."""
+    number = b"\x2a" + b"\xff" * (size - 2) + b"\x7f"
+    name = element(0x31, element(0x30, element(0x06, number) + element(0x0C, b"a")))
+    fields = [element(0x02, b"\5"), *[element(0x30, b"")] * 3, element(0x30, name)]
+    made = element(0x30, element(0x30, b"".join(fields)))
+    if size <= 64:
+        assert subject_name(made) == f"1.2.{2 ** (7 * (size - 1)) - 1}=#0c0161"
+    else:
+        with pytest.raises(ValueError, match="longer than 64 bytes"):
+            subject_name(made)
+
+
+def element(tag: int, content: bytes) -> bytes:
+    size = len(content)
+    return bytes([tag]) + (bytes([size]) if size < 128 else b"\x84" + size.to_bytes(4, "big")) + content
 
 
 @given(position=st.integers(0, 200), value=st.integers(0, 255))

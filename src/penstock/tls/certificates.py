@@ -1,7 +1,8 @@
 """The certificates of a listener or client, which may change while it runs.
 
 The owner asks from a timer whether the files have changed. New connections get the new context; existing ones go on
-with theirs. Whoever replaces the files may be half done, so files that do not fit together change nothing.
+with theirs. Whoever replaces the files may be half done, so files that do not fit together change nothing. They are
+tried again each time, changed or not, because the reason may have been elsewhere, such as too many open files.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ class Certificates:
         self.server_side = server_side
         self.warn_days = warn_days
         self._report = report
-        # Of the files when they were last tried, whether they were good or not.
+        # Of the files that the context was made of.
         self._versions = self._current_versions()
+        # Why the files that are there now are not used, as reported. None if they are used.
+        self._failure: str | None = None
         # For new connections.
         self.context: ssl.SSLContext
         # Wall time; None without a certificate of our own.
@@ -47,14 +50,19 @@ class Certificates:
         """Load the files again if they have changed. True if there is a new context."""
         versions = self._current_versions()
         if versions == self._versions:
+            self._failure = None
             return False
-        self._versions = versions
         try:
             self.context, self.expires_ms = self._load()
-        except TlsSettingsError as error:
-            if self._report is not None:
-                self._report(f"the changed certificates are not used: {error}")
+        # TlsSettingsError is a ValueError. Others are not expected, but no file may stop a broker that runs.
+        except (ValueError, OSError) as error:
+            failure = str(error)
+            if failure != self._failure:
+                self._failure = failure
+                self._say(f"the changed certificates are not used: {failure}")
             return False
+        self._versions = versions
+        self._failure = None
         return True
 
     def days_left(self, wall_ms: int) -> int | None:
@@ -75,11 +83,24 @@ class Certificates:
         return tuple(pem.version() for pem in self.settings.files)
 
     def _load(self) -> tuple[ssl.SSLContext, int | None]:
-        context = make_context(self.settings, self.server_side, warn=self._report)
+        # Said only of files that are used, because others are tried again and again.
+        warnings: list[str] = []
+        context = make_context(self.settings, self.server_side, warn=warnings.append)
+        expires_ms = self._expiry_ms()
+        for warning in warnings:
+            self._say(warning)
+        return context, expires_ms
+
+    def _expiry_ms(self) -> int | None:
         chain = self.settings.chain
         if chain is None:
-            return context, None
+            return None
+        certificate = decoded(chain.certificates()[0])
         try:
-            return context, expiry_ms(decoded(chain.certificates()[0]))
+            return expiry_ms(certificate)
         except ValueError as error:
             raise TlsSettingsError(f"{chain}: {error}") from None
+
+    def _say(self, line: str) -> None:
+        if self._report is not None:
+            self._report(line)

@@ -8,7 +8,6 @@ removed at once. Texts and passwords do not appear in errors or in ``repr``.
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import re
 import ssl
@@ -20,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 PEM_BYTES_MAX = 4 * 1024 * 1024
+# OpenSSL's PEM_BUFSIZE.
+PASSWORD_BYTES_MAX = 1024
 
 _blocks = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
 _JAVA_KEYSTORE = b"\xfe\xed\xfe\xed"
@@ -34,6 +35,8 @@ class FileVersion(NamedTuple):
     """Tells whether a file was changed or replaced."""
 
     modified_ns: int
+    # Also when only its permissions or its owner were changed, which is how a file that cannot be read is repaired.
+    changed_ns: int
     size: int
     inode: int
 
@@ -64,6 +67,11 @@ class Pem:
     path: str | None = None
     inline: str | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        # A path is shown in errors, so it must not be a key that was put into the wrong setting.
+        if self.path is not None and ("-----BEGIN" in self.path or "\n" in self.path):
+            raise TlsSettingsError(f"{self.setting}: the path of a file is expected here, not PEM text")
+
     def __str__(self) -> str:
         return self.setting if self.path is None else f"{self.setting} {self.path}"
 
@@ -73,9 +81,9 @@ class Pem:
             return None
         try:
             status = os.stat(self.path)
-        except OSError:
+        except (OSError, ValueError):
             return None
-        return FileVersion(status.st_mtime_ns, status.st_size, status.st_ino)
+        return FileVersion(status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
 
     def is_exposed(self) -> bool:
         """Whether other users of this machine may read the file."""
@@ -83,7 +91,7 @@ class Pem:
             return False
         try:
             return bool(os.stat(self.path).st_mode & (stat.S_IRGRP | stat.S_IROTH))
-        except OSError:
+        except (OSError, ValueError):
             return False
 
     def blocks(self) -> list[Block]:
@@ -95,6 +103,8 @@ class Pem:
         for block in blocks:
             if block.is_certificate and _decoded(block) is None:
                 raise TlsSettingsError(f"{self}: a certificate in it is damaged")
+            if block.is_key and not block.text.isascii():
+                raise TlsSettingsError(f"{self}: the private key in it is damaged")
         return blocks
 
     def certificates(self) -> list[Block]:
@@ -116,6 +126,8 @@ class Pem:
                 data = file.read(PEM_BYTES_MAX + 1)
         except OSError as error:
             raise TlsSettingsError(f"{self}: {error.strerror or 'cannot be read'}") from None
+        except ValueError:
+            raise TlsSettingsError(f"{self.setting}: not the path of a file") from None
         if len(data) > PEM_BYTES_MAX:
             raise TlsSettingsError(f"{self}: larger than {PEM_BYTES_MAX} bytes, so not PEM")
         if data.startswith(_JAVA_KEYSTORE):
@@ -147,11 +159,15 @@ def decoded(block: Block) -> bytes:
 
 
 def load_key(context: ssl.SSLContext, chain: list[Block], key: Block, password: str | None) -> None:
-    """Use this certificate, the ones that vouch for it, and its key. Raises OSError, usually ssl.SSLError."""
+    """Use this certificate, the ones that vouch for it, and its key.
+
+    Raises TlsSettingsError if OpenSSL cannot take the password; otherwise OSError, usually ssl.SSLError.
+    """
+    # Without a password OpenSSL would ask for one on the terminal.
+    secret = _password_bytes(password or "")
     text = "".join(block.text for block in [key, *chain])
     with _private_file(text.encode()) as path:
-        # Without a password OpenSSL would ask for one on the terminal.
-        context.load_cert_chain(path, password=password or "")
+        context.load_cert_chain(path, password=secret)
 
 
 @contextmanager
@@ -176,6 +192,16 @@ def _private_file(data: bytes) -> Iterator[str]:
                 os.unlink(temporary)
 
 
+def _password_bytes(password: str) -> bytes:
+    try:
+        secret = password.encode()
+    except UnicodeEncodeError:
+        raise TlsSettingsError("ssl.key.password: not UTF-8") from None
+    if len(secret) > PASSWORD_BYTES_MAX:
+        raise TlsSettingsError(f"ssl.key.password: longer than {PASSWORD_BYTES_MAX} bytes")
+    return secret
+
+
 def _wrapped(label: str, body: str) -> str:
     """The block as OpenSSL wants it. In a line of a properties file its newlines may have become spaces."""
     if ":" in body:
@@ -191,5 +217,6 @@ def _wrapped(label: str, body: str) -> str:
 def _decoded(block: Block) -> bytes | None:
     try:
         return base64.b64decode("".join(block.text.splitlines()[1:-1]), validate=True)
-    except binascii.Error:
+    except ValueError:
+        # Not only binascii.Error: text that is not ASCII is another ValueError.
         return None

@@ -100,11 +100,11 @@ class TlsSettings:
         """
         for store in ("keystore", "truststore"):
             kind = values.get(f"ssl.{store}.type", "PEM").strip().upper() or "PEM"
-            path = values.get(f"ssl.{store}.location", "")
+            file = _either(values, f"ssl.{store}.location", None)
             if kind in ("JKS", "PKCS12"):
                 raise TlsSettingsError(
                     f"ssl.{store}.type={kind} is not supported, use PEM. "
-                    f"{conversion(kind, path or f'{store}.{kind.lower()}')}"
+                    f"{conversion(kind, (file and file.path) or f'{store}.{kind.lower()}')}"
                 )
             if kind != "PEM":
                 raise TlsSettingsError(f"ssl.{store}.type: not a supported type: {kind}. Use PEM.")
@@ -232,8 +232,8 @@ def _load_certificate(
         warn(f"{settings.key}: others on this machine may read the key; chmod 600 {settings.key.path}")
     try:
         load_key(context, chain, key, settings.key_password)
-    except OSError as error:
-        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
             raise TlsSettingsError(
                 f"{settings.key}: the key does not belong to the first certificate of {settings.chain}"
             ) from None
@@ -242,6 +242,9 @@ def _load_certificate(
                 f"{settings.key}: the key cannot be decrypted with ssl.key.password"
             ) from None
         raise TlsSettingsError(f"{settings.chain}: {_reason(error)}") from None
+    except OSError as error:
+        # Of this machine, such as too many open files. It says nothing of the key or its password.
+        raise TlsSettingsError(f"{settings.key}: {error.strerror or 'cannot be loaded'}") from None
 
 
 def _restrict_suites(
@@ -322,7 +325,5 @@ def _list(text: str, separator: str) -> tuple[str, ...]:
     return tuple(part for part in (part.strip() for part in text.split(separator)) if part)
 
 
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or "OpenSSL cannot read it").replace("_", " ").lower()
-    return error.strerror or "cannot be loaded"
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or "OpenSSL cannot read it").replace("_", " ").lower()

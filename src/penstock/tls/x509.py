@@ -27,6 +27,9 @@ _KEYWORDS = {
     "0.9.2342.19200300.100.1.1": "UID",
     "0.9.2342.19200300.100.1.25": "DC",
 }
+# Of an object identifier. Writing a number takes time that grows with the square of its length. An identifier made
+# of a UUID, which is long already, has 20 bytes.
+_OBJECT_ID_BYTES_MAX = 64
 _ESCAPED = frozenset(',=+<>#;"\\')
 
 
@@ -111,15 +114,17 @@ def _escape(text: str) -> str:
 def _escaped_character(character: str) -> str:
     if character in _ESCAPED:
         return f"\\{character}"
-    # Java does this only with 0. But a name must not break the line of a log.
-    if character < " " or character == "\x7f":
-        return f"\\{ord(character):02X}"
+    # Java does this only with 0. But a name must not break the line of a log, or change its order.
+    if not character.isprintable():
+        return "".join(f"\\{byte:02X}" for byte in character.encode())
     return character
 
 
 def _object_id(value: bytes) -> str:
     if not value or value[-1] & 0x80:
         raise ValueError("an object identifier is cut off")
+    if len(value) > _OBJECT_ID_BYTES_MAX:
+        raise ValueError(f"an object identifier is longer than {_OBJECT_ID_BYTES_MAX} bytes")
     numbers: list[int] = []
     number = 0
     for byte in value:

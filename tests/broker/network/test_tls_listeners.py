@@ -365,6 +365,21 @@ def test_files_that_cannot_be_used_are_reported_once_and_the_old_ones_stay(
     assert client.is_answered
 
 
+def test_a_file_with_a_byte_that_is_not_ascii_does_not_stop_the_broker(
+    tmp_path: Path, authority: Authority
+) -> None:
+    stage = TlsStage(tmp_path, authority)
+    damaged = bytearray(stage.keystore.read_bytes())
+    damaged[damaged.index(b"BEGIN CERTIFICATE") + 60] = 0xFF
+    stage.keystore.write_bytes(damaged)
+    # What a timer raises stops the broker (the handler of the loop's exceptions in process.py).
+    stage.wait(3_000)
+    assert len([line for _, line, _ in stage.lines if "not used" in line]) == 1
+    stage.write_keystore(name="elsewhere.test")
+    stage.wait(2_000)
+    assert any("new connections use" in line for _, line, _ in stage.lines)
+
+
 def test_a_certificate_that_expires_soon_is_mentioned_once_a_day(
     tmp_path: Path, authority: Authority
 ) -> None:
