@@ -7,10 +7,11 @@ import ssl
 
 import pytest
 
-from penstock.tls.stream import LINGER_MS, PORTION_BYTES, TAKEN_BYTES_PER_CALL, UNSENT_BYTES_MAX
+from penstock.tls.stream import LINGER_MS, PORTION_BYTES, TAKEN_BYTES_PER_CALL, UNSENT_BYTES_MAX, TlsStream
 from tests.support_files import FakeClock, FakeFiles
-from tests.tls.authority import Authority
-from tests.tls.party import Connected, records
+from tests.tls.authority import HOST, Authority
+from tests.tls.memory import Turns, memory_pair
+from tests.tls.party import Connected, Party, records
 
 # What encryption adds to a portion is a small part of it.
 OVERHEAD = 1.02
@@ -274,6 +275,38 @@ def test_closed_stream_is_at_its_end(authority: Authority) -> None:
     assert stream.recv_into(memoryview(bytearray(10))) == 0
     with pytest.raises(OSError, match="the stream is closed"):
         stream.send([b"x"])
+
+
+def test_driven_handshake_waits_for_its_owner(authority: Authority) -> None:
+    turns = Turns()
+    far, near = memory_pair(turns)
+    stream = TlsStream(far, authority.broker(), turns, server_side=True, is_driven=True)
+    client = Party(turns, near, authority.client(), server_side=False, hostname=HOST)
+    steps = 0
+    while not stream.is_established:
+        turns.settle()
+        assert not far.is_watched and far.inbox
+        steps += 1
+        assert not stream.proceed()
+    assert steps == 2
+    received: list[int | None] = []
+    stream.on_readable(lambda: received.append(stream.recv_into(memoryview(bytearray(10)))))
+    client.send(b"abc")
+    turns.settle()
+    assert received == [3]
+    assert not stream.proceed()
+
+
+def test_driven_handshake_raises_its_error(authority: Authority) -> None:
+    turns = Turns()
+    far, near = memory_pair(turns)
+    stream = TlsStream(far, authority.broker(), turns, server_side=True, is_driven=True)
+    near.send([b"GET / HTTP/1.1\r\n\r\n"])
+    for _ in range(2):
+        with pytest.raises(OSError, match="does not speak TLS"):
+            stream.proceed()
+    stream.close()
+    assert far.is_closed
 
 
 def test_close_before_the_handshake(authority: Authority) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.config import BrokerConfig
-from penstock.broker.network.handshakes import BEGUN_PER_TURN, HANDSHAKE_TIMEOUT_MS
+from penstock.broker.network.handshakes import HANDSHAKE_TIMEOUT_MS
 from tests.broker.network.test_tls_listeners import HELLO, TlsStage
 from tests.tls.authority import HOST, Authority
 from tests.tls.memory import MemoryStream
@@ -41,28 +41,6 @@ def test_a_certificate_file_with_a_byte_that_is_not_ascii_does_not_stop_the_brok
     stage.write_keystore(name="elsewhere.test")
     stage.wait(2_000)
     assert any("new connections use" in line for _, line, _ in stage.lines)
-
-
-def test_a_turn_answers_a_few_handshakes_also_if_their_first_byte_came_before(
-    tmp_path: Path, authority: Authority
-) -> None:
-    stage = TlsStage(tmp_path, authority)
-    hello = client_hello(authority)
-    clients = [stage.connect(2) for _ in range(10 * BEGUN_PER_TURN)]
-    for client in clients:
-        client.send(hello[:1])
-    stage.turns.settle()
-    for client in clients:
-        client.send(hello[1:])
-    answered, most = 0, 0
-    for _ in range(100):
-        stage.turns.turn()
-        now = sum(
-            isinstance(end := client.inner.other, MemoryStream) and end.sent_bytes > 0 for client in clients
-        )
-        answered, most = now, max(most, now - answered)
-    assert answered == len(clients)
-    assert most <= BEGUN_PER_TURN
 
 
 def test_connections_closed_while_their_peer_does_not_read_count_until_they_are_gone(

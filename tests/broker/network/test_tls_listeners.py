@@ -16,9 +16,8 @@ import pytest
 
 from penstock.broker.config import BrokerConfig
 from penstock.broker.handlers.routes import make_route
-from penstock.broker.network import handshakes
 from penstock.broker.network.connection_limits import ConnectionLimits
-from penstock.broker.network.handshakes import BEGUN_PER_TURN, HANDSHAKE_TIMEOUT_MS
+from penstock.broker.network.handshakes import HANDSHAKE_TIMEOUT_MS
 from penstock.broker.network.listener_tls import WARNING_INTERVAL_MS, ListenerTls
 from penstock.broker.network.server import Server
 from penstock.environment import Environment, Stream
@@ -166,7 +165,8 @@ class TlsStage:
 
     def check_counts(self) -> None:
         server = self.server
-        assert sum(server._per_host.values()) == len(server._connections) + len(server._handshakes)
+        count = len(server._connections) + len(server._handshakes)
+        assert sum(server._per_host.values()) == count
 
 
 def test_a_client_has_the_principal_of_its_certificate_by_the_rules(
@@ -268,38 +268,6 @@ def test_connections_count_while_their_handshake_lasts(tmp_path: Path, authority
     late = stage.connect(2, authority.client())
     stage.turns.settle()
     assert late.is_answered
-    stage.check_counts()
-
-
-def test_a_turn_begins_a_few_handshakes_and_the_others_wait(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = TlsStage(tmp_path, authority)
-    begun: list[int] = []
-
-    class Counted(TlsStream):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            begun.append(stage.turns.count)
-
-    monkeypatch.setattr(handshakes, "TlsStream", Counted)
-    clients = [stage.connect(2, authority.client()) for _ in range(5 * BEGUN_PER_TURN)]
-    stage.turns.settle()
-    assert all(client.is_answered for client in clients)
-    assert len(begun) == len(clients)
-    assert max(begun.count(turn) for turn in begun) == BEGUN_PER_TURN
-
-
-def test_handshakes_that_find_the_queue_full_are_refused(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handshakes, "QUEUED_MAX", 6)
-    stage = TlsStage(tmp_path, authority)
-    clients = [stage.connect(2, authority.client()) for _ in range(10)]
-    stage.turns.settle()
-    answered = sum(client.is_answered for client in clients)
-    assert answered + len(stage.reasons()) == 10
-    assert set(stage.reasons()) == {"too many TLS handshakes at once"}
     stage.check_counts()
 
 
