@@ -259,6 +259,36 @@ def test_closed_stream_does_not_wait_for_ever(authority: Authority) -> None:
     assert both.broker.inner.is_closed
 
 
+def test_closed_stream_says_when_it_is_gone(authority: Authority) -> None:
+    gone: list[str] = []
+    both = Connected(authority).establish()
+    both.broker.stream.on_gone = lambda: gone.append("broker")
+    both.client.stream.on_gone = lambda: gone.append("client")
+    both.client.inner.inbox_bytes_max = 1_000
+    both.broker.stream.send([bytes(100_000)])
+    both.broker.stream.close()
+    both.turns.settle()
+    assert not gone and not both.broker.stream.is_gone
+    both.client.inner.inbox_bytes_max = 1 << 30
+    both.client.read()
+    both.turns.settle()
+    both.turns.wait(LINGER_MS)
+    assert gone == ["broker"] and both.broker.stream.is_gone
+    both.client.stream.close()
+    assert gone == ["broker", "client"]
+
+
+def test_stream_closed_after_an_error_does_not_wait(authority: Authority) -> None:
+    both = Connected(authority).establish()
+    both.broker.read()
+    both.client.inner.inbox_bytes_max = 0
+    both.broker.stream.send([bytes(1_000)])
+    both.client.inner.send([b"no record of TLS"])
+    both.turns.settle()
+    assert both.broker.errors
+    assert both.broker.inner.is_closed and both.turns.timers == 0
+
+
 def test_closed_stream_gives_up_when_the_peer_is_gone(authority: Authority) -> None:
     both = Connected(authority).establish()
     both.client.inner.inbox_bytes_max = 1_000
@@ -306,7 +336,7 @@ def test_driven_handshake_raises_its_error(authority: Authority) -> None:
         with pytest.raises(OSError, match="does not speak TLS"):
             stream.proceed()
     stream.close()
-    assert far.is_closed
+    assert far.is_closed and stream.is_gone
 
 
 def test_close_before_the_handshake(authority: Authority) -> None:

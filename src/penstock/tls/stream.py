@@ -13,6 +13,7 @@ The inner stream says when it is readable or writable, but it does not know ever
   owner wants to decide when: a step may cost as much as a dozen small requests.
 
 An error is kept and raised by every later call. If OpenSSL wrote an alert for the peer, the alert is still sent.
+But a stream closed after an error, or before the handshake is done, does not wait until the peer has read.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class TlsStream:
         "_unsent",
         "_unsent_bytes",
         "is_established",
+        "is_gone",
         "on_established",
+        "on_gone",
         "peer",
         "peer_name",
     )
@@ -126,6 +129,9 @@ class TlsStream:
         self._error: OSError | None = None
         self._is_closed = False
         self._linger: Timer | None = None
+        # The inner stream is closed too, which may be later. Then ``on_gone`` is called, once.
+        self.is_gone = False
+        self.on_gone: Callable[[], None] | None = None
         # Input.
         self._on_readable: Callable[[], None] | None = None
         self._is_watching_reads = False
@@ -256,7 +262,7 @@ class TlsStream:
                 self._engine.unwrap()
             self._collect()
         self._flush()
-        if self._unsent:
+        if self._unsent and self.is_established and self._error is None:
             self._linger = self._spawn.later(LINGER_MS, self._finish)
             self._watch_writes()
         else:
@@ -567,7 +573,7 @@ class TlsStream:
         self._call_soon()
 
     def _finish(self) -> None:
-        """Close the inner stream: everything is sent, or cannot be."""
+        """Close the inner stream: everything is sent, or will not be."""
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
@@ -579,6 +585,10 @@ class TlsStream:
                 self._inner.recv_into(memoryview(bytearray(RECEIVED_BYTES)))
         self._is_watching_writes = False
         self._inner.close()
+        self.is_gone = True
+        gone, self.on_gone = self.on_gone, None
+        if gone is not None:
+            gone()
 
 
 def plain_error(error: OSError | ValueError) -> OSError:

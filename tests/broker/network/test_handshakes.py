@@ -1,4 +1,4 @@
-"""TLS handshakes in progress: how much of them a turn of the loop does."""
+"""TLS handshakes in progress: how much of them a turn of the loop does, and what is left of those that fail."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.network import handshakes
-from penstock.broker.network.handshakes import STEPS_PER_TURN
+from penstock.broker.network.handshakes import HANDSHAKE_TIMEOUT_MS, STEPS_PER_TURN
 from penstock.tls.stream import RECORDS_PER_CALL, TlsStream
-from tests.broker.network.test_tls_listeners import TlsStage
+from tests.broker.network.test_tls_listeners import Client, TlsStage
 from tests.tls.authority import HOST, Authority
+from tests.tls.memory import MemoryStream
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +163,48 @@ def test_handshakes_that_have_begun_are_not_refused_when_the_queue_is_full(
     assert all(client.is_answered for client in begun)
     assert not new.is_answered and stage.reasons() == ["too many TLS handshakes at once"]
     stage.check_counts()
+
+
+def test_handshakes_that_expire_while_their_peer_does_not_read_are_gone_at_once(
+    tmp_path: Path, authority: Authority
+) -> None:
+    stage = TlsStage(tmp_path, authority, connections_max=4)
+    hello = client_hello(authority)
+
+    def connect() -> list[MemoryStream]:
+        ends = []
+        for _ in range(4):
+            client = stage.connect(2)
+            client.inner.inbox_bytes_max = 0
+            if not client.inner.other.is_closed:
+                client.send(hello)
+            ends.append(client.inner.other)
+        return ends
+
+    first = connect()
+    # Until the first deadline, and no longer.
+    stage.wait(HANDSHAKE_TIMEOUT_MS + 500)
+    second = connect()
+    stage.turns.settle()
+    assert all(end.is_closed for end in first) and not any(end.is_closed for end in second)
+    stage.check_counts()
+
+
+def test_handshakes_that_fail_while_their_peer_does_not_read_are_gone_at_once(
+    tmp_path: Path, authority: Authority
+) -> None:
+    stage = TlsStage(tmp_path, authority, connections_max=1)
+    client = stage.connect(2)
+    client.inner.inbox_bytes_max = 0
+    client.send(client_hello(authority))
+    stage.turns.settle()
+    client.send(b"\x17\x03\x03\x00\x20" + bytes(32))
+    stage.turns.settle()
+    assert client.inner.other.is_closed and len(stage.reasons()) == 1
+    stage.check_counts()
+    honest: Client = stage.connect(2, authority.client())
+    stage.turns.settle()
+    assert honest.is_answered
 
 
 def test_a_handshake_that_fails_still_sends_its_alert(tmp_path: Path, authority: Authority) -> None:

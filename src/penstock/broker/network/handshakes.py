@@ -12,6 +12,8 @@ will be is not known before, because a peer may send a single byte first, or ask
 So every step waits in a queue, and only a few are taken in one turn of the loop: clients that come in a burst wait
 for each other, and nobody else waits for them. A peer that sends nothing costs a socket and an entry here until its
 deadline.
+
+A stream that failed is closed at once. Its peer gets the alert if the socket has room for it.
 """
 
 from __future__ import annotations
