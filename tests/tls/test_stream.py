@@ -7,10 +7,11 @@ import ssl
 
 import pytest
 
-from penstock.tls.stream import LINGER_MS, PORTION_BYTES, TAKEN_BYTES_PER_CALL, UNSENT_BYTES_MAX
+from penstock.tls.stream import LINGER_MS, PORTION_BYTES, TAKEN_BYTES_PER_CALL, UNSENT_BYTES_MAX, TlsStream
 from tests.support_files import FakeClock, FakeFiles
-from tests.tls.authority import Authority
-from tests.tls.party import Connected, records
+from tests.tls.authority import HOST, Authority
+from tests.tls.memory import Turns, memory_pair
+from tests.tls.party import Connected, Party, records
 
 # What encryption adds to a portion is a small part of it.
 OVERHEAD = 1.02
@@ -258,6 +259,36 @@ def test_closed_stream_does_not_wait_for_ever(authority: Authority) -> None:
     assert both.broker.inner.is_closed
 
 
+def test_closed_stream_says_when_it_is_gone(authority: Authority) -> None:
+    gone: list[str] = []
+    both = Connected(authority).establish()
+    both.broker.stream.on_gone = lambda: gone.append("broker")
+    both.client.stream.on_gone = lambda: gone.append("client")
+    both.client.inner.inbox_bytes_max = 1_000
+    both.broker.stream.send([bytes(100_000)])
+    both.broker.stream.close()
+    both.turns.settle()
+    assert not gone and not both.broker.stream.is_gone
+    both.client.inner.inbox_bytes_max = 1 << 30
+    both.client.read()
+    both.turns.settle()
+    both.turns.wait(LINGER_MS)
+    assert gone == ["broker"] and both.broker.stream.is_gone
+    both.client.stream.close()
+    assert gone == ["broker", "client"]
+
+
+def test_stream_closed_after_an_error_does_not_wait(authority: Authority) -> None:
+    both = Connected(authority).establish()
+    both.broker.read()
+    both.client.inner.inbox_bytes_max = 0
+    both.broker.stream.send([bytes(1_000)])
+    both.client.inner.send([b"no record of TLS"])
+    both.turns.settle()
+    assert both.broker.errors
+    assert both.broker.inner.is_closed and both.turns.timers == 0
+
+
 def test_closed_stream_gives_up_when_the_peer_is_gone(authority: Authority) -> None:
     both = Connected(authority).establish()
     both.client.inner.inbox_bytes_max = 1_000
@@ -274,6 +305,38 @@ def test_closed_stream_is_at_its_end(authority: Authority) -> None:
     assert stream.recv_into(memoryview(bytearray(10))) == 0
     with pytest.raises(OSError, match="the stream is closed"):
         stream.send([b"x"])
+
+
+def test_driven_handshake_waits_for_its_owner(authority: Authority) -> None:
+    turns = Turns()
+    far, near = memory_pair(turns)
+    stream = TlsStream(far, authority.broker(), turns, server_side=True, is_driven=True)
+    client = Party(turns, near, authority.client(), server_side=False, hostname=HOST)
+    steps = 0
+    while not stream.is_established:
+        turns.settle()
+        assert not far.is_watched and far.inbox
+        steps += 1
+        assert not stream.proceed()
+    assert steps == 2
+    received: list[int | None] = []
+    stream.on_readable(lambda: received.append(stream.recv_into(memoryview(bytearray(10)))))
+    client.send(b"abc")
+    turns.settle()
+    assert received == [3]
+    assert not stream.proceed()
+
+
+def test_driven_handshake_raises_its_error(authority: Authority) -> None:
+    turns = Turns()
+    far, near = memory_pair(turns)
+    stream = TlsStream(far, authority.broker(), turns, server_side=True, is_driven=True)
+    near.send([b"GET / HTTP/1.1\r\n\r\n"])
+    for _ in range(2):
+        with pytest.raises(OSError, match="does not speak TLS"):
+            stream.proceed()
+    stream.close()
+    assert far.is_closed and stream.is_gone
 
 
 def test_close_before_the_handshake(authority: Authority) -> None:

@@ -9,9 +9,11 @@ The inner stream says when it is readable or writable, but it does not know ever
   called through ``Spawn.soon`` until ``recv_into`` has nothing to return.
 - Ciphertext may be left when the owner has nothing to send. Then this stream waits until the inner one is writable,
   and the owner notices nothing.
-- Before the handshake is done the owner can neither read nor write. The handshake proceeds by itself.
+- Before the handshake is done the owner can neither read nor write. The handshake proceeds by itself, unless the
+  owner wants to decide when: a step may cost as much as a dozen small requests.
 
 An error is kept and raised by every later call. If OpenSSL wrote an alert for the peer, the alert is still sent.
+But a stream closed after an error, or before the handshake is done, does not wait until the peer has read.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ class TlsStream:
         "_inner_ended",
         "_is_closed",
         "_is_drained",
+        "_is_driven",
         "_is_soon",
         "_is_watching_reads",
         "_is_watching_writes",
@@ -87,7 +90,9 @@ class TlsStream:
         "_unsent",
         "_unsent_bytes",
         "is_established",
+        "is_gone",
         "on_established",
+        "on_gone",
         "peer",
         "peer_name",
     )
@@ -100,8 +105,12 @@ class TlsStream:
         *,
         server_side: bool,
         server_hostname: str | None = None,
+        is_driven: bool = False,
     ) -> None:
-        """Start the handshake. On the client's side, ``server_hostname`` is what the certificate has to be for."""
+        """Start the handshake. On the client's side, ``server_hostname`` is what the certificate has to be for.
+
+        With ``is_driven``, the owner watches the inner stream until the handshake is done, and calls ``proceed``.
+        """
         self._inner = stream
         self._spawn = spawn
         self._incoming = ssl.MemoryBIO()
@@ -113,12 +122,16 @@ class TlsStream:
         # Called once, after the handshake.
         self.on_established: Callable[[], None] | None = None
         self.is_established = False
+        self._is_driven = is_driven
         # The subject of the peer's certificate as Kafka writes it; None if the peer showed no certificate.
         self.peer_name: str | None = None
         # Raised by every call from now on.
         self._error: OSError | None = None
         self._is_closed = False
         self._linger: Timer | None = None
+        # The inner stream is closed too, which may be later. Then ``on_gone`` is called, once.
+        self.is_gone = False
+        self.on_gone: Callable[[], None] | None = None
         # Input.
         self._on_readable: Callable[[], None] | None = None
         self._is_watching_reads = False
@@ -148,11 +161,23 @@ class TlsStream:
         # The inner stream cannot send any more. What the peer sent before can still be read.
         self._send_error: OSError | None = None
         self._watch_reads()
-        if not server_side:
+        if not server_side and not is_driven:
             # Not now, because the owner has not set ``on_established`` yet.
             spawn.soon(self._inner_readable)
 
     # For the owner
+
+    def proceed(self) -> bool:
+        """Take the next step of a driven handshake: the inner stream has bytes, or has ended.
+
+        Returns whether there is another step to take without waiting for the inner stream. Raises the error that
+        ended the handshake.
+        """
+        if self._error is None and not self._is_closed and not self.is_established:
+            self._shake_hands()
+        if self._error is not None:
+            raise self._error
+        return self._held is not None and not self.is_established
 
     def recv_into(self, buffer: memoryview) -> int | None:
         if self._error is not None:
@@ -237,7 +262,7 @@ class TlsStream:
                 self._engine.unwrap()
             self._collect()
         self._flush()
-        if self._unsent:
+        if self._unsent and self.is_established and self._error is None:
             self._linger = self._spawn.later(LINGER_MS, self._finish)
             self._watch_writes()
         else:
@@ -284,7 +309,7 @@ class TlsStream:
             not self._is_closed
             and self._error is None
             and not self._has_ended
-            and (not self.is_established or self._on_readable is not None)
+            and (self._on_readable is not None if self.is_established else not self._is_driven)
         )
         if wanted != self._is_watching_reads:
             self._is_watching_reads = wanted
@@ -314,7 +339,8 @@ class TlsStream:
                 else:
                     break
                 if self._records_left == 0 and self._held is not None:
-                    self._spawn.soon(self._inner_readable)
+                    if not self._is_driven:
+                        self._spawn.soon(self._inner_readable)
                     return
                 if self._records_left == 0 or self._error is not None or not self._feed(RECEIVED_BYTES):
                     return
@@ -547,7 +573,7 @@ class TlsStream:
         self._call_soon()
 
     def _finish(self) -> None:
-        """Close the inner stream: everything is sent, or cannot be."""
+        """Close the inner stream: everything is sent, or will not be."""
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
@@ -559,6 +585,10 @@ class TlsStream:
                 self._inner.recv_into(memoryview(bytearray(RECEIVED_BYTES)))
         self._is_watching_writes = False
         self._inner.close()
+        self.is_gone = True
+        gone, self.on_gone = self.on_gone, None
+        if gone is not None:
+            gone()
 
 
 def plain_error(error: OSError | ValueError) -> OSError:

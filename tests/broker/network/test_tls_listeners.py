@@ -16,9 +16,8 @@ import pytest
 
 from penstock.broker.config import BrokerConfig
 from penstock.broker.handlers.routes import make_route
-from penstock.broker.network import handshakes
 from penstock.broker.network.connection_limits import ConnectionLimits
-from penstock.broker.network.handshakes import BEGUN_PER_TURN, HANDSHAKE_TIMEOUT_MS
+from penstock.broker.network.handshakes import HANDSHAKE_TIMEOUT_MS
 from penstock.broker.network.listener_tls import WARNING_INTERVAL_MS, ListenerTls
 from penstock.broker.network.server import Server
 from penstock.environment import Environment, Stream
@@ -27,7 +26,7 @@ from penstock.protocol.listeners import CLIENTS, SecurityProtocol, client_listen
 from penstock.protocol.messages.cluster import ApiVersionsRequest
 from penstock.tls.principals import PrincipalMapping
 from penstock.tls.settings import TlsSettings
-from penstock.tls.stream import TlsStream
+from penstock.tls.stream import LINGER_MS, TlsStream
 from tests.broker.wire import encode_request
 from tests.tls.authority import HOST, Authority
 from tests.tls.memory import MemoryStream, Turns
@@ -166,7 +165,8 @@ class TlsStage:
 
     def check_counts(self) -> None:
         server = self.server
-        assert sum(server._per_host.values()) == len(server._connections) + len(server._handshakes)
+        count = len(server._connections) + len(server._handshakes) + server._lingering
+        assert sum(server._per_host.values()) == count
 
 
 def test_a_client_has_the_principal_of_its_certificate_by_the_rules(
@@ -271,38 +271,6 @@ def test_connections_count_while_their_handshake_lasts(tmp_path: Path, authority
     stage.check_counts()
 
 
-def test_a_turn_begins_a_few_handshakes_and_the_others_wait(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = TlsStage(tmp_path, authority)
-    begun: list[int] = []
-
-    class Counted(TlsStream):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            begun.append(stage.turns.count)
-
-    monkeypatch.setattr(handshakes, "TlsStream", Counted)
-    clients = [stage.connect(2, authority.client()) for _ in range(5 * BEGUN_PER_TURN)]
-    stage.turns.settle()
-    assert all(client.is_answered for client in clients)
-    assert len(begun) == len(clients)
-    assert max(begun.count(turn) for turn in begun) == BEGUN_PER_TURN
-
-
-def test_handshakes_that_find_the_queue_full_are_refused(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handshakes, "QUEUED_MAX", 6)
-    stage = TlsStage(tmp_path, authority)
-    clients = [stage.connect(2, authority.client()) for _ in range(10)]
-    stage.turns.settle()
-    answered = sum(client.is_answered for client in clients)
-    assert answered + len(stage.reasons()) == 10
-    assert set(stage.reasons()) == {"too many TLS handshakes at once"}
-    stage.check_counts()
-
-
 def test_peers_that_leave_during_the_handshake_take_nothing_with_them(
     tmp_path: Path, authority: Authority
 ) -> None:
@@ -326,6 +294,59 @@ def test_a_server_that_closes_leaves_no_handshake(tmp_path: Path, authority: Aut
     assert silent.has_ended
     assert not queued.is_answered and (queued.has_ended or queued.error)
     assert stage.reasons() == []
+
+
+def test_closed_connections_count_until_the_peer_has_read_or_the_time_is_over(
+    tmp_path: Path, authority: Authority
+) -> None:
+    stage = TlsStage(tmp_path, authority, connections_max=4)
+    clients: list[Client] = []
+    for _ in range(20):
+        client = stage.connect(2, authority.client())
+        stage.turns.settle()
+        if not client.is_answered:
+            continue
+        clients.append(client)
+        # From now on the client reads nothing. It asks, and then makes the broker close the connection.
+        client.inner.inbox_bytes_max = 0
+        client.send(HELLO)
+        stage.turns.settle()
+        client.send(b"\xff\xff\xff\xff")
+        stage.turns.settle()
+        stage.check_counts()
+    assert len(clients) == 4
+    assert not any(client.inner.other.is_closed for client in clients)
+    assert stage.principals() == []
+    clients[0].received.clear()
+    clients[0].inner.inbox_bytes_max = 1 << 30
+    stage.turns.settle()
+    assert clients[0].is_answered and clients[0].has_ended
+    late = stage.connect(2, authority.client()), stage.connect(2, authority.client())
+    stage.turns.settle()
+    assert [client.is_answered for client in late] == [True, False]
+    stage.wait(int(LINGER_MS))
+    assert all(client.inner.other.is_closed for client in clients)
+    stage.check_counts()
+    assert stage.server._per_host == {"10.0.0.1": 1}
+
+
+def test_a_client_for_whom_there_is_no_rule_counts_until_it_is_gone(
+    tmp_path: Path, authority: Authority
+) -> None:
+    stage = TlsStage(tmp_path, authority, connections_max=4)
+    accepted: list[MemoryStream] = []
+    for _ in range(8):
+        client = stage.connect(2, authority.client("mallory"))
+        accepted.append(client.inner.other)
+        # Up to the client's last message, and then nothing more is read.
+        stage.turns.run_until(lambda client=client: client.stream.is_established or client.error)  # type: ignore[misc]
+        client.inner.inbox_bytes_max = 0
+        stage.turns.settle()
+        stage.check_counts()
+    assert sum(not end.is_closed for end in accepted) == 4
+    stage.wait(int(LINGER_MS))
+    assert all(end.is_closed for end in accepted)
+    assert stage.server._per_host == {}
 
 
 def test_new_connections_see_replaced_certificates_and_old_ones_go_on(

@@ -1,12 +1,19 @@
 """TLS handshakes in progress, until they become connections.
 
-    accepted --first bytes--> queued --a few per turn--> begun --established--> on_established
-       |                                                   |
-       +------------------ the deadline, the peer closes, an error ------------> on_failed
+                   +-------------- more to come --------------+
+                   v                                          |
+    accepted --> waits --bytes--> queued --a few per turn--> step --established--> on_established
+                   |                |                         |
+                   +----------------+-------------------------+------------------> on_failed
+                        the deadline, the peer closes, an error
 
-The answer to a client's first bytes costs a signature, as much as a dozen small requests. So these wait in a queue,
-and only a few are answered in one turn of the loop: clients that come in a burst wait for each other, and nobody
-else waits for them. A peer that sends nothing costs a socket and an entry here until its deadline.
+A step may cost a signature, or the check of a client's certificate: as much as a dozen small requests. Which one it
+will be is not known before, because a peer may send a single byte first, or ask for a second try with another key.
+So every step waits in a queue, and only a few are taken in one turn of the loop: clients that come in a burst wait
+for each other, and nobody else waits for them. A peer that sends nothing costs a socket and an entry here until its
+deadline.
+
+A stream that failed is closed at once. Its peer gets the alert if the socket has room for it.
 """
 
 from __future__ import annotations
@@ -23,8 +30,9 @@ from penstock.tls.stream import TlsStream
 # From the connection to the end of the handshake.
 HANDSHAKE_TIMEOUT_MS = 10_000
 # About 3 ms of work with RSA keys of 2048 bits.
-BEGUN_PER_TURN = 4
-# Handshakes that wait for their turn; more are refused.
+STEPS_PER_TURN = 4
+# Handshakes that wait for their turn; new ones are refused above this. One that has begun is not: the work done for
+# it would be lost, and its client would come again.
 QUEUED_MAX = 1_000
 DEADLINE_CHECK_MS = 1_000
 
@@ -38,14 +46,18 @@ Door = TypeVar("Door")
 
 
 class _Handshake(Generic[Door]):
-    __slots__ = ("context", "deadline_ms", "door", "stream")
+    __slots__ = ("context", "deadline_ms", "door", "inner", "stream")
 
-    def __init__(self, stream: Stream, door: Door, context: HasContext, deadline_ms: int) -> None:
-        # The TlsStream once the handshake has begun.
-        self.stream: Stream = stream
+    def __init__(self, inner: Stream, door: Door, context: HasContext, deadline_ms: int) -> None:
+        self.inner = inner
+        # None until the first step.
+        self.stream: TlsStream | None = None
         self.door = door
         self.context = context
         self.deadline_ms = deadline_ms
+
+    def close(self) -> None:
+        (self.inner if self.stream is None else self.stream).close()
 
 
 class Handshakes(Generic[Door]):
@@ -77,49 +89,62 @@ class Handshakes(Generic[Door]):
         self._open[handshake] = None
         if self._timer is None:
             self._timer = self._environment.spawn.later(DEADLINE_CHECK_MS, self._expire)
-        stream.on_readable(partial(self._has_bytes, handshake))
+        self._wait(handshake)
 
     def close(self) -> None:
         handshakes, self._open = self._open, {}
         self._queue.clear()
         for handshake in handshakes:
-            handshake.stream.close()
+            handshake.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    def _wait(self, handshake: _Handshake[Door]) -> None:
+        handshake.inner.on_readable(partial(self._has_bytes, handshake))
+
     def _has_bytes(self, handshake: _Handshake[Door]) -> None:
-        handshake.stream.on_readable(None)
-        if len(self._queue) >= QUEUED_MAX:
+        handshake.inner.on_readable(None)
+        if handshake.stream is None and len(self._queue) >= QUEUED_MAX:
             self._fail(handshake, "too many TLS handshakes at once")
             return
         if not self._queue:
-            self._environment.spawn.soon(self._begin)
+            self._environment.spawn.soon(self._take_steps)
         self._queue.append(handshake)
 
-    def _begin(self) -> None:
-        begun = 0
-        while self._queue and begun < BEGUN_PER_TURN:
+    def _take_steps(self) -> None:
+        taken = 0
+        again: list[_Handshake[Door]] = []
+        while self._queue and taken < STEPS_PER_TURN:
             handshake = self._queue.popleft()
             if handshake not in self._open:
                 continue
-            begun += 1
-            # The context of now: the certificates may have changed while it waited.
-            stream = TlsStream(
-                handshake.stream, handshake.context.context, self._environment.spawn, server_side=True
-            )
-            handshake.stream = stream
-            stream.on_established = partial(self._established, handshake, stream)
-            stream.on_readable(partial(self._look, handshake, stream))
+            taken += 1
+            if self._step(handshake):
+                again.append(handshake)
+        self._queue += again
         if self._queue:
-            self._environment.spawn.soon(self._begin)
+            self._environment.spawn.soon(self._take_steps)
 
-    def _look(self, handshake: _Handshake[Door], stream: TlsStream) -> None:
-        """The handshake failed: only an error makes a stream readable before it is established."""
+    def _step(self, handshake: _Handshake[Door]) -> bool:
+        """Returns whether another step is to be taken without waiting for the peer."""
+        stream = handshake.stream
+        if stream is None:
+            # The context of now: the certificates may have changed while it waited.
+            context = handshake.context.context
+            stream = TlsStream(
+                handshake.inner, context, self._environment.spawn, server_side=True, is_driven=True
+            )
+            stream.on_established = partial(self._established, handshake, stream)
+            handshake.stream = stream
         try:
-            stream.recv_into(memoryview(bytearray(1)))
+            again = stream.proceed()
         except OSError as error:
             self._fail(handshake, f"the TLS handshake failed: {error}")
+            return False
+        if not again and handshake in self._open:
+            self._wait(handshake)
+        return again
 
     def _established(self, handshake: _Handshake[Door], stream: TlsStream) -> None:
         if self._open.pop(handshake, handshake) is None:
@@ -127,8 +152,8 @@ class Handshakes(Generic[Door]):
 
     def _fail(self, handshake: _Handshake[Door], reason: str) -> None:
         if self._open.pop(handshake, handshake) is None:
-            handshake.stream.close()
-            self._on_failed(handshake.stream, handshake.door, reason)
+            handshake.close()
+            self._on_failed(handshake.inner, handshake.door, reason)
 
     def _expire(self) -> None:
         self._timer = None

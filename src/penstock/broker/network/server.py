@@ -1,7 +1,8 @@
 """The connections of a node from clients, or from other nodes, and the limits on them.
 
 Clients may come in on several listeners. The limits hold for all of them together, as in Kafka, and count
-connections from the moment they are accepted, also while their TLS handshake is not done (``handshakes.py``).
+connections from the moment they are accepted, also while their TLS handshake is not done (``handshakes.py``), until
+their socket is closed, which may be later than the connection (``TlsStream.close``).
 
 It does not know what requests do: the table of routes names the handler, and the handler gets the broker.
 """
@@ -85,7 +86,10 @@ class Server:
         self.buffers = BufferPool(config.queued_max_request_bytes)
         # Unsupported (API, version) pairs are not kept: a peer could invent 2**32 of them.
         self._routes: dict[int, Route] = {}
-        self._connections: dict[Connection, None] = {}
+        # With the stream, if it is one of TLS.
+        self._connections: dict[Connection, TlsStream | None] = {}
+        # Connections that are closed, but whose stream waits for the peer to read the last answers.
+        self._lingering = 0
         self._per_host: dict[str, int] = {}
         self._waiting_for_buffer: dict[Connection, None] = {}
         self._handshakes = Handshakes(
@@ -142,7 +146,7 @@ class Server:
             self._held.append((stream, door))
             return
         limits = self._limits
-        count = len(self._connections) + len(self._handshakes)
+        count = len(self._connections) + len(self._handshakes) + self._lingering
         if (
             self._held is not None
             or count >= min(limits.total, self._connections_max or limits.total)
@@ -164,12 +168,16 @@ class Server:
             principal = door.tls.principal(stream.peer_name)
         except NoRuleMatches as error:
             stream.close()
-            self._handshake_failed(stream, door, str(error))
+            self._leave(stream.peer, stream)
+            self._note_closed(stream, door, str(error))
             return
-        self._connections[Connection(stream, self, door.listener, principal)] = None
+        self._connections[Connection(stream, self, door.listener, principal)] = stream
 
     def _handshake_failed(self, stream: Stream, door: _Door, reason: str) -> None:
-        self._leave(stream.peer)
+        self._leave(stream.peer, None)
+        self._note_closed(stream, door, reason)
+
+    def _note_closed(self, stream: Stream, door: _Door, reason: str) -> None:
         self._note("closed a connection", peer=stream.peer, listener=door.listener.name, reason=reason)
 
     # For the connections
@@ -195,11 +203,23 @@ class Server:
             self._logger.warning(event, **values)
 
     def closed(self, connection: Connection) -> None:
-        self._connections.pop(connection, None)
+        stream = self._connections.pop(connection, None)
         self._waiting_for_buffer.pop(connection, None)
-        self._leave(connection.peer)
+        self._leave(connection.peer, stream)
 
-    def _leave(self, host: str) -> None:
+    def _leave(self, host: str, stream: TlsStream | None) -> None:
+        """A connection is closed. It counts until its socket is."""
+        if stream is None or stream.is_gone:
+            self._uncount(host)
+        else:
+            self._lingering += 1
+            stream.on_gone = partial(self._gone, host)
+
+    def _gone(self, host: str) -> None:
+        self._lingering -= 1
+        self._uncount(host)
+
+    def _uncount(self, host: str) -> None:
         left = self._per_host.get(host, 1) - 1
         if left > 0:
             self._per_host[host] = left
