@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from penstock.environment import JobKilled
+from penstock.job_process import NICENESS
 from penstock.machine_processes import COMMAND, MachineProcesses, write_message
 from tests import jobs
 from tests.support import wait_until
@@ -104,6 +105,12 @@ def test_jobs_run_in_one_other_process_in_their_order(broker: Broker) -> None:
     process, _ = broker.next_outcome()
     assert process != os.getpid()
     assert broker.ask(jobs.process_id) == (process, None)
+
+
+def test_the_broker_goes_first_when_both_want_a_core(broker: Broker) -> None:
+    process, _ = broker.ask(jobs.process_id)
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, process) == min(19, ours + NICENESS)
 
 
 def test_a_job_has_the_files_of_the_machine(broker: Broker, tmp_path: Path) -> None:
