@@ -47,7 +47,7 @@ RECEIVED_OVERHEAD_BYTES = 1024
 # until one contains data, and a key update of 27 bytes takes it 40 microseconds.
 RECORDS_PER_CALL = 64
 # Ciphertext in a row without a byte of plaintext, or in a handshake. A record has less than 17 KB, and OpenSSL
-# limits the certificates in a handshake to 100 KB, so a peer that sends more than this means harm.
+# limits the certificates in a handshake to 100 KB, so a peer that sends more than this is an attacker.
 BARREN_BYTES_MAX = 256 * 1024
 # How long a closed stream waits for the peer to read what was taken from the owner.
 LINGER_MS = 5_000.0
@@ -141,7 +141,7 @@ class TlsStream:
         self._inner_ended = False
         # The inner stream gave less than there was room for, so it has no more now.
         self._is_drained = False
-        # The peer has said its last word, and all before it was read.
+        # The peer has closed its side, and everything it sent was read.
         self._has_ended = False
         # Where the next record begins in the ciphertext to come, and the bytes of its header that have come.
         self._record_bytes_left = 0
@@ -257,7 +257,7 @@ class TlsStream:
         self.on_established = self._on_readable = self._on_writable = None
         self._watch_reads()
         if self._error is None and self.is_established:
-            # This raises when the peer has not said farewell yet. We do not wait for that.
+            # This raises when the peer has not sent close_notify yet. We do not wait for that.
             with suppress(OSError):
                 self._engine.unwrap()
             self._collect()
@@ -407,8 +407,8 @@ class TlsStream:
                 if not self._feed(size - count + RECEIVED_OVERHEAD_BYTES):
                     return count
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            # The second is an end without farewell. A frame of Kafka's has a length, so a cut is not mistaken for
-            # the end of one.
+            # The second is an end without close_notify. A frame of Kafka's has a length, so a cut is not mistaken
+            # for the end of one.
             self._has_ended = True
         except OSError as error:
             self._fail(error)
