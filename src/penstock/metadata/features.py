@@ -40,11 +40,16 @@ TRANSACTION_VERSION = "transaction.version"
 # take such a log for a damaged one. Without a level, nothing is compacted, and users cannot ask for it.
 COMPACTION = "penstock.compaction"
 
+# 1: brokers read records of credentials, ACLs and quotas. Without a level, none is written, and requests that would
+# write one are refused.
+SECURITY = "penstock.security"
+
 # What brokers of this release register. The metadata records have one format, so one level.
 SUPPORTED_FEATURES = (
     FeatureRange(METADATA_VERSION, METADATA_VERSION_LEVEL, METADATA_VERSION_LEVEL),
     FeatureRange(TRANSACTION_VERSION, 0, 2),
     FeatureRange(COMPACTION, 0, 1),
+    FeatureRange(SECURITY, 0, 1),
 )
 
 # Upgrade types of UpdateFeatures. No feature here loses anything by a lower level, so the last two are the same.
@@ -60,6 +65,11 @@ NAME_MAX = 1000
 def may_compact(image: Image) -> bool:
     """Whether every broker understands a log that was compacted."""
     return image.features.get(COMPACTION, 0) >= 1
+
+
+def may_secure(image: Image) -> bool:
+    """Whether every broker reads records of credentials, ACLs and quotas."""
+    return image.features.get(SECURITY, 0) >= 1
 
 
 def ranges_of(features: Iterable[Feature]) -> tuple[FeatureRange, ...]:
