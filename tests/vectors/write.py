@@ -34,7 +34,7 @@ COORDINATES = (
 WRITTEN = ROOT / "tests" / "protocol" / "kafka_messages.txt"
 HEAD = f"""\
 # What nodes say to each other, what administrators ask, and control records and records of security of the
-# metadata log, as Apache Kafka {java.KAFKA_VERSION} encodes them: name, version, bytes, and the value in Kafka's JSON.
+# metadata log, as Apache Kafka {java.KAFKA_VERSION} encodes them: name, version, bytes, and the value in its JSON.
 # Made by tests.vectors.write.
 """
 

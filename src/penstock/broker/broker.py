@@ -78,6 +78,8 @@ class Broker:
         self.rack = options.rack
         # The number of configured controllers, running or not.
         self.brokers_expected = max(1, len(options.controllers))
+        # Whether ACLs are checked. Without an authorizer, requests about ACLs are refused.
+        self.has_authorizer = False
         self._is_alone = not options.controllers
         self._is_broker = "broker" in options.roles
         self._fail = on_failure

@@ -2,7 +2,8 @@
 
 This file dispatches requests and handles topics, settings and producer ids. Brokers and their sessions are in
 ``broker_registry.py``, ISR proposals in ``isr.py``, reassignments by administrators in ``reassignment.py``,
-automatic moves in ``rebalancing.py``, elections in ``elections.py``, and feature levels in ``features.py``.
+automatic moves in ``rebalancing.py``, elections in ``elections.py``, feature levels in ``features.py``, users in
+``users.py`` and ACLs in ``acls.py``.
 
 The controller never writes and never sends. ``handle`` looks at its image and returns the changes to append to
 the metadata log, with the response to send once they are committed. It has then already applied the changes to
@@ -22,6 +23,7 @@ from random import Random
 from typing import NamedTuple
 
 from penstock.decision import Decision
+from penstock.metadata.acls import create_acls, delete_acls
 from penstock.metadata.alterations import alter_configs, incremental_alter_configs
 from penstock.metadata.auto_creation import AutoCreation
 from penstock.metadata.broker_registry import BrokerRegistry
@@ -41,6 +43,7 @@ from penstock.metadata.reassignment import alter_reassignments, elect_leaders, l
 from penstock.metadata.rebalancing import Rebalancing
 from penstock.metadata.refusal import Refusal
 from penstock.metadata.topics import is_internal
+from penstock.metadata.users import alter_credentials
 from penstock.metadata.values import CLUSTER_ID, NO_LEADER
 from penstock.model import NO_TOPIC_ID, BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
@@ -67,6 +70,11 @@ from penstock.protocol.messages.placement import (
     AlterPartitionReassignmentsRequest,
     ElectLeadersRequest,
     ListPartitionReassignmentsRequest,
+)
+from penstock.protocol.messages.security import (
+    AlterUserScramCredentialsRequest,
+    CreateAclsRequest,
+    DeleteAclsRequest,
 )
 from penstock.protocol.messages.topics import (
     CreatableTopicResult,
@@ -184,6 +192,12 @@ class Controller:
                 return self._complete(elect_leaders(decided, request))
             case UpdateFeaturesRequest():
                 return self._complete(update_features(decided, request, version))
+            case AlterUserScramCredentialsRequest():
+                return self._complete(alter_credentials(decided, request))
+            case CreateAclsRequest():
+                return self._complete(create_acls(decided, request, self._random))
+            case DeleteAclsRequest():
+                return self._complete(delete_acls(decided, request))
             case _:
                 raise AssertionError(f"{type(request).__name__} is not for the controller")
 
