@@ -30,7 +30,8 @@ from penstock.metadata.broker_registry import BrokerRegistry
 from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
 from penstock.metadata.creation import Creation
 from penstock.metadata.decided_state import UNCLEAN, DecidedState
-from penstock.metadata.features import raise_levels, update_features
+from penstock.metadata.features import SECURITY, SECURITY_LEVEL, raise_levels, update_features
+from penstock.metadata.first_users import Credentials
 from penstock.metadata.image import (
     BROKER_RESOURCE,
     ConfigResource,
@@ -42,6 +43,7 @@ from penstock.metadata.isr import alter_partition, assign_replicas_to_dirs, with
 from penstock.metadata.reassignment import alter_reassignments, elect_leaders, list_reassignments
 from penstock.metadata.rebalancing import Rebalancing
 from penstock.metadata.refusal import Refusal
+from penstock.metadata.security import credential_record
 from penstock.metadata.topics import is_internal
 from penstock.metadata.users import alter_credentials
 from penstock.metadata.values import CLUSTER_ID, NO_LEADER
@@ -248,11 +250,21 @@ class Controller:
                         or partition.replicas == (member,)
                     ), (topic.name, partition)
 
-    def found_cluster(self, cluster_id: str = "") -> Decision[Message]:
-        """The first changes of a metadata log; none when the log already has them."""
+    def found_cluster(
+        self, cluster_id: str = "", first_users: Credentials | None = None
+    ) -> Decision[Message]:
+        """The first changes of a metadata log; none when the log already has them.
+
+        With ``first_users``, every broker of the new cluster must know their records: one that does not is not
+        registered.
+        """
         changes: list[Message] = []
         if METADATA_VERSION not in self.image.features:
             changes.append(FeatureLevelRecord(name=METADATA_VERSION, feature_level=METADATA_VERSION_LEVEL))
+            if first_users:
+                changes.append(FeatureLevelRecord(name=SECURITY, feature_level=SECURITY_LEVEL))
+            for (user, mechanism), credential in (first_users or {}).items():
+                changes.append(credential_record(user, mechanism, credential))
         # Also added to the log of an older release, which kept the cluster id elsewhere.
         if cluster_id and not self.image.cluster_id:
             changes.append(config_record(ConfigResource(BROKER_RESOURCE, ""), CLUSTER_ID, cluster_id))
