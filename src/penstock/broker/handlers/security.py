@@ -1,7 +1,7 @@
-"""SaslHandshake (0-1), SaslAuthenticate (0-2), DescribeAcls, CreateAcls and DeleteAcls (1-3).
+"""SaslHandshake (0-1) and SaslAuthenticate (0-2).
 
-Authentication and authorization are not implemented yet. All of these requests get the error of a Kafka broker
-that has neither enabled: a closed connection would tell the client nothing.
+Authentication is not implemented yet. These requests get the error of a Kafka broker that has not enabled it: a
+closed connection would tell the client nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +10,6 @@ from penstock.broker.broker import Broker
 from penstock.broker.network.connection import Call
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.security import (
-    CreateAclsRequest,
-    CreateAclsResponse,
-    DeleteAclsRequest,
-    DeleteAclsResponse,
-    DescribeAclsRequest,
-    DescribeAclsResponse,
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
     SaslHandshakeRequest,
@@ -23,7 +17,6 @@ from penstock.protocol.messages.security import (
 )
 
 NO_SASL = "this listener has no authentication; use security.protocol={}"
-NO_ACLS = "there are no ACLs: authorization does not work yet, and everybody may do everything"
 
 
 def sasl_handshake(broker: Broker, request: SaslHandshakeRequest, call: Call) -> SaslHandshakeResponse:
@@ -35,15 +28,3 @@ def sasl_authenticate(
 ) -> SaslAuthenticateResponse:
     advice = NO_SASL.format(call.listener.security_protocol.name)
     return SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=advice)
-
-
-def describe_acls(broker: Broker, request: DescribeAclsRequest, call: Call) -> DescribeAclsResponse:
-    return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_ACLS)
-
-
-def create_acls(broker: Broker, request: CreateAclsRequest, call: Call) -> CreateAclsResponse:
-    return CreateAclsResponse.for_error(request, call.version, ErrorCode.SECURITY_DISABLED, NO_ACLS)
-
-
-def delete_acls(broker: Broker, request: DeleteAclsRequest, call: Call) -> DeleteAclsResponse:
-    return DeleteAclsResponse.for_error(request, call.version, ErrorCode.SECURITY_DISABLED, NO_ACLS)
