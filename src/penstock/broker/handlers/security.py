@@ -1,10 +1,14 @@
 """SaslHandshake (0-1), SaslAuthenticate (0-2), DescribeAcls, CreateAcls and DeleteAcls (1-3).
 
-Authentication and authorization are not implemented yet. All of these requests get the error of a Kafka broker
-that has neither enabled: a closed connection would tell the client nothing.
+On a listener without SASL its requests get the error of a Kafka broker: a closed connection would tell the client
+nothing. SaslHandshake 0, after which Kafka reads tokens without request headers, is answered with an error.
+
+Authorization is not implemented yet, so its requests get the error of a Kafka broker that has not enabled it.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.network.connection import Call
@@ -26,13 +30,17 @@ NO_SASL = "this listener has no authentication; use security.protocol={}"
 NO_ACLS = "there are no ACLs: authorization does not work yet, and everybody may do everything"
 
 
-def sasl_handshake(broker: Broker, request: SaslHandshakeRequest, call: Call) -> SaslHandshakeResponse:
+def sasl_handshake(broker: Broker, request: SaslHandshakeRequest, call: Call) -> Any:
+    connection = call.connection
+    if connection.authentication is not None:
+        return connection.sasl.handshake(call, connection.authentication, request)
     return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
 
 
-def sasl_authenticate(
-    broker: Broker, request: SaslAuthenticateRequest, call: Call
-) -> SaslAuthenticateResponse:
+def sasl_authenticate(broker: Broker, request: SaslAuthenticateRequest, call: Call) -> Any:
+    connection = call.connection
+    if connection.authentication is not None:
+        return connection.sasl.authenticate(call, connection.authentication, request)
     advice = NO_SASL.format(call.listener.security_protocol.name)
     return SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=advice)
 
