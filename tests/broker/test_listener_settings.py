@@ -168,7 +168,10 @@ def test_settings_of_a_listener_win_over_those_of_the_broker() -> None:
         ({"listener.name.plaintext.sasl.enabled.mechanisms": "X"}, "must be made of SCRAM-SHA-256"),
         ({"listener.name.plaintext.scram-sha-256.sasl.jaas.config": "x"}, "make users with `penstock users`"),
         ({"listener.name.plaintext.sasl.kerberos.service.name": "x"}, "Kerberos (GSSAPI) is not supported"),
-        (SASL | {"sasl.enabled.mechanisms": ""}, "listener SASL: sasl.enabled.mechanisms is empty; choose of"),
+        (
+            SASL | {"sasl.enabled.mechanisms": ""},
+            "listener SASL: sasl.enabled.mechanisms is empty; choose of",
+        ),
         (SASL | TOKENS | {ISSUER: ""}, f"listener SASL: OAUTHBEARER needs {ISSUER}"),
         (SASL | TOKENS | {AUDIENCE: " "}, f"listener SASL: OAUTHBEARER needs {AUDIENCE}"),
         (SASL | TOKENS | {KEYS_URL: ""}, f"listener SASL: OAUTHBEARER needs {KEYS_URL}"),
@@ -201,6 +204,7 @@ def test_what_cannot_be_is_refused_in_one_line_that_names_the_setting(
     named = (
         *settings,
         "listener SSL: ssl.",
+        "listener SASL: ",
         "listeners",
         "advertised.listeners",
         "listener.security",

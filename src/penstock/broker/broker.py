@@ -17,6 +17,7 @@ from penstock.broker.config import BrokerConfig
 from penstock.broker.controller.active_controller import ActiveController
 from penstock.broker.controller.broker_connections import BrokerConnections
 from penstock.broker.controller.controller_client import ControllerClient
+from penstock.broker.controller.first_users import FirstUsers, check_admin
 from penstock.broker.coordination.coordinator_partition import CoordinatorHost
 from penstock.broker.coordination.coordinators import CoordinatorRegistry
 from penstock.broker.coordination.group_coordinators import group_coordinators
@@ -78,6 +79,8 @@ class Broker:
         self.rack = options.rack
         # The number of configured controllers, running or not.
         self.brokers_expected = max(1, len(options.controllers))
+        # Whether ACLs are checked. Without an authorizer, requests about ACLs are refused.
+        self.has_authorizer = False
         self._is_alone = not options.controllers
         self._is_broker = "broker" in options.roles
         self._fail = on_failure
@@ -135,6 +138,9 @@ class Broker:
             reserve=self.storage.directories[0].reserve,
             settings=ConsensusSettings(raft=self.config.raft),
         )
+        self._first_users = FirstUsers(
+            environment, self.storage.path, check_admin(options.admin), self.logger
+        )
         self.active_controller = ActiveController(
             environment,
             self.consensus,
@@ -143,6 +149,7 @@ class Broker:
             node_id=self.node_id,
             cluster_id=self.storage.cluster_id or "",
             brokers_expected=self.brokers_expected,
+            first_users=self._first_users.for_new_cluster,
         )
         self.controller = ControllerClient(
             environment, self.consensus, self.active_controller, self.peers, node_id=self.node_id
@@ -385,6 +392,7 @@ class Broker:
 
     def _committed(self, image: Image, delta: Delta) -> None:
         self._publisher.publish(image, delta)
+        self._first_users.committed(image)
 
     def _prepare_partitions(self, then: Callable[[], None]) -> None:
         self.startup.prepare(then)
