@@ -266,7 +266,7 @@ class World:
         options = ServeOptions(
             node_id=1,
             data_dirs=("/data",),
-            listen=("127.0.0.1", 9092),
+            listen=None if settings and "listeners" in settings else ("127.0.0.1", 9092),
             advertise=None,
             rack=None,
             settings=settings or {},

@@ -86,6 +86,8 @@ class Broker:
         self._fail = on_failure
         # Called when this broker has handed over its leaderships and stops answering clients.
         self.on_left: Callable[[], None] = lambda: None
+        # Called when users were added, changed or removed.
+        self.on_credentials_changed: Callable[[], None] = lambda: None
 
         self._make_storage_and_network(options)
         self._make_cluster_parts(options, on_active)
@@ -305,6 +307,7 @@ class Broker:
             self.freshness,
             self.controller,
             node_id=self.node_id,
+            on_credentials_changed=self._credentials_changed,
             on_failure=self._fail,
         )
 
@@ -396,6 +399,9 @@ class Broker:
 
     def _role_changed(self, hosted: HostedPartition) -> None:
         self.partition_host.role_changed(hosted)
+
+    def _credentials_changed(self) -> None:
+        self.on_credentials_changed()
 
     def _became_active(self, is_active: bool) -> None:
         self.active_controller.on_active(is_active)
