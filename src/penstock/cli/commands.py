@@ -27,6 +27,8 @@ COMMANDS = (
     "groups",
     "transactions",
     "configs",
+    "users",
+    "acls",
     "brokers",
     "quorum",
     "features",
