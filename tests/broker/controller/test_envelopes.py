@@ -71,14 +71,15 @@ def test_an_envelope_is_as_kafka_writes_it() -> None:
 def test_a_response_comes_out_of_its_envelope_as_it_was_sent(version: int) -> None:
     response = CreateTopicsResponse(topics=[CreatableTopicResult(name="t", error_code=36)])
     inside = disclosed(enclosed(response, version), CREATE, version)
-    assert encode(inside, version) == encode(response, version)
+    assert inside is not None and encode(inside, version) == encode(response, version)
 
 
 def test_the_wrong_controller_says_so_on_the_envelope() -> None:
     response = error_response(CREATE, 7, ErrorCode.NOT_CONTROLLER)
     envelope = enclosed(response, 7)
     assert envelope.error_code == ErrorCode.NOT_CONTROLLER
-    assert disclosed(envelope, CREATE, 7).first_error() == ErrorCode.NOT_CONTROLLER
+    inside = disclosed(envelope, CREATE, 7)
+    assert inside is not None and inside.first_error() == ErrorCode.NOT_CONTROLLER
 
 
 def test_an_answer_that_cannot_be_read_is_none() -> None:
@@ -144,7 +145,8 @@ class Forwarding:
     def __init__(self, *, level: int) -> None:
         self.loop = Loop()
         image = SimpleNamespace(topics={}, features={SECURITY: level})
-        self.consensus: Any = SimpleNamespace(is_active=False, leader_id=OTHER, image=image)
+        consensus: Any = SimpleNamespace(is_active=False, leader_id=OTHER, image=image)
+        self.consensus = consensus
         # What arrived at the other node, and what its controller was given.
         self.sent: list[Any] = []
         self.handled: list[tuple[Any, bool, Requester | None]] = []
