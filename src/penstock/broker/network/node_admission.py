@@ -21,11 +21,11 @@ from functools import partial
 
 from penstock.broker.logs import Logger
 from penstock.broker.network.handshakes import Handshakes
-from penstock.broker.network.node_frames import FramedStream, ReplayedStream
+from penstock.broker.network.node_frames import CLOSED, FramedStream, ReplayedStream
 from penstock.broker.network.node_sasl import FRAME_BYTES_MAX, HANDSHAKE, NodeSaslServer, NotAdmitted
 from penstock.broker.network.node_security import NodeSecurity
 from penstock.environment import Environment, Listener, Stream, Timer
-from penstock.tls.stream import TlsStream
+from penstock.tls.stream import CLOSED_IN_HANDSHAKE, TlsStream
 
 ADMISSION_TIMEOUT_MS = 10_000
 # Peers that have not proven anything yet, in all and from one host.
@@ -111,7 +111,7 @@ class NodeAdmission:
         if count is None:
             return
         if count == 0:
-            self._refuse(guest, "the peer closed the connection")
+            self._refuse(guest, CLOSED)
             return
         guest.first += bytes(buffer[:count])
         tls = self._security.listener_tls
@@ -210,6 +210,9 @@ class NodeAdmission:
 
     def _note(self, peer: str, reason: str) -> None:
         """Log it, but a peer that comes again and again must not fill the disk."""
+        if reason.endswith((CLOSED, CLOSED_IN_HANDSHAKE)):
+            # A node that looks whether this one listens, or a check from outside. A refusal has another reason.
+            return
         now_ms = self._environment.clock.now_ms()
         if now_ms - self._refusals_since_ms >= REFUSALS_WINDOW_MS:
             if self._refusals > REFUSALS_LOGGED:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from penstock.environment import Buffer, File, Spawn, Stream
 from penstock.protocol.framing import LENGTH_BYTES
 
+CLOSED = "the peer closed the connection"
+
 _length = struct.Struct(">i")
 
 
@@ -70,7 +72,7 @@ class FramedStream:
         if count is None:
             return
         if count == 0:
-            self._fail("the peer closed the connection")
+            self._fail(CLOSED)
             return
         self._received += self._scratch[:count]
         self._take()
