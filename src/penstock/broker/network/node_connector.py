@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.broker.logs import Logger
-from penstock.broker.network.node_frames import FramedStream
+from penstock.broker.network.node_frames import CLOSED, FramedStream
 from penstock.broker.network.node_sasl import CLIENT_ID, FRAME_BYTES_MAX, NodeSaslClient, NotAdmitted
 from penstock.broker.network.node_secret import MECHANISM
 from penstock.broker.network.node_security import NodeSecurity
@@ -174,7 +174,8 @@ class _Attempt:
         self._frames.send(b"".join(request))
 
     def _refused(self, reason: str) -> None:
-        self._fail(f"{reason}; is this node's certificate one of penstock.node.principals there?")
+        advice = "; is this node's certificate one of penstock.node.principals there?" if reason == CLOSED else ""
+        self._fail(f"{reason}{advice}")
 
     def _prove(self) -> None:
         assert self._stream is not None
