@@ -86,8 +86,12 @@ def unsealed(envelope: EnvelopeRequest) -> Unsealed:
         raise BadEnvelope(ErrorCode.INVALID_REQUEST)
     if not api.serves(version, CLIENT):
         raise BadEnvelope(ErrorCode.UNSUPPORTED_VERSION)
-    # The header of a flexible request ends with its tags. Brokers write none.
-    position = _header.size + max(0, client_id_size) + api.request_header_version(version) - 1
+    position = _header.size + max(0, client_id_size)
+    if api.request_header_version(version) == 2:
+        # The tags at the end of the header. Brokers write none.
+        if data[position : position + 1] != b"\0":
+            raise BadEnvelope(ErrorCode.INVALID_REQUEST)
+        position += 1
     requester = Requester(_principal(envelope.request_principal), _host(envelope))
     try:
         request, _ = api.decode_request[version](data, position)

@@ -174,7 +174,9 @@ class _Attempt:
         self._frames.send(b"".join(request))
 
     def _refused(self, reason: str) -> None:
-        advice = "; is this node's certificate one of penstock.node.principals there?" if reason == CLOSED else ""
+        advice = (
+            "; is this node's certificate one of penstock.node.principals there?" if reason == CLOSED else ""
+        )
         self._fail(f"{reason}{advice}")
 
     def _prove(self) -> None:

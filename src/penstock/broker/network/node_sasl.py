@@ -84,7 +84,11 @@ class NodeSaslServer:
             raise NotAdmitted(f"API {key} before the node was admitted")
         if version != (HANDSHAKE_VERSION if key == HANDSHAKE else AUTHENTICATE_VERSION):
             raise NotAdmitted(f"API {key} version {version} is not served here")
-        position = HEADER_BYTES + max(0, client_id_size) + APIS[key].request_header_version(version) - 1
+        position = HEADER_BYTES + max(0, client_id_size)
+        if APIS[key].request_header_version(version) == 2:
+            if frame[position : position + 1] != b"\0":
+                raise NotAdmitted("a header with tags")
+            position += 1
         try:
             request, end = APIS[key].decode_request[version](frame, position)
         except DecodeError as error:
