@@ -45,7 +45,7 @@ def test_certificates_are_required_whatever_clients_need() -> None:
         security = internal_security({**SSL, "ssl.client.auth": auth})
         assert security.protocol is SecurityProtocol.SSL and security.stage is Stage.REQUIRED
         assert security.tls is not None and security.tls.settings.client_auth is ClientAuth.REQUIRED
-        assert security.principals == {"User:CN=a,O=x", "User:CN=b,O=x"}
+        assert security.principals == frozenset(("User:CN=a,O=x", "User:CN=b,O=x"))
         assert not security.accepts_plain and not security.connects_plain
 
 

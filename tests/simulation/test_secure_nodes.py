@@ -164,8 +164,8 @@ def test_a_plain_cluster_becomes_secure_by_three_rolling_restarts(files: Files) 
     cluster.stop(1)
     cluster.start(1, {})
     cluster.run.loop.run_for(15_000)
-    node = cluster.machine(1).node
-    assert node is not None and not node.is_active
+    outside = cluster.machine(1).node
+    assert outside is not None and not outside.is_active
     assert cluster.logged(2, "did not admit a node") + cluster.logged(3, "did not admit a node")
     cluster.restart(1, files.settings(1, protocol))
     cluster.finish()

@@ -112,13 +112,13 @@ def check_internal(
         raise ConfigError(f"--internal: {error}") from None
     if security.accepts_plain and not is_private:
         raise ConfigError(
-            f"{format_address(*options.internal)} is open to other machines without authentication; set {PROTOCOLS}="
-            f"INTERNAL:SSL ({_GUIDE}), listen on 127.0.0.1, or pass --insecure if the network is trusted"
+            f"{format_address(*options.internal)} is open to other machines without authentication; set "
+            f"{PROTOCOLS}=INTERNAL:SSL ({_GUIDE}), listen on 127.0.0.1, or pass --insecure if the network is trusted"
         )
     if security.protocol is SecurityProtocol.SASL_PLAINTEXT and not is_private:
         raise ConfigError(
-            f"{format_address(*options.internal)} is open to other machines without encryption; use INTERNAL:SASL_SSL"
-            " or INTERNAL:SSL, listen on 127.0.0.1, or pass --insecure if the network is trusted"
+            f"{format_address(*options.internal)} is open to other machines without encryption; use "
+            "INTERNAL:SASL_SSL or INTERNAL:SSL, listen on 127.0.0.1, or pass --insecure if the network is trusted"
         )
     if security.is_plain and any(
         each.description.security_protocol is not SecurityProtocol.PLAINTEXT for each in listeners

@@ -1,4 +1,4 @@
-"""Nodes and strangers at the door of a node, over a simulated network: who gets in, and what it costs the others."""
+"""Nodes and strangers at the door of a node, over a simulated network: who gets in, and what it costs others."""
 
 from __future__ import annotations
 
@@ -57,8 +57,12 @@ class Party:
         logger: Any = Logger()
         self.logger = logger
 
-    def do(self, work: Callable[[], None], for_ms: float = 300) -> None:
-        self.process.spawn.soon(work)
+    def do(self, work: Callable[[], object], for_ms: float = 300) -> None:
+
+        def done() -> None:
+            work()
+
+        self.process.spawn.soon(done)
         self.loop.run_for(for_ms)
 
 
@@ -72,8 +76,7 @@ class Node(Party):
         self.connector = NodeConnector(self.environment, self.logger, self.security)
         self.admitted: list[Stream] = []
         self.received = bytearray()
-        self.process.spawn.soon(lambda: self.admission.listen(host, PORT, self._admitted) and None)
-        scene.loop.run_for(1)
+        self.do(lambda: self.admission.listen(host, PORT, self._admitted), 1)
 
     def _admitted(self, stream: Stream) -> None:
         self.admitted.append(stream)
@@ -209,7 +212,7 @@ def test_a_node_gets_in_and_its_bytes_go_both_ways(scene: Scene, protocol: str) 
     # What comes first is not lost, and nothing of the admission is left over.
     node.received.clear()
     other.do(lambda: stream.on_readable(readable))
-    other.do(lambda: stream.send([b"hello"]) and None)
+    other.do(lambda: stream.send([b"hello"]))
     assert (bytes(node.received), bytes(received)) == (b"hello", b"hello")
 
 
@@ -234,7 +237,7 @@ def test_no_request_is_read_before_admission(scene: Scene, protocol: str) -> Non
         else:
             # With TLS, an alert.
             assert stranger.is_closed and len(stranger.received) <= 7, key
-    assert (node.admitted, node.received, len(node.admission)) == ([], b"", 0)
+    assert not node.admitted and not node.received and len(node.admission) == 0
 
 
 @PROTOCOLS
@@ -266,7 +269,7 @@ def test_bad_bytes_close_the_connection(scene: Scene, protocol: str, data: bytes
     stranger.send(data)
     scene.loop.run_for(ADMISSION_TIMEOUT_MS + 2_000)
     assert stranger.is_closed
-    assert (node.admitted, node.received, len(node.admission)) == ([], b"", 0)
+    assert not node.admitted and not node.received and len(node.admission) == 0
 
 
 @PROTOCOLS
@@ -358,7 +361,7 @@ def test_a_stranger_does_not_get_the_requests_of_a_node(scene: Scene) -> None:
 
         stream.on_readable(readable)
 
-    liar.do(lambda: liar.environment.network.listen("liar", PORT, accept) and None)
+    liar.do(lambda: liar.environment.network.listen("liar", PORT, accept))
     assert isinstance(other.connect("liar", TIMEOUT_MS + 1_000), str)
     assert SECRET.encode() not in seen
 
@@ -394,14 +397,14 @@ def test_on_the_way_to_security_a_node_accepts_both(scene: Scene, protocol: str,
     plain.connect()
     request = requests()[0]
     for byte in request:
-        plain.do(lambda: plain.stream and plain.stream.send([bytes([byte])]) and None, 5)  # noqa: B023
+        plain.do(lambda: plain.stream and plain.stream.send([bytes([byte])]), 5)  # noqa: B023
     scene.loop.run_for(100)
     assert plain.received == request, "the first bytes are not lost"
     assert len(node.admitted) == 2
     # And connects in plain text, or not.
     stream = node.connect("other")
     if stage == "accepted":
-        node.do(lambda: stream.send([request]) and None)  # type: ignore[union-attr]
+        node.do(lambda: stream.send([request]))  # type: ignore[union-attr]
         assert len(other.admitted) == 0
     else:
         assert len(other.admitted) == 1

@@ -89,7 +89,7 @@ def unsealed(envelope: EnvelopeRequest) -> Unsealed:
     position = _header.size + max(0, client_id_size)
     if api.request_header_version(version) == 2:
         # The tags at the end of the header. Brokers write none.
-        if data[position : position + 1] != b"\0":
+        if bytes(data[position : position + 1]) != b"\0":
             raise BadEnvelope(ErrorCode.INVALID_REQUEST)
         position += 1
     requester = Requester(_principal(envelope.request_principal), _host(envelope))

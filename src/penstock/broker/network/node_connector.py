@@ -4,9 +4,9 @@
         |               |                                                        +--> done(stream)
         +---------------+---------> the cluster's secret, in both directions ----+
 
-With certificates alone, this side does not know whether it was admitted: in TLS 1.3 the handshake is done before the
-other side has looked at our certificate. So it asks for ApiVersions first. Then a refusal is a failed connection
-with a reason, and not a connection that is lost again and again.
+With certificates alone, this side does not know whether it was admitted: in TLS 1.3 the handshake is done before
+the other side has looked at our certificate. So it asks for ApiVersions first. Then a refusal is a failed
+connection with a reason, and not a connection that is lost again and again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streams between nodes before they trust each other: small frames, one at a time, and bytes that were read ahead."""
+"""Streams between nodes before they trust each other: small frames, one at a time, and bytes read ahead."""
 
 from __future__ import annotations
 

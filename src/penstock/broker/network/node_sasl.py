@@ -86,7 +86,7 @@ class NodeSaslServer:
             raise NotAdmitted(f"API {key} version {version} is not served here")
         position = HEADER_BYTES + max(0, client_id_size)
         if APIS[key].request_header_version(version) == 2:
-            if frame[position : position + 1] != b"\0":
+            if bytes(frame[position : position + 1]) != b"\0":
                 raise NotAdmitted("a header with tags")
             position += 1
         try:
