@@ -113,7 +113,8 @@ def check_internal(
     if security.accepts_plain and not is_private:
         raise ConfigError(
             f"{format_address(*options.internal)} is open to other machines without authentication; set "
-            f"{PROTOCOLS}=INTERNAL:SSL ({_GUIDE}), listen on 127.0.0.1, or pass --insecure if the network is trusted"
+            f"{PROTOCOLS}=INTERNAL:SSL ({_GUIDE}), listen on 127.0.0.1, or pass --insecure if the network is"
+            " trusted"
         )
     if security.protocol is SecurityProtocol.SASL_PLAINTEXT and not is_private:
         raise ConfigError(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.network.node_secret import MECHANISM, NodeSecret, SecretError
+from penstock.broker.network.node_secret import MECHANISM, NodeSecret
 from penstock.sasl.scram import matches, salted_password
+from penstock.tls.pem import TlsSettingsError
 
 SECRET, OTHER = "s3cret-of-the-whole-cluster", "the-s3cret-that-it-had-before"
 SEED = bytes(range(32))
@@ -50,7 +51,7 @@ def test_another_file_is_refused_without_showing_it(
     tmp_path: Path, text: str | bytes, mode: int, complaint: str
 ) -> None:
     path = written(tmp_path, text, mode)
-    with pytest.raises(SecretError, match=complaint) as refused:
+    with pytest.raises(TlsSettingsError, match=complaint) as refused:
         NodeSecret(str(path), SEED)
     assert str(path) in str(refused.value) and "\n" not in str(refused.value)
     assert "s3cret" not in str(refused.value) and "short" not in str(refused.value)
@@ -58,7 +59,7 @@ def test_another_file_is_refused_without_showing_it(
 
 @pytest.mark.parametrize("path", ["missing", "", "a\0b"])
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path, path: str) -> None:
-    with pytest.raises(SecretError, match=r"penstock\.internal\.secret\.file"):
+    with pytest.raises(TlsSettingsError, match=r"penstock\.internal\.secret\.file"):
         NodeSecret(str(tmp_path / path), SEED)
 
 

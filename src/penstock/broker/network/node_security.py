@@ -11,7 +11,7 @@ from penstock.broker.internal_settings import InternalSecurity
 from penstock.broker.logs import Logger
 from penstock.broker.network.listener_tls import RELOAD_INTERVAL_MS, ListenerTls
 from penstock.broker.network.node_sasl import NodeSaslClient, NodeSaslServer, NotAdmitted
-from penstock.broker.network.node_secret import NodeSecret, SecretError
+from penstock.broker.network.node_secret import NodeSecret
 from penstock.broker.options import ServeError
 from penstock.environment import Environment, Timer
 from penstock.protocol.listeners import NODES
@@ -45,7 +45,7 @@ class NodeSecurity:
                 self._check_own_principal()
             if settings.secret_file is not None:
                 self.secret = NodeSecret(settings.secret_file, environment.random.randbytes(32))
-        except (TlsSettingsError, SecretError, NotAdmitted) as error:
+        except (TlsSettingsError, NotAdmitted) as error:
             raise ServeError(f"listener {NODES.name}: {error}") from None
 
     @property
