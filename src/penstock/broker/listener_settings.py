@@ -57,6 +57,11 @@ class ClientListener:
     tls: Tls | None
 
     @property
+    def is_secured(self) -> bool:
+        """Whether it is anything but plain text, so that clients may have an identity."""
+        return self.description.security_protocol is not SecurityProtocol.PLAINTEXT
+
+    @property
     def needs_certificate(self) -> bool:
         """Whether every client has to have a certificate."""
         return self.tls is not None and self.tls.settings.client_auth is ClientAuth.REQUIRED

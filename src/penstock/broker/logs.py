@@ -15,6 +15,10 @@ class Logger:
         self._context = context
         self._log: Any = None
 
+    def named(self, name: str) -> Logger:
+        """A logger whose lines have a name of their own."""
+        return Logger(**self._context, logger=name)
+
     def info(self, event: str, **values: Any) -> None:
         self._say("info", event, values)
 

@@ -13,6 +13,7 @@ from penstock.broker.config import BrokerConfig, ConfigError
 from penstock.broker.handlers.routes import make_route
 from penstock.broker.listener_settings import LISTENERS, ClientListener, client_listeners
 from penstock.broker.logs import Logger
+from penstock.broker.network.audit import Audit
 from penstock.broker.network.connection_limits import ConnectionLimits
 from penstock.broker.network.listener_tls import ListenerTls
 from penstock.broker.network.server import Server
@@ -77,6 +78,9 @@ class Node:
                 connections_max=connections_max,
                 on_read_failed=self.broker.storage.read_failed,
             )
+            self.client.authorizer = self.broker.authorizer
+            if self.broker.has_authorizer or any(each.is_secured for each, _ in self._listeners):
+                self.client.audit = Audit(logger.named("audit"), environment.clock)
             self.broker.on_left = self.client.close
 
     def start(self) -> None:

@@ -33,10 +33,16 @@ from penstock.metadata.ssl_settings import SSL
 from penstock.metadata.topic_settings import DURABILITY, FLUSHED, NO_TIERS, REPLICATED, SYNONYMS, TOPIC
 from penstock.protocol.listeners import NODES
 
-_NO_SECURITY = "SASL and authorization are not implemented yet"
+_NO_SECURITY = "SASL is not implemented yet"
 _ONLY_SSL_PER_LISTENER = "only the settings of TLS, listener.name.<name>.ssl.*, can differ between listeners"
 _NO_TWO_PHASES = "two-phase commit is not implemented yet"
 _NO_JAVA = "there is no JVM to load a class into"
+
+AUTHORIZER = "authorizer.class.name"
+STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+# A class, or the short name of ours.
+AUTHORIZERS = ("", STANDARD_AUTHORIZER, "acls")
+SUPER_USERS = "super.users"
 
 # Settings that Kafka does not have.
 REBALANCE = "penstock.rebalance.enable"
@@ -368,6 +374,17 @@ BROKER: dict[str, Setting] = table(
         "The protocol of each listener, as in TLS:SSL. A listener with the name of a protocol needs no entry.",
     ),
     *SSL.values(),
+    # Kafka takes the last two from the same file, but they are settings of its authorizer.
+    string(
+        AUTHORIZER,
+        "",
+        f"Who decides what clients may do. With {STANDARD_AUTHORIZER}, or acls for short, the ACLs of the"
+        " cluster do; if not set, every client may do everything. Set it on every node, controllers too.",
+    ),
+    string(
+        SUPER_USERS, "", "The principals that may do everything, separated by semicolons, as in User:admin."
+    ),
+    boolean("allow.everyone.if.no.acl.found", False, "Whether a resource without ACLs is open to everybody."),
     # Settings that must not be ignored.
     *refused(
         "max.connections.per.ip is the same for all addresses",
@@ -390,7 +407,6 @@ BROKER: dict[str, Setting] = table(
     ),
     *refused(
         _NO_SECURITY,
-        string("authorizer.class.name", "", "A class that decides who may do what."),
         long("connections.max.reauth.ms", 0, "How long an authentication is valid."),
         string("delegation.token.secret.key", None, "The key that signs delegation tokens."),
         string("principal.builder.class", None, "A class that determines the user of a connection."),

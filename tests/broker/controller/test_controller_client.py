@@ -68,7 +68,11 @@ class Node:
         assert node == OTHER
         self.sent.append((request, done))
 
-    def _handle(self, request: Any, version: int, answer: Any, *, from_broker: bool) -> None:
+    def _handle(
+        self, request: Any, version: int, answer: Any, *, from_broker: bool, requester: object
+    ) -> None:
+        assert from_broker
+        assert requester is None, "asked for by a node"
         self.handled_here.append(request)
         answer(ANSWER)
 

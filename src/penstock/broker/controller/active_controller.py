@@ -14,9 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from penstock.broker.controller import authorized
+from penstock.broker.controller.authorized import Checked
 from penstock.broker.logs import Logger
+from penstock.broker.network.authorization import Operation, Requester, ResourceType
 from penstock.decision import Decision
 from penstock.environment import Environment, Timer
+from penstock.metadata.authorizer import Authorizer
 from penstock.metadata.controller import Controller
 from penstock.metadata.image import Image
 from penstock.model import BrokerId, format_id
@@ -62,13 +66,17 @@ class ActiveController:
         node_id: int = -1,
         cluster_id: str = "",
         brokers_expected: int = 1,
+        authorizer: Authorizer | None = None,
     ) -> None:
         """``cluster_id`` comes from this node's disk, for a log that has none.
 
         ``brokers_expected`` is the number of brokers that the cluster should have, for topics created before all of
         them are registered.
+
+        ``authorizer`` checks forwarded requests; it is for the controller alone, whose image is ahead of others.
         """
         self._environment = environment
+        self._authorizer = authorizer
         self._consensus = consensus
         self._config = config
         self._logger = logger
@@ -114,15 +122,23 @@ class ActiveController:
         *,
         from_host: str | None = None,
         from_broker: bool = False,
+        requester: Requester | None = None,
     ) -> None:
         """Call ``answer(response)`` now or when the decision is committed; NOT_CONTROLLER if it is not active.
 
-        ``from_broker``: a broker asks for itself, and may create internal topics.
+        ``from_broker``: a broker asks for itself, and may create internal topics. ``requester``: the client that
+        asks, if its request was forwarded; None if a node asks for itself.
         """
         controller = self._controller
         if controller is None:
             answer(error_response(request, version, ErrorCode.NOT_CONTROLLER))
             return
+        if requester is not None and self._authorizer is not None:
+            checked = self._checked(self._authorizer, controller.image, request, version, requester)
+            if checked.request is None:
+                answer(checked.complete(None))
+                return
+            request, answer = checked.request, _completing(checked, answer)
         clock = self._environment.clock
         decision = controller.handle(
             request, version, clock.wall_ms(), clock.now_ms(), from_host=from_host, from_broker=from_broker
@@ -139,6 +155,17 @@ class ActiveController:
             ),
         )
         self._plan()
+
+    def _checked(
+        self, authorizer: Authorizer, image: Image, request: Message, version: int, requester: Requester
+    ) -> Checked:
+        # The decided image: a right that was taken away is gone for whatever is decided later.
+        authorizer.follow(image.security.acls)
+
+        def allows(operation: Operation, resource: ResourceType, name: str, *, quietly: bool = False) -> bool:
+            return authorizer.allows(requester.principal, requester.host, operation, resource, name)
+
+        return authorized.check(request, version, image, allows)
 
     def broker_lost(self, broker_id: int, epoch: int = -1) -> None:
         """The broker's connection closed, and its address refuses new ones."""
@@ -248,6 +275,10 @@ class ActiveController:
             return False
         known = self._controller.image.brokers.get(BrokerId(broker_id))
         return known is not None and known.in_controlled_shutdown
+
+
+def _completing(checked: Checked, answer: Callable[[Any], None]) -> Callable[[Any], None]:
+    return lambda response: answer(checked.complete(response))
 
 
 def _nothing() -> None:

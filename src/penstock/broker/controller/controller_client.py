@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from penstock.broker.controller import authorized
 from penstock.broker.controller.active_controller import ActiveController
+from penstock.broker.network.authorization import Requester
 from penstock.broker.network.connection import WAITING, Call
 from penstock.broker.network.peers import Peers
 from penstock.broker.quorum.consensus import Consensus
@@ -53,11 +55,15 @@ class ControllerClient:
         *,
         channel: str = "forward",
         timeout_ms: int = FORWARD_TIMEOUT_MS,
+        requester: Requester | None = None,
     ) -> None:
-        """Ask the active controller, here or on another node; ``done(None)`` when there is no answer."""
+        """Ask the active controller, here or on another node; ``done(None)`` when there is no answer.
+
+        ``requester`` is the client whose request this is; None for the node's own.
+        """
         leader = self._consensus.leader_id
         if self._consensus.is_active:
-            self._active_controller.handle(request, version, done, from_broker=True)
+            self._active_controller.handle(request, version, done, from_broker=True, requester=requester)
         elif leader is None or leader == self._node_id:
             self._environment.spawn.soon(lambda: done(None))
         else:
@@ -68,10 +74,33 @@ class ControllerClient:
         if call.is_internal:
             self._active_controller.handle(request, call.version, call.answer, from_broker=True)
         else:
-            self.forward(request, call.version, call.answer)
+            self.forward_checked(request, call, call.answer)
         return WAITING
 
-    def forward(self, request: Message, version: int, answer: Callable[[Any], None]) -> None:
+    def forward_checked(self, request: Message, call: Call, answer: Callable[[Any], None]) -> None:
+        """Forward a client's request without what the client may not do, and add the refusals to the response."""
+        if call.authorizer is None:
+            self.forward(request, call.version, answer)
+            return
+        checked = authorized.check(request, call.version, self._consensus.image, call.allows)
+        if checked.request is None:
+            answer(checked.complete(None))
+            return
+        self.forward(
+            checked.request,
+            call.version,
+            lambda response: answer(checked.complete(response)),
+            requester=Requester(call.principal, call.host),
+        )
+
+    def forward(
+        self,
+        request: Message,
+        version: int,
+        answer: Callable[[Any], None],
+        *,
+        requester: Requester | None = None,
+    ) -> None:
         """Call ``answer(response)`` with the active controller's response, waiting until there is a controller."""
         deadline_ms = self._environment.clock.now_ms() + FORWARD_TIMEOUT_MS
 
@@ -95,7 +124,7 @@ class ControllerClient:
                     # It may have been carried out. Only the client knows whether it may be repeated.
                     answer(error_response(request, version, ErrorCode.NOT_CONTROLLER))
 
-            self.ask(request, version, done)
+            self.ask(request, version, done, requester=requester)
 
         ask()
 
