@@ -55,5 +55,5 @@ class Logger:
                 ],
                 logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
             )
-            self._log = structlog.get_logger(**self._context)
+            self._log = structlog.get_logger().bind(**self._context)
         return self._log
