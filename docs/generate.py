@@ -152,9 +152,10 @@ connection, except ApiVersions, which answers with the range we have.
   6).
 - **Every ConsumerGroupHeartbeat is answered with UNSUPPORTED_VERSION**: groups use the classic protocol
   (`group.protocol=classic`).
-- **No SASL and no authorization, and requests about them say so**: SaslHandshake and SaslAuthenticate answer
-  ILLEGAL_SASL_STATE and no mechanisms, the APIs of ACLs SECURITY_DISABLED, as Kafka does on a PLAINTEXT listener
-  without an authorizer.
+- **No SASL, and requests about it say so**: SaslHandshake and SaslAuthenticate answer ILLEGAL_SASL_STATE and no
+  mechanisms, the APIs of ACLs SECURITY_DISABLED, as Kafka does on a PLAINTEXT listener without an authorizer.
+- **A transactional id in Produce needs the right on it**, also if no batch is transactional
+  ([0032](../decisions/0032-rights-are-checked-where-the-client-talks-and-where-it-is-decided.md)).
 - **Listeners**: one that `advertised.listeners` does not name is advertised with the address it listens on; Kafka
   does not advertise it. A listener named like a protocol needs no entry in `listener.security.protocol.map`, even
   if others have one. Names have letters, digits, `-` and `_` only. Keystores and truststores are PEM. The settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.broker.handlers.routes import HANDLERS
 from penstock.broker.network.authorization import ResourceType
 from penstock.protocol.apis import APIS, CLIENT, advertised
 from penstock.protocol.errors import ErrorCode
@@ -89,9 +90,6 @@ def expected(name: str, row: Row, missing: Needed) -> ErrorCode:
 
 @pytest.mark.parametrize("name", SERVED)
 def test_the_route_names_the_rights_of_the_matrix(name: str) -> None:
-    """They are what the table of APIs and rights in the guide is made from."""
-    from penstock.broker.handlers.routes import HANDLERS
-
     (key,) = [api.key for api in APIS.values() if api.name == name]
     of_route = {(right.operation, right.resource) for right in HANDLERS[key].rights}
     of_rows = {(operation, resource) for row in ROWS[name] for operation, resource, _ in row.needs}
