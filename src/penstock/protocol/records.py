@@ -258,11 +258,6 @@ def check_produced(
     return BatchHeader(base_offset, size, *fields[2:])
 
 
-def is_transactional_batch(batch: memoryview) -> bool:
-    """Whether a batch that a client sent says that it is part of a transaction, whatever else is wrong with it."""
-    return len(batch) >= HEADER_SIZE and bool(_ATTRIBUTES.unpack_from(batch, CRC_START)[0] & TRANSACTIONAL)
-
-
 def encode_batch(
     records: Iterable[Record | RecordFields],
     *,

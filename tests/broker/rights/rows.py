@@ -19,6 +19,7 @@ from penstock.protocol.messages import (
     consumer_groups,
     fetch,
     groups,
+    metadata_records,
     offsets,
     placement,
     produce,
@@ -483,7 +484,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
             quotas.AlterClientQuotasRequest(
                 entries=[
                     quotas.QuotaAlteration(
-                        entity=[quotas.QuotaEntityPart(entity_type="user", entity_name="u")],
+                        entity=[metadata_records.QuotaEntityPart(entity_type="user", entity_name="u")],
                         ops=[quotas.QuotaOp(key="producer_byte_rate", value=1e6)],
                     )
                 ]

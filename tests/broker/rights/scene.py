@@ -121,7 +121,8 @@ def commit_request(group: str, topic: str) -> OffsetCommitRequest:
 def produce_request(
     topic: str, *, transactional_id: str | None = None, acks: int = -1, **batch: Any
 ) -> ProduceRequest:
-    data = PartitionProduceData(index=0, records=bytes(encode_batch([(1, None, b"value", [])], **batch)))
+    records = memoryview(encode_batch([(1, None, b"value", [])], **batch))
+    data = PartitionProduceData(index=0, records=records)
     return ProduceRequest(
         transactional_id=transactional_id,
         acks=acks,

@@ -38,7 +38,6 @@ from penstock.protocol.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from penstock.protocol.records import is_transactional_batch
 
 ZSTD_SINCE_VERSION = 7
 TOPIC_IDS_SINCE_VERSION = 13
@@ -46,6 +45,7 @@ TOPIC_IDS_SINCE_VERSION = 13
 FENCED_SINCE_VERSION = 4
 
 ALL = -1
+WRITE, TOPIC, TRANSACTIONAL_ID = Operation.WRITE, ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
 
 
 def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
@@ -56,7 +56,8 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
     if not -1 <= acks <= 1 or (transactional_id is not None and acks == 0):
         return _refused(request, call, ErrorCode.INVALID_REQUIRED_ACKS)
     is_checked = call.authorizer is not None
-    if is_checked and not _may_be_transactional(request, call):
+    # Without a transactional id, batches that say they are transactional are refused one by one.
+    if transactional_id is not None and not call.allows(WRITE, TRANSACTIONAL_ID, transactional_id):
         return _refused(request, call, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     failed = False
     allow_zstd = call.version >= ZSTD_SINCE_VERSION
@@ -69,7 +70,7 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
     for topic in request.topic_data:
         name = broker.image.topic_name(topic.topic_id) if by_id else topic.name
         results: list[PartitionProduceResponse] = []
-        if is_checked and name and not call.allows(Operation.WRITE, ResourceType.TOPIC, name):
+        if is_checked and name and not call.allows(WRITE, TOPIC, name):
             topics.append(_denied(topic, name))
             failed = True
             continue
@@ -137,22 +138,6 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
 
 def _refused(request: ProduceRequest, call: Call, error: ErrorCode) -> Any:
     return ProduceResponse.for_error(request, call.version, error) if request.acks else CLOSE
-
-
-def _may_be_transactional(request: ProduceRequest, call: Call) -> bool:
-    """Whether the client may write in the transactions of the request.
-
-    What counts is the batches, not only the header (CVE-2018-17196): a transactional batch needs a transactional id
-    on which the client has the right.
-    """
-    transactional_id = request.transactional_id
-    if transactional_id is not None:
-        return call.allows(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
-    return not any(
-        data.records is not None and is_transactional_batch(data.records)
-        for topic in request.topic_data
-        for data in topic.partition_data
-    )
 
 
 def _refusing(call: Call, transactional_id: str, topic: str) -> Callable[[], ErrorCode]:

@@ -45,7 +45,7 @@ GATHERED_RANGE_BYTES = 64 * 1024
 # Sent with sendfile in one turn; then the loop serves other connections.
 SENT_FILE_BYTES_PER_TURN = 4 * 1024 * 1024
 BUFFERS_PER_SEND = 256
-# Decisions of the authorizer that one connection keeps: a client may name any number of topics.
+# Decisions of the authorizer that a connection keeps for one operation: a client may name any number of topics.
 DECISIONS_MAX = 2_000
 GATHERED_BYTES_MAX = 512 * 1024
 
@@ -164,8 +164,15 @@ class Call:
         ``quietly``: the client has not asked for this resource, so a denial is not for the audit log.
         """
         connection = self.connection
-        authorizer = connection.authorizer
-        if authorizer is None or connection.allows(authorizer, operation, resource, name):
+        authorizer = connection._server.authorizer
+        if authorizer is None:
+            return True
+        # On the path of every Produce and Fetch, so without another call.
+        if connection.decided_by == authorizer.version and connection.decided_for is connection.principal:
+            known = connection.decisions.get(operation << 3 | resource)
+            if known is not None and known.get(name):
+                return True
+        if connection.decide(authorizer, operation, resource, name):
             return True
         if not quietly:
             self.denied(operation, resource, name)
@@ -226,8 +233,6 @@ class Connection:
     __slots__ = (
         "_client_id",
         "_client_id_bytes",
-        "_decided_for",
-        "_decisions",
         "_framer",
         "_is_reading",
         "_is_warming",
@@ -239,6 +244,9 @@ class Connection:
         "_waiting",
         "_warmed",
         "connected_ms",
+        "decided_by",
+        "decided_for",
+        "decisions",
         "frame_started_ms",
         "is_closed",
         "last_active_ms",
@@ -276,9 +284,11 @@ class Connection:
         self._is_warming = False
         # The range that a thread has just read: it is sent without another check whether it is in memory.
         self._warmed: FileRange | None = None
-        # What the client may do, by operation, resource type and name, and for whom and which ACLs that holds.
-        self._decisions: dict[tuple[int, str], bool] = {}
-        self._decided_for: tuple[Principal, int] | None = None
+        # What the client may do, by operation and resource type and then by name: of which version of the ACLs,
+        # and for whom.
+        self.decisions: dict[int, dict[str, bool]] = {}
+        self.decided_by = -1
+        self.decided_for = principal
         self._read(True)
 
     @property
@@ -289,21 +299,17 @@ class Connection:
     def audit(self) -> Audit | None:
         return self._server.audit
 
-    def allows(self, authorizer: Authorizer, operation: int, resource: int, name: str) -> bool:
+    def decide(self, authorizer: Authorizer, operation: int, resource: int, name: str) -> bool:
         """Decide, or remember a decision that still holds."""
-        decisions = self._decisions
-        decided_for = (self.principal, authorizer.version)
-        if self._decided_for != decided_for:
-            self._decided_for = decided_for
-            decisions.clear()
-        key = (operation << 8 | resource, name)
-        decision = decisions.get(key)
+        if self.decided_by != authorizer.version or self.decided_for is not self.principal:
+            self.decided_by, self.decided_for = authorizer.version, self.principal
+            self.decisions.clear()
+        known = self.decisions.setdefault(operation << 3 | resource, {})
+        decision = known.get(name)
         if decision is None:
-            if len(decisions) >= DECISIONS_MAX:
-                decisions.clear()
-            decision = decisions[key] = authorizer.allows(
-                self.principal, self.peer, operation, resource, name
-            )
+            if len(known) >= DECISIONS_MAX:
+                known.clear()
+            decision = known[name] = authorizer.allows(self.principal, self.peer, operation, resource, name)
         return decision
 
     @property
