@@ -14,6 +14,7 @@ from rich.table import Table
 BENCHMARKS = {
     "footprint": "CPU to start, memory, descriptors",
     "requests": "broker CPU per small request",
+    "rights": "broker CPU per small request with ACLs, against without",
     "throughput": "large batches in and out, against the bare machine",
     "batching": "what batching in the client is worth",
     "kafka": "the same load on Apache Kafka",

@@ -152,13 +152,15 @@ connection, except ApiVersions, which answers with the range we have.
   6).
 - **Every ConsumerGroupHeartbeat is answered with UNSUPPORTED_VERSION**: groups use the classic protocol
   (`group.protocol=classic`).
-- **No SASL, and requests about it say so**: SaslHandshake and SaslAuthenticate answer ILLEGAL_SASL_STATE and no
-  mechanisms, as Kafka does on a PLAINTEXT listener.
+- **On a listener without SASL**, SaslHandshake and SaslAuthenticate answer ILLEGAL_SASL_STATE and no mechanisms, as
+  Kafka does.
 - **ACLs** with an operation that the resource type does not have are refused, and so are prefixes of the cluster's
   name. Numbers without a meaning get INVALID_REQUEST; Kafka closes the connection. Without an authorizer, the APIs
   of ACLs answer SECURITY_DISABLED, as in Kafka.
 - **Users** have names of at most 255 characters without control characters, and salts of at most 255 bytes. There
   can be 10,000 credentials and 10,000 ACLs; more are refused with POLICY_VIOLATION.
+- **A transactional id in Produce needs the right on it**, also if no batch is transactional
+  ([0032](../decisions/0032-rights-are-checked-where-the-client-talks-and-where-it-is-decided.md)).
 - **Listeners**: one that `advertised.listeners` does not name is advertised with the address it listens on; Kafka
   does not advertise it. A listener named like a protocol needs no entry in `listener.security.protocol.map`, even
   if others have one. Names have letters, digits, `-` and `_` only. Keystores and truststores are PEM. The settings

@@ -82,7 +82,12 @@ def test_setting_without_meaning_is_accepted_with_a_warning() -> None:
         ({"log.cleaner.dedupe.buffer.size": "1000"}, "must be at least 1048576"),
         ({"log.cleaner.io.buffer.load.factor": "1.5"}, "must be at most 1"),
         ({"log.cleaner.io.max.bytes.per.second": "0"}, "must be at least 1"),
-        ({"authorizer.class.name": "kafka.Acl"}, "is not implemented yet"),
+        (
+            {"authorizer.class.name": "kafka.Acl"},
+            "use org.apache.kafka.metadata.authorizer.StandardAuthorizer or",
+        ),
+        ({"super.users": "User:admin"}, "set authorizer.class.name=acls too"),
+        ({"authorizer.class.name": "acls", "super.users": "admin"}, "write User:NAME;User:NAME; got 'admin'"),
         ({"sasl.enabled.mechanisms": "GSSAPI"}, "must be made of SCRAM-SHA-256, SCRAM-SHA-512, PLAIN"),
         ({"sasl.jaas.config": "x"}, "make users with `penstock users`"),
         ({"sasl.kerberos.service.name": "x"}, "Kerberos (GSSAPI) is not supported; use SCRAM"),

@@ -85,8 +85,8 @@ class Broker:
         self.rack = options.rack
         # The number of configured controllers, running or not.
         self.brokers_expected = max(1, len(options.controllers))
-        # Whether ACLs are checked. Without an authorizer, requests about ACLs are refused.
-        self.has_authorizer = False
+        # Decides by the committed image; None: every client may do everything.
+        self.authorizer = config.make_authorizer()
         self._is_alone = not options.controllers
         self._is_broker = "broker" in options.roles
         self._fail = on_failure
@@ -156,6 +156,7 @@ class Broker:
             cluster_id=self.storage.cluster_id or "",
             brokers_expected=self.brokers_expected,
             first_users=self._first_users.for_new_cluster,
+            authorizer=self.config.make_authorizer(),
         )
         self.controller = ControllerClient(
             environment, self.consensus, self.active_controller, self.peers, node_id=self.node_id
@@ -325,6 +326,7 @@ class Broker:
         internal: tuple[str, int] | None,
     ) -> None:
         """Join the cluster; clients and nodes reach this node at these addresses."""
+        self._follow_acls(self.image)
         self._publisher.publish_first(self.image)
         self.consensus.start()
         if self._is_broker:
@@ -368,6 +370,11 @@ class Broker:
     # Committed state
 
     @property
+    def has_authorizer(self) -> bool:
+        """Whether ACLs decide what clients may do."""
+        return self.authorizer is not None
+
+    @property
     def serves_transactions(self) -> bool:
         """Whether every broker of the cluster supports transactions. If not, transactional ids are refused."""
         return self.image.features.get(TRANSACTION_VERSION, 0) > 0
@@ -397,8 +404,14 @@ class Broker:
     # Callbacks of the parts
 
     def _committed(self, image: Image, delta: Delta) -> None:
+        # First: what waits for the other changes is answered by the new ACLs.
+        self._follow_acls(image)
         self._publisher.publish(image, delta)
         self._first_users.committed(image)
+
+    def _follow_acls(self, image: Image) -> None:
+        if self.authorizer is not None:
+            self.authorizer.follow(image.security.acls)
 
     def _prepare_partitions(self, then: Callable[[], None]) -> None:
         self.startup.prepare(then)

@@ -95,6 +95,11 @@ class ClientListener:
             self.sasl is not None or self.tls.settings.client_auth is ClientAuth.REQUIRED
         )
 
+    @property
+    def is_secured(self) -> bool:
+        """Whether it is anything but plain text, so that clients may have an identity."""
+        return self.description.security_protocol is not SecurityProtocol.PLAINTEXT
+
 
 def client_listeners(options: ServeOptions, settings: Mapping[str, str]) -> tuple[ClientListener, ...]:
     """The listeners of a broker, in the order given. Raises ConfigError.

@@ -15,6 +15,10 @@ class Logger:
         self._context = context
         self._log: Any = None
 
+    def named(self, name: str) -> Logger:
+        """A logger whose lines have a name of their own."""
+        return Logger(**self._context, logger=name)
+
     def info(self, event: str, **values: Any) -> None:
         self._say("info", event, values)
 
@@ -51,5 +55,5 @@ class Logger:
                 ],
                 logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
             )
-            self._log = structlog.get_logger(**self._context)
+            self._log = structlog.get_logger().bind(**self._context)
         return self._log

@@ -15,13 +15,14 @@ from penstock.broker.handlers.routes import make_route
 from penstock.broker.internal_settings import InternalSecurity, internal_security
 from penstock.broker.listener_settings import LISTENERS, ClientListener, client_listeners
 from penstock.broker.logs import Logger
+from penstock.broker.network.audit import Audit
 from penstock.broker.network.connection_limits import ConnectionLimits
 from penstock.broker.network.listener_sasl import ListenerSasl
 from penstock.broker.network.listener_tls import ListenerTls
-from penstock.broker.network.sasl_exchanges import Users
 from penstock.broker.network.node_admission import NodeAdmission
 from penstock.broker.network.node_connector import NodeConnector
 from penstock.broker.network.node_security import NodeSecurity
+from penstock.broker.network.sasl_exchanges import Users
 from penstock.broker.network.server import Server
 from penstock.broker.options import ServeError, ServeOptions
 from penstock.environment import Environment
@@ -105,6 +106,9 @@ class Node:
                 connections_max=connections_max,
                 on_read_failed=self.broker.storage.read_failed,
             )
+            self.client.authorizer = self.broker.authorizer
+            if self.broker.has_authorizer or any(each.is_secured for each, _ in self._listeners):
+                self.client.audit = Audit(logger.named("audit"), environment.clock)
             self.broker.on_left = self.client.close
             self.broker.on_credentials_changed = self.client.sasl.credentials_changed
 

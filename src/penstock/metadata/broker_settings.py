@@ -34,13 +34,18 @@ from penstock.metadata.ssl_settings import SSL
 from penstock.metadata.topic_settings import DURABILITY, FLUSHED, NO_TIERS, REPLICATED, SYNONYMS, TOPIC
 from penstock.protocol.listeners import NODES
 
-_NO_SECURITY = "authorization is not implemented yet"
 _NO_SUCH_SASL = "this setting of SASL is not supported"
 _ONLY_SECURITY_PER_LISTENER = (
     "only the settings of TLS and SASL, listener.name.<name>.ssl.* and .sasl.*, can differ between listeners"
 )
 _NO_TWO_PHASES = "two-phase commit is not implemented yet"
 _NO_JAVA = "there is no JVM to load a class into"
+
+AUTHORIZER = "authorizer.class.name"
+STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+# A class, or the short name of ours.
+AUTHORIZERS = ("", STANDARD_AUTHORIZER, "acls")
+SUPER_USERS = "super.users"
 
 # Settings that Kafka does not have.
 REBALANCE = "penstock.rebalance.enable"
@@ -395,6 +400,17 @@ BROKER: dict[str, Setting] = table(
         "With INTERNAL:SSL: the principals of the nodes' certificates, separated by semicolons; *: all that the"
         " internal listener's own truststore vouches for.",
     ),
+    # Kafka takes the last two from the same file, but they are settings of its authorizer.
+    string(
+        AUTHORIZER,
+        "",
+        f"Who decides what clients may do. With {STANDARD_AUTHORIZER}, or acls for short, the ACLs of the"
+        " cluster do; if not set, every client may do everything. Set it on every node, controllers too.",
+    ),
+    string(
+        SUPER_USERS, "", "The principals that may do everything, separated by semicolons, as in User:admin."
+    ),
+    boolean("allow.everyone.if.no.acl.found", False, "Whether a resource without ACLs is open to everybody."),
     # Settings that must not be ignored.
     *refused(
         "max.connections.per.ip is the same for all addresses",
@@ -416,14 +432,19 @@ BROKER: dict[str, Setting] = table(
         string("create.topic.policy.class.name", None, "A class that validates new topics."),
     ),
     *refused(
-        _NO_SECURITY,
-        string("authorizer.class.name", "", "A class that decides who may do what."),
+        "there are no delegation tokens",
         string("delegation.token.secret.key", None, "The key that signs delegation tokens."),
+    ),
+    *refused(
+        _NO_JAVA,
         string("principal.builder.class", None, "A class that determines the user of a connection."),
+        string("security.providers", None, "Java security providers."),
+    ),
+    *refused(
+        "the listener for nodes is INTERNAL; set listener.security.protocol.map=INTERNAL:SSL",
         string(
             "security.inter.broker.protocol", NODES.security_protocol.name, "The protocol between brokers."
         ),
-        string("security.providers", None, "Java security providers."),
     ),
     *(
         setting

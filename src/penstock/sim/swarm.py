@@ -19,6 +19,7 @@ from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.cluster import Cluster, rack_of
 from penstock.sim.compaction_workload import CompactionWorkload
 from penstock.sim.faults import Nemesis
+from penstock.sim.guests import GUEST, Guest, Warden
 from penstock.sim.loop import Loop, Process, Streams, start
 from penstock.sim.members import Member
 from penstock.sim.network import Fabric
@@ -89,6 +90,7 @@ class Run:
         self.recreator: Recreator | None = None
         self.archivist: Recreator | None = None
         self.table_recreator: Recreator | None = None
+        self.guest: Guest | None = None
         # The latest producers of the recreated topic, by partition and number.
         self._recreated_producers: dict[tuple[int, int], IdempotentProducer] = {}
 
@@ -339,6 +341,11 @@ class Run:
                 self._administrator(client), self.topics, client, COMPACTED[1], plan.compaction.configs
             )
             start(client.process, self.table_recreator.run())
+        if plan.has_guest:
+            self.guest = Guest(self._client(GUEST), self.cluster, copies=plan.replication_factor)
+            start(self.guest.process, self.guest.run())
+            warden = Warden(self._client("warden"), self.cluster)
+            start(warden.process, warden.run())
         if plan.asks_by_time:
             client = self._client("timekeeper")
             querier = TimeQuerier(client, self.checkers, self.topics, "timekeeper", interval_ms=1_500)
@@ -449,6 +456,8 @@ class Run:
             counts |= self.compaction.counts()
             if self.table_recreator is not None:
                 counts["tables recreated"] = self.table_recreator.recreations
+        if self.guest is not None:
+            counts |= self.guest.counts()
         if self.nemesis is not None:
             counts["faults"] = sum(self.nemesis.counts.values())
             counts |= {f"fault: {name}": count for name, count in sorted(self.nemesis.counts.items())}

@@ -14,10 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from penstock.broker.controller import authorized
+from penstock.broker.controller.authorized import Checked
 from penstock.broker.logs import Logger
-from penstock.broker.network.authorization import Requester
+from penstock.broker.network.authorization import Operation, Requester, ResourceType
 from penstock.decision import Decision
 from penstock.environment import Environment, Timer
+from penstock.metadata.authorizer import Authorizer
 from penstock.metadata.controller import Controller
 from penstock.metadata.first_users import Credentials
 from penstock.metadata.image import Image
@@ -65,13 +68,17 @@ class ActiveController:
         cluster_id: str = "",
         brokers_expected: int = 1,
         first_users: Callable[[], Credentials] = dict,
+        authorizer: Authorizer | None = None,
     ) -> None:
         """``cluster_id`` comes from this node's disk, for a log that has none, and so do ``first_users``.
 
         ``brokers_expected`` is the number of brokers that the cluster should have, for topics created before all of
         them are registered.
+
+        ``authorizer`` checks forwarded requests; it is for the controller alone, whose image is ahead of others.
         """
         self._environment = environment
+        self._authorizer = authorizer
         self._consensus = consensus
         self._config = config
         self._logger = logger
@@ -124,12 +131,18 @@ class ActiveController:
         """Call ``answer(response)`` now or when the decision is committed; NOT_CONTROLLER if it is not active.
 
         ``from_broker``: a broker asks for itself, and may create internal topics. ``requester``: the client that
-        asks; None if a node does, or a broker that does not say for whom.
+        asks; None if a node asks for itself, or a broker that does not say for whom.
         """
         controller = self._controller
         if controller is None:
             answer(error_response(request, version, ErrorCode.NOT_CONTROLLER))
             return
+        if requester is not None and self._authorizer is not None:
+            checked = self._checked(self._authorizer, controller.image, request, version, requester)
+            if checked.request is None:
+                answer(checked.complete(None))
+                return
+            request, answer = checked.request, _completing(checked, answer)
         clock = self._environment.clock
         decision = controller.handle(
             request, version, clock.wall_ms(), clock.now_ms(), from_host=from_host, from_broker=from_broker
@@ -146,6 +159,17 @@ class ActiveController:
             ),
         )
         self._plan()
+
+    def _checked(
+        self, authorizer: Authorizer, image: Image, request: Message, version: int, requester: Requester
+    ) -> Checked:
+        # The decided image: a right that was taken away is gone for whatever is decided later.
+        authorizer.follow(image.security.acls)
+
+        def allows(operation: Operation, resource: ResourceType, name: str, *, quietly: bool = False) -> bool:
+            return authorizer.allows(requester.principal, requester.host, operation, resource, name)
+
+        return authorized.check(request, version, image, allows)
 
     def broker_lost(self, broker_id: int, epoch: int = -1) -> None:
         """The broker's connection closed, and its address refuses new ones."""
@@ -255,6 +279,10 @@ class ActiveController:
             return False
         known = self._controller.image.brokers.get(BrokerId(broker_id))
         return known is not None and known.in_controlled_shutdown
+
+
+def _completing(checked: Checked, answer: Callable[[Any], None]) -> Callable[[Any], None]:
+    return lambda response: answer(checked.complete(response))
 
 
 def _nothing() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from penstock.broker.controller import authorized
 from penstock.broker.controller.active_controller import ActiveController
 from penstock.broker.controller.envelopes import VERSION as ENVELOPE_VERSION
 from penstock.broker.controller.envelopes import BadEnvelope, disclosed, enclosed, sealed, unsealed
@@ -89,7 +90,7 @@ class ControllerClient:
         if call.is_internal:
             self._active_controller.handle(request, call.version, call.answer, from_broker=True)
         else:
-            self.forward(request, call.version, call.answer, Requester(call.principal, call.host))
+            self.forward_checked(request, call, call.answer)
         return WAITING
 
     def open(self, envelope: EnvelopeRequest, call: Call) -> Any:
@@ -105,6 +106,23 @@ class ControllerClient:
             requester=requester,
         )
         return WAITING
+
+    def forward_checked(self, request: Message, call: Call, answer: Callable[[Any], None]) -> None:
+        """Forward a client's request without what the client may not do, and add the refusals to the response."""
+        requester = Requester(call.principal, call.host)
+        if call.authorizer is None:
+            self.forward(request, call.version, answer, requester)
+            return
+        checked = authorized.check(request, call.version, self._consensus.image, call.allows)
+        if checked.request is None:
+            answer(checked.complete(None))
+            return
+        self.forward(
+            checked.request,
+            call.version,
+            lambda response: answer(checked.complete(response)),
+            requester,
+        )
 
     def forward(
         self,

@@ -20,6 +20,7 @@ from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.handlers.leader_hints import endpoints_of, name_leader
+from penstock.broker.network.authorization import Operation, ResourceType
 from penstock.broker.network.connection import CLOSE, WAITING, Call
 from penstock.broker.network.fetch_sessions import (
     SESSIONLESS_EPOCH,
@@ -53,6 +54,7 @@ RANGES_MAX = 256
 LEADER_ERRORS = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 NONE = ErrorCode.NONE
+READ, TOPIC = Operation.READ, ResourceType.TOPIC
 
 
 def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
@@ -74,7 +76,7 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
             if request.session_epoch == SESSIONLESS_EPOCH:
                 sessions.close(request.session_id)
             else:
-                found = sessions.resume(request.session_id, request.session_epoch)
+                found = sessions.resume(request.session_id, request.session_epoch, is_replica=replica >= 0)
                 if not isinstance(found, FetchSession):
                     return FetchResponse(error_code=found)
                 session = found
@@ -84,7 +86,9 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
             sessions.close(request.session_id)
             session = sessions.create(asked, is_replica=replica >= 0)
         if session is not None:
-            session.isolate(request.isolation_level)
+            # With other ACLs, partitions may have become readable, or have to be refused.
+            acls = 0 if call.authorizer is None else call.authorizer.version
+            session.look_again_if_changed((request.isolation_level, acls))
     pending = PendingFetch(broker, call, request, session, asked)
     response = pending.try_now()
     if response is not None:
@@ -311,7 +315,14 @@ class PendingFetch:
         return data, size
 
     def _refusal(self, partition: FetchPartition, may_serve: bool) -> ErrorCode:
-        """The error if the partition cannot be read here."""
+        """The error if the partition cannot be read here, or not by this client.
+
+        Checked for each response, also of a fetch that has waited or that belongs to a session: rights may be taken
+        away meanwhile.
+        """
+        # Nobody has rights on a topic without a name: it does not exist here.
+        if partition.topic and not self._call.allows(READ, TOPIC, partition.topic):
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
         hosted = partition.hosted
         if hosted is None or hosted.is_deleted:
             if self._broker.image.has_partition(partition.topic, partition.index):

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.broker.network.audit import SUBJECTS, Audit, shown_subject
 from penstock.broker.network.authentication import Authentication
 from penstock.broker.network.authorization import (
     Authorizer,
@@ -46,6 +47,8 @@ GATHERED_RANGE_BYTES = 64 * 1024
 # Sent with sendfile in one turn; then the loop serves other connections.
 SENT_FILE_BYTES_PER_TURN = 4 * 1024 * 1024
 BUFFERS_PER_SEND = 256
+# Decisions of the authorizer that a connection keeps for one operation: a client may name any number of topics.
+DECISIONS_MAX = 2_000
 GATHERED_BYTES_MAX = 512 * 1024
 
 _header = struct.Struct(">hhih")
@@ -72,7 +75,18 @@ class Encoded:
 class Route:
     """How one version of one API is decoded, authorized, handled and encoded."""
 
-    __slots__ = ("decode", "encode", "flexible_request", "flexible_response", "handle", "rights", "version")
+    __slots__ = (
+        "decode",
+        "encode",
+        "flexible_request",
+        "flexible_response",
+        "handle",
+        "key",
+        "rights",
+        "rights_of_whole",
+        "subject",
+        "version",
+    )
 
     def __init__(
         self,
@@ -83,12 +97,19 @@ class Route:
         rights: tuple[Right, ...],
         flexible_request: bool,
         flexible_response: bool,
+        key: int = -1,
     ) -> None:
+        # The API.
+        self.key = key
+        # What a request is about, for the audit log; None if it administers nothing.
+        self.subject = SUBJECTS.get(key)
         self.version = version
         self.decode = decode
         self.encode = encode
         self.handle = handle
         self.rights = rights
+        # Those about the one resource of the whole request, which are checked before the handler runs.
+        self.rights_of_whole = tuple(right for right in rights if right.name is not None)
         self.flexible_request = flexible_request
         self.flexible_response = flexible_response
 
@@ -96,7 +117,17 @@ class Route:
 class Call:
     """One request that waits for its response; also the token by which a core identifies the request."""
 
-    __slots__ = ("client_id", "connection", "correlation_id", "on_abandoned", "parts", "route", "version")
+    __slots__ = (
+        "audited",
+        "client_id",
+        "connection",
+        "correlation_id",
+        "is_denied",
+        "on_abandoned",
+        "parts",
+        "route",
+        "version",
+    )
 
     def __init__(self, connection: Connection, route: Route, correlation_id: int, client_id: str) -> None:
         self.connection = connection
@@ -108,6 +139,10 @@ class Call:
         self.parts: list[Buffer | FileRange] | None = None
         # Called when the connection ends before the response is ready.
         self.on_abandoned: Callable[[], None] | None = None
+        # Whether the audit log has a line about a right that was missing.
+        self.is_denied = False
+        # What the request is about, if the audit log gets a line about its result.
+        self.audited: str | None = None
 
     @property
     def host(self) -> str:
@@ -123,10 +158,39 @@ class Call:
         """None: every client may do everything."""
         return self.connection.authorizer
 
-    def allows(self, operation: Operation, resource: ResourceType, name: str) -> bool:
-        """Whether the client may do this. Handlers check it for each resource that a request names."""
+    def allows(
+        self, operation: Operation, resource: ResourceType, name: str, *, quietly: bool = False
+    ) -> bool:
+        """Whether the client may do this. Handlers check it for each resource that a request names.
+
+        ``quietly``: the client has not asked for this resource, so a denial is not for the audit log.
+        """
+        connection = self.connection
+        authorizer = connection._server.authorizer
+        if authorizer is None:
+            return True
+        # On the path of every Produce and Fetch, so without another call.
+        if connection.decided_by == authorizer.version and connection.decided_for is connection.principal:
+            known = connection.decisions.get(operation << 3 | resource)
+            if known is not None and known.get(name):
+                return True
+        if connection.decide(authorizer, operation, resource, name):
+            return True
+        if not quietly:
+            self.denied(operation, resource, name)
+        return False
+
+    def allows_any(self, operation: Operation, resource: ResourceType) -> bool:
+        """Whether there could be a resource of the type on which the client may do this."""
         authorizer = self.authorizer
-        return authorizer is None or authorizer.allows(self.principal, self.host, operation, resource, name)
+        return authorizer is None or authorizer.allows_any(self.principal, self.host, operation, resource)
+
+    def denied(self, operation: Operation, resource: ResourceType, name: str) -> None:
+        """Write into the audit log that the client lacks a right, once per request."""
+        audit = self.connection.audit
+        if audit is not None and not self.is_denied:
+            self.is_denied = True
+            audit.denied(self.principal, self.host, self.route.key, operation, resource, name)
 
     @property
     def is_internal(self) -> bool:
@@ -153,6 +217,8 @@ class Call:
 
     def complete(self, response: Any) -> bool:
         """Encode the response; False when the connection was closed instead."""
+        if self.audited is not None and (audit := self.connection.audit) is not None:
+            audit.done(self.principal, self.host, self.route.key, self.audited, response)
         if response is CLOSE:
             self.connection.close()
             return False
@@ -181,6 +247,9 @@ class Connection:
         "_warmed",
         "authentication",
         "connected_ms",
+        "decided_by",
+        "decided_for",
+        "decisions",
         "frame_started_ms",
         "is_closed",
         "last_active_ms",
@@ -228,6 +297,11 @@ class Connection:
         self._is_warming = False
         # The range that a thread has just read: it is sent without another check whether it is in memory.
         self._warmed: FileRange | None = None
+        # What the client may do, by operation and resource type and then by name: of which version of the ACLs,
+        # and for whom.
+        self.decisions: dict[int, dict[str, bool]] = {}
+        self.decided_by = -1
+        self.decided_for = principal
         self._read(True)
 
     @property
@@ -237,6 +311,23 @@ class Connection:
     @property
     def sasl(self) -> SaslConnections:
         return self._server.sasl
+
+    @property
+    def audit(self) -> Audit | None:
+        return self._server.audit
+
+    def decide(self, authorizer: Authorizer, operation: int, resource: int, name: str) -> bool:
+        """Decide, or remember a decision that still holds."""
+        if self.decided_by != authorizer.version or self.decided_for is not self.principal:
+            self.decided_by, self.decided_for = authorizer.version, self.principal
+            self.decisions.clear()
+        known = self.decisions.setdefault(operation << 3 | resource, {})
+        decision = known.get(name)
+        if decision is None:
+            if len(known) >= DECISIONS_MAX:
+                known.clear()
+            decision = known[name] = authorizer.allows(self.principal, self.peer, operation, resource, name)
+        return decision
 
     @property
     def is_silent(self) -> bool:
@@ -395,7 +486,11 @@ class Connection:
             position = _skip_tags(frame, position)
         request, _ = route.decode(frame, position)
         call = Call(self, route, correlation_id, self._client_id if client_id_size > 0 else "")
-        response = None if server.authorizer is None else refusal(call, request)
+        if route.subject is not None and server.audit is not None:
+            call.audited = shown_subject(route.subject(request))
+        response = None
+        if server.authorizer is not None and route.rights_of_whole:
+            response = refusal(call, request)
         if response is None:
             response = route.handle(server.broker, request, call)
         if response is WAITING:

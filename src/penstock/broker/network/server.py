@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.broker.config import BrokerConfig
 from penstock.broker.logs import Logger
+from penstock.broker.network.audit import Audit
 from penstock.broker.network.authorization import ANONYMOUS, Authorizer, Principal
 from penstock.broker.network.connection import Connection, Route
 from penstock.broker.network.connection_limits import ConnectionLimits
@@ -81,6 +82,8 @@ class Server:
         self.broker = broker
         # None: every client may do everything.
         self.authorizer: Authorizer | None = None
+        # None: nothing is written into the audit log.
+        self.audit: Audit | None = None
         self._config = config
         self._logger = logger
         self._make_route = make_route
