@@ -47,8 +47,7 @@ def test_a_user_is_there_as_soon_as_the_answer_is_and_after_a_restart() -> None:
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_acls_can_be_created_described_and_deleted_where_there_is_an_authorizer(version: int) -> None:
-    world = World()
-    world.broker.has_authorizer = True
+    world = World({"authorizer.class.name": "acls", "super.users": "User:ANONYMOUS"})
     client = world.client()
     refused = AclCreation(resource_type=TOPIC, principal="alice")
     created = client.call(CreateAclsRequest(creations=[ACL, refused]), version)
