@@ -51,6 +51,9 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
         return _refused(request, call, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     if not -1 <= acks <= 1 or (transactional_id is not None and acks == 0):
         return _refused(request, call, ErrorCode.INVALID_REQUIRED_ACKS)
+    throttling = broker.throttling
+    if throttling.limits_produce and not call.is_internal:
+        throttling.produced(call, _size(request))
     failed = False
     allow_zstd = call.version >= ZSTD_SINCE_VERSION
     by_id = call.version >= TOPIC_IDS_SINCE_VERSION
@@ -125,6 +128,10 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
 
 def _refused(request: ProduceRequest, call: Call, error: ErrorCode) -> Any:
     return ProduceResponse.for_error(request, call.version, error) if request.acks else CLOSE
+
+
+def _size(request: ProduceRequest) -> int:
+    return sum(len(data.records or b"") for topic in request.topic_data for data in topic.partition_data)
 
 
 def _why_not_here(broker: Broker, name: str, index: int, *, by_id: bool) -> ErrorCode:
