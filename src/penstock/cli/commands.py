@@ -27,6 +27,7 @@ COMMANDS = (
     "groups",
     "transactions",
     "configs",
+    "quotas",
     "brokers",
     "quorum",
     "features",
