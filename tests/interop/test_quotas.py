@@ -37,9 +37,7 @@ def test_librdkafka_is_held_to_its_quota_and_hears_of_it(
     )
     began = time.monotonic()
     for _ in range(RECORDS):
-        producer.produce(
-            topic, VALUE, on_delivery=lambda error, _: failed.append(error) if error else None
-        )
+        producer.produce(topic, VALUE, on_delivery=lambda error, _: failed.append(error) if error else None)
     assert producer.flush(60) == 0
     elapsed_s = time.monotonic() - began
     assert not failed

@@ -119,7 +119,9 @@ def remove(
     """Remove quotas of a user, a client id, both together, or an address."""
     entity = _entity(user, client_id, ip, needed=True)
     with RawClient(bootstrap) as client:
-        before = next((entry["quotas"] for entry in _described(client, entity, strict=True)), {})
+        before: dict[str, float] = next(
+            (entry["quotas"] for entry in _described(client, entity, strict=True)), {}
+        )
         removed = list(dict.fromkeys(keys)) if keys else list(before)
         missing = [key for key in removed if key not in before]
         if missing or not removed:

@@ -56,7 +56,7 @@ CHANGED_SETTINGS = (
 # The transaction timeouts of clients.
 TRANSACTION_TIMEOUTS_MS = (2_000, 6_000, 15_000)
 
-NEWEST = 5
+NEWEST = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,10 @@ class Plan:
     # Fields since the fifth generation.
     # Compacted topics; None for none.
     compaction: Compaction | None = None
+
+    # Fields since the sixth generation.
+    # The mean time between two changes of client quotas; 0 for none.
+    quota_interval_ms: float = 0.0
 
     @property
     def has_transactions(self) -> bool:
@@ -225,7 +229,10 @@ def plan_for(seed: int, *, seconds: float, nodes: int | None = None, generation:
     if generation == 3:
         return third
     fourth = _fourth_generation(third)
-    return fourth if generation == 4 else _fifth_generation(fourth)
+    if generation == 4:
+        return fourth
+    fifth = _fifth_generation(fourth)
+    return fifth if generation == 5 else _sixth_generation(fifth)
 
 
 def _first_generation(seed: int, seconds: float, nodes: int | None) -> Plan:
@@ -356,3 +363,8 @@ def _fifth_generation(plan: Plan) -> Plan:
         # The other traffic takes most of the time of a run.
         made = replace(made, tellers=(), processors=(), has_receipts=False)
     return replace(made, later_faults=(*plan.later_faults, *faults))
+
+
+def _sixth_generation(plan: Plan) -> Plan:
+    interval_ms = Streams(plan.seed)["plan quotas"].choice([0.0, 1_000.0, 4_000.0])
+    return replace(plan, generation=6, quota_interval_ms=interval_ms)
