@@ -24,6 +24,7 @@ BENCHMARKS = {
     "transactions": "transactions a second, and exactly once against at least once; also on Apache Kafka",
     "compaction": "a large topic compacted under load (PENSTOCK_BENCH_KEYS, PENSTOCK_BENCH_RECORDS)",
     "cleaning": "what cleaning costs beside Apache Kafka",
+    "quotas": "a client at ten times its quota, and what another notices (PENSTOCK_BENCH_SECONDS)",
     "offsets": "a million commits, and loading the group coordinator",
     "spark": "reading topics with Spark, against its own Kafka connector; the archive against its Parquet writer",
     "decode": "record batches to Arrow and back, on one core",

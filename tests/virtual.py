@@ -170,8 +170,9 @@ class VirtualNetwork:
 class Client:
     """A raw client inside the world: one connection, requests numbered in order."""
 
-    def __init__(self, world: World, peer: str = "127.0.0.1") -> None:
+    def __init__(self, world: World, peer: str = "127.0.0.1", client_id: str = "test") -> None:
         self._world = world
+        self._client_id = client_id.encode()
         self.stream = world.network.dial(peer)
         self._sent: deque[tuple[int, type[Message], int]] = deque()
         self._correlation_id = 0
@@ -187,7 +188,8 @@ class Client:
         api = APIS[type(request).KEY]
         self._correlation_id += 1
         body = b"".join(bytes(part) for part in encoder(type(request), version)(request))  # type: ignore[arg-type]
-        header = struct.pack(">hhih", api.key, version, self._correlation_id, 4) + b"test"
+        name = self._client_id
+        header = struct.pack(">hhih", api.key, version, self._correlation_id, len(name)) + name
         header += b"\0" * (api.request_header_version(version) - 1)
         if expects_answer:
             self._sent.append((self._correlation_id, api.response, version))
@@ -287,8 +289,8 @@ class World:
         self.node.start()
         self.run_until(lambda: bool(ready or self.failures), 60_000)
 
-    def client(self, peer: str = "127.0.0.1") -> Client:
-        return Client(self, peer)
+    def client(self, peer: str = "127.0.0.1", client_id: str = "test") -> Client:
+        return Client(self, peer, client_id)
 
     def run_for(self, duration_ms: int) -> None:
         self.spawn.run_until(self.clock.now_ms() + duration_ms)

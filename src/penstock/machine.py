@@ -71,6 +71,9 @@ class MachineClock:
     def now_ms(self) -> int:
         return time.clock_gettime_ns(CLOCK) // 1_000_000
 
+    def work_us(self) -> int:
+        return time.perf_counter_ns() // 1000
+
     def boot_id(self) -> str:
         # Clocks of other systems do not count sleep, or start with each process.
         if CLOCK != time.CLOCK_MONOTONIC:

@@ -21,7 +21,6 @@ from tests.protocol.samples import (
     EVERY_API,
     GROUP_RECORDS,
     METADATA_RECORDS,
-    QUOTA_MESSAGES,
 )
 
 LINES = [
@@ -31,7 +30,7 @@ LINES = [
     if not line.startswith("#")
 ]
 RECORDS = METADATA_RECORDS + GROUP_RECORDS + CONTROL_RECORDS
-CLASSES = {cls.__name__: cls for cls, _ in RECORDS + API_MESSAGES + QUOTA_MESSAGES}
+CLASSES = {cls.__name__: cls for cls, _ in RECORDS + API_MESSAGES}
 
 
 def test_every_version_of_every_record_has_a_vector() -> None:

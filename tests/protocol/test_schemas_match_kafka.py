@@ -24,7 +24,7 @@ from penstock.protocol.messages.forwarding import DefaultPrincipalData
 from penstock.protocol.messages.quorum import CONTROL_TYPE
 from penstock.protocol.schema import NO_UUID, OWN_TAGS, Field, Message, version_range
 from tests import java
-from tests.protocol.samples import EVERY_API, QUOTA_MESSAGES, kafka_names
+from tests.protocol.samples import EVERY_API, kafka_names
 
 TYPES = {
     "bool": "?",
@@ -41,7 +41,6 @@ TYPES = {
 }
 
 CLASSES = [cls for api in EVERY_API for cls in (api.request, api.response)]
-CLASSES += [cls for cls, version in QUOTA_MESSAGES if version == 0]
 CLASSES += [ConsumerProtocolSubscription, ConsumerProtocolAssignment, DefaultPrincipalData]
 CLASSES += CONTROL_TYPE.values()
 

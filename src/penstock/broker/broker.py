@@ -35,6 +35,7 @@ from penstock.broker.network.fetch_sessions import FetchSessions
 from penstock.broker.network.metadata_pages import MetadataPages
 from penstock.broker.network.node_connector import NodeConnector
 from penstock.broker.network.peers import Peers
+from penstock.broker.network.throttling import Throttling
 from penstock.broker.node_partition_host import NodePartitionHost
 from penstock.broker.options import ServeOptions
 from penstock.broker.partition.cleaner import Cleaner
@@ -121,6 +122,7 @@ class Broker:
         self.connection_limits = ConnectionLimits(
             self.config.max_connections, self.config.max_connections_per_ip
         )
+        self.throttling = Throttling(environment)
         # Encoded ApiVersions responses by (listener, version), each with the image offset it was made at.
         self.encoded_api_versions: dict[tuple[str, int], tuple[int, Encoded]] = {}
         self.metadata_pages = MetadataPages(environment.spawn)
@@ -313,6 +315,7 @@ class Broker:
             self.membership,
             self.freshness,
             self.controller,
+            self.throttling,
             node_id=self.node_id,
             on_credentials_changed=self._credentials_changed,
             on_failure=self._fail,

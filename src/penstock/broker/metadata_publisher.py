@@ -11,6 +11,7 @@ from penstock.broker.membership.freshness import Freshness
 from penstock.broker.membership.membership import Membership
 from penstock.broker.network.metadata_pages import MetadataPages
 from penstock.broker.network.peers import Peers
+from penstock.broker.network.throttling import Throttling
 from penstock.broker.partition.partition_lifecycle import PartitionLifecycle
 from penstock.broker.storage.storage import Storage
 from penstock.metadata.image import BROKER_RESOURCE, Delta, Image
@@ -28,6 +29,7 @@ class MetadataPublisher:
         membership: Membership,
         freshness: Freshness,
         controller: ControllerClient,
+        throttling: Throttling,
         *,
         node_id: int,
         on_credentials_changed: Callable[[], None],
@@ -43,6 +45,7 @@ class MetadataPublisher:
         self._membership = membership
         self._freshness = freshness
         self._controller = controller
+        self._throttling = throttling
         self._node_id = node_id
         self._fail = on_failure
         # As published last.
@@ -52,6 +55,7 @@ class MetadataPublisher:
         """Publish the image that was loaded from a snapshot: its changes are not published otherwise."""
         self.publish(image, Delta(created=tuple(image.topics), brokers_changed=tuple(image.brokers)))
         self._settings.apply(image)
+        self._throttling.apply(image.security.quotas)
 
     def publish(self, image: Image, delta: Delta) -> None:
         self._metadata_pages.moved(delta)
@@ -71,6 +75,8 @@ class MetadataPublisher:
         self._lifecycle.apply(image, delta)
         if any(resource.type == BROKER_RESOURCE for resource in delta.configs_changed):
             self._settings.apply(image)
+        if delta.security.has_quotas:
+            self._throttling.apply(image.security.quotas)
         if delta.deleted:
             self._coordinators.topics_deleted()
         # Not by the delta: that of a snapshot does not name users.

@@ -104,6 +104,7 @@ class Node:
                 make_route=make_route,
                 limits=self.broker.connection_limits,
                 connections_max=connections_max,
+                throttling=self.broker.throttling,
                 on_read_failed=self.broker.storage.read_failed,
             )
             self.client.authorizer = self.broker.authorizer

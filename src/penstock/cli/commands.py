@@ -29,6 +29,7 @@ COMMANDS = (
     "configs",
     "users",
     "acls",
+    "quotas",
     "brokers",
     "quorum",
     "features",

@@ -161,7 +161,7 @@ _WITHOUT_MEANING = {
         remote.log.storage.manager.class.path remote.log.storage.manager.impl.prefix""",
     "offset commits are stored like any other batch": """
         offsets.commit.timeout.ms offsets.topic.compression.codec""",
-    "quotas are not implemented yet": """
+    "quotas are token buckets with a burst of one second": """
         controller.quota.window.num controller.quota.window.size.seconds quota.window.num
         quota.window.size.seconds""",
     "delegation tokens are not implemented": """

@@ -40,6 +40,7 @@ from penstock.metadata.image import (
     config_record,
 )
 from penstock.metadata.isr import alter_partition, assign_replicas_to_dirs, without_outdated_eligible
+from penstock.metadata.quotas import alter_client_quotas
 from penstock.metadata.reassignment import alter_reassignments, elect_leaders, list_reassignments
 from penstock.metadata.rebalancing import Rebalancing
 from penstock.metadata.refusal import Refusal
@@ -73,6 +74,7 @@ from penstock.protocol.messages.placement import (
     ElectLeadersRequest,
     ListPartitionReassignmentsRequest,
 )
+from penstock.protocol.messages.quotas import AlterClientQuotasRequest
 from penstock.protocol.messages.security import (
     AlterUserScramCredentialsRequest,
     CreateAclsRequest,
@@ -192,6 +194,9 @@ class Controller:
                 return self._complete(list_reassignments(decided, request))
             case ElectLeadersRequest():
                 return self._complete(elect_leaders(decided, request))
+            case AlterClientQuotasRequest():
+                quotas = alter_client_quotas(request, self.image)
+                return self._decide(*quotas, validate_only=request.validate_only)
             case UpdateFeaturesRequest():
                 return self._complete(update_features(decided, request, version))
             case AlterUserScramCredentialsRequest():

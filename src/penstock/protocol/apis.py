@@ -152,6 +152,8 @@ APIS: dict[int, Api] = {
         Api(45, "AlterPartitionReassignments", "placement", 0, 1, flexible_from=0),
         Api(46, "ListPartitionReassignments", "placement", 0, 0, flexible_from=0),
         Api(47, "OffsetDelete", "groups", 0, 0, flexible_from=None),
+        Api(48, "DescribeClientQuotas", "quotas", 0, 1, flexible_from=1),
+        Api(49, "AlterClientQuotas", "quotas", 0, 1, flexible_from=1),
         Api(50, "DescribeUserScramCredentials", "security", 0, 0, flexible_from=0),
         Api(51, "AlterUserScramCredentials", "security", 0, 0, flexible_from=0),
         Api(52, "Vote", "quorum", 0, 2, flexible_from=0, listeners=NODES),

@@ -114,12 +114,18 @@ class RunningNode:
                     )
         return False
 
+    @property
+    def delayed(self) -> int:
+        """Connections that are over a quota."""
+        return self.broker.throttling.delayed
+
     def check(self) -> None:
         """Assert the invariants between two events."""
         broker = self.broker
         broker.membership.check()
         broker.replication.check()
         broker.verification.check()
+        broker.throttling.check()
         for coordinator in broker.transaction_coordinators:
             coordinator.core.check()
         for hosted in broker.partitions:

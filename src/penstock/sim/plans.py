@@ -136,6 +136,8 @@ class Plan:
     # Fields since the sixth generation.
     # Whether there is a client whose rights on a topic are taken away and given back again and again.
     has_guest: bool = False
+    # The mean time between two changes of client quotas; 0 for none.
+    quota_interval_ms: float = 0.0
 
     @property
     def has_transactions(self) -> bool:
@@ -369,4 +371,10 @@ def _fifth_generation(plan: Plan) -> Plan:
 
 
 def _sixth_generation(plan: Plan) -> Plan:
-    return replace(plan, generation=6, has_guest=Streams(plan.seed)["plan guest"].random() < 0.6)
+    streams = Streams(plan.seed)
+    return replace(
+        plan,
+        generation=6,
+        has_guest=streams["plan guest"].random() < 0.6,
+        quota_interval_ms=streams["plan quotas"].choice([0.0, 1_000.0, 4_000.0]),
+    )

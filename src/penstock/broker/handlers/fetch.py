@@ -69,6 +69,10 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
             return broker.consensus.handle(request, call)
         broker.replication.follower_activity.heard(replica, broker.environment.clock.now_ms())
     asked = _asked_partitions(broker, request, version)
+    throttling = broker.throttling
+    is_limited = throttling.limits_fetch and not call.is_internal
+    # Over the quota of the client: a session goes on, but there is nothing in the response.
+    is_over = is_limited and throttling.must_wait_to_fetch(call)
     session: FetchSession | None = None
     if version >= SESSIONS_SINCE_VERSION:
         sessions = broker.fetch_sessions
@@ -84,12 +88,17 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
                 session.resolve(lambda partition: _find(broker, partition))
         elif request.session_epoch == 0:
             sessions.close(request.session_id)
-            session = sessions.create(asked, is_replica=replica >= 0)
+            # A client takes an empty response to its first fetch, with a throttle time, for no session (KIP-219).
+            session = None if is_over else sessions.create(asked, is_replica=replica >= 0)
         if session is not None:
             # With other ACLs, partitions may have become readable, or have to be refused.
             acls = 0 if call.authorizer is None else call.authorizer.version
             session.look_again_if_changed((request.isolation_level, acls))
+    if is_over:
+        return FetchResponse(session_id=0 if session is None else session.id, responses=[])
     pending = PendingFetch(broker, call, request, session, asked)
+    if is_limited:
+        pending.limit(throttling.fetch_bytes_max(call))
     response = pending.try_now()
     if response is not None:
         return response
@@ -105,6 +114,7 @@ class PendingFetch:
         "_bytes_max",
         "_bytes_min",
         "_call",
+        "_is_limited",
         "_is_scheduled",
         "_leaders",
         "_partitions",
@@ -142,8 +152,17 @@ class PendingFetch:
         self._bytes_min = request.min_bytes if request.max_wait_ms > 0 else 0
         self._bytes_max = max(0, min(request.max_bytes, broker.config.fetch_max_bytes))
         self._read_committed = request.isolation_level == READ_COMMITTED
+        # Whether the client has a quota.
+        self._is_limited = False
         self._timer: Any = None
         self._is_scheduled = False
+
+    def limit(self, bytes_max: int | None) -> None:
+        """The client has a quota: one response is not larger than this, if batches are not."""
+        if bytes_max is not None:
+            self._is_limited = True
+            self._bytes_max = min(self._bytes_max, bytes_max)
+            self._bytes_min = min(self._bytes_min, bytes_max)
 
     def try_now(self) -> FetchResponse | None:
         """The response, if there is enough data for one now."""
@@ -167,6 +186,8 @@ class PendingFetch:
                 found.append((partition, data))
         if total < self._bytes_min and not has_error and (session is not None or found):
             return None
+        if self._is_limited and total:
+            self._broker.throttling.fetched(self._call, total)
         return self._respond(found)
 
     def wait(self, max_wait_ms: int) -> None:

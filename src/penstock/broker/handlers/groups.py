@@ -147,6 +147,7 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
 
 
 def join_group(broker: Broker, request: JoinGroupRequest, call: Call) -> Any:
+    call.connection.is_of_member = True
     if sum(len(protocol.metadata) for protocol in request.protocols) > SUBSCRIPTION_BYTES_MAX:
         return error_response(request, call.version, ErrorCode.MESSAGE_TOO_LARGE)
     # It goes into Kafka's group record, whose strings are shorter than those of a request header.
@@ -173,6 +174,7 @@ def sync_group(broker: Broker, request: SyncGroupRequest, call: Call) -> Any:
 
 
 def heartbeat(broker: Broker, request: HeartbeatRequest, call: Call) -> Any:
+    call.connection.is_of_member = True
     return _decide(
         broker,
         call,

@@ -59,6 +59,9 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
     # Without a transactional id, batches that say they are transactional are refused one by one.
     if transactional_id is not None and not call.allows(WRITE, TRANSACTIONAL_ID, transactional_id):
         return _refused(request, call, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    throttling = broker.throttling
+    if throttling.limits_produce and not call.is_internal:
+        throttling.produced(call, _size(request))
     failed = False
     allow_zstd = call.version >= ZSTD_SINCE_VERSION
     by_id = call.version >= TOPIC_IDS_SINCE_VERSION
@@ -167,6 +170,10 @@ def _denied(topic: TopicProduceData, name: str) -> TopicProduceResponse:
             for data in topic.partition_data
         ],
     )
+
+
+def _size(request: ProduceRequest) -> int:
+    return sum(len(data.records or b"") for topic in request.topic_data for data in topic.partition_data)
 
 
 def _why_not_here(broker: Broker, name: str, index: int, *, by_id: bool) -> ErrorCode:

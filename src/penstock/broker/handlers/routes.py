@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from penstock.broker.handlers.mutation_quota import STRICT_SINCE_VERSION, within_quota
 from penstock.broker.network.authorization import (
     Operation,
     ResourceType,
@@ -97,6 +98,8 @@ HANDLERS = {
     45: _handler("controller", "decide", on_cluster(ALTER)),  # AlterPartitionReassignments
     46: _handler("controller", "decide", on_cluster(DESCRIBE)),  # ListPartitionReassignments
     47: _handler("groups", "offset_delete", on_its_group(DELETE), Right(READ, TOPIC)),
+    48: _handler("quotas", "describe_client_quotas", on_cluster(DESCRIBE_CONFIGS)),
+    49: _handler("controller", "decide", on_cluster(ALTER_CONFIGS)),  # AlterClientQuotas
     50: _handler("users", "describe_user_scram_credentials", on_cluster(DESCRIBE)),
     51: _handler("controller", "decide", on_cluster(ALTER)),  # AlterUserScramCredentials
     52: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # Vote
@@ -134,11 +137,12 @@ def make_route(key: int, version: int, listener: str) -> Route | None:
     if not api.serves(version, listener):
         return _unsupported_api_versions() if key == API_VERSIONS else None
     handler = HANDLERS[key]
+    function = _function(handler.module, handler.function)
     return Route(
         version,
         api.decode_request[version],
         api.encode_response[version],
-        _function(handler.module, handler.function),
+        within_quota(function) if key in STRICT_SINCE_VERSION else function,
         handler.rights,
         flexible_request=api.request_header_version(version) == 2,
         flexible_response=api.response_header_version(version) == 1,

@@ -7,6 +7,7 @@ treat a changed order as a protocol error.
 
 Back-pressure is one rule: while too many bytes wait to be sent, or too many requests wait for their response, the
 connection neither parses nor reads. So a slow client uses a bounded amount of memory and does not slow down others.
+The same holds for a client that is over its quota, while its delay lasts (``throttling.py``).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from penstock.protocol.listeners import ListenerDescription
 if TYPE_CHECKING:
     from penstock.broker.network.sasl_connections import SaslConnections
     from penstock.broker.network.server import Server
+    from penstock.broker.network.throttling import ClientUsage
 
 # Requests of one connection that may wait for their response; Kafka allows one, its clients send five.
 WAITING_CALLS_MAX = 64
@@ -118,6 +120,7 @@ class Call:
     """One request that waits for its response; also the token by which a core identifies the request."""
 
     __slots__ = (
+        "amend",
         "audited",
         "client_id",
         "connection",
@@ -126,6 +129,7 @@ class Call:
         "on_abandoned",
         "parts",
         "route",
+        "throttle_ms",
         "version",
     )
 
@@ -143,6 +147,10 @@ class Call:
         self.is_denied = False
         # What the request is about, if the audit log gets a line about its result.
         self.audited: str | None = None
+        # How long the client is delayed because it is over a quota. The response says so.
+        self.throttle_ms = 0
+        # Only if it is delayed: completes the response.
+        self.amend: Callable[[Any], None] | None = None
 
     @property
     def host(self) -> str:
@@ -222,6 +230,8 @@ class Call:
         if response is CLOSE:
             self.connection.close()
             return False
+        if self.throttle_ms:
+            self._say_delay(response)
         try:
             self.parts = [] if response is NO_RESPONSE else frame_response(self, response)
         except struct.error as error:
@@ -229,6 +239,13 @@ class Call:
             self.connection.refuse(f"the answer cannot be written: {error}")
             return False
         return True
+
+    def _say_delay(self, response: Any) -> None:
+        if self.amend is not None:
+            self.amend(response)
+        # Not in one that was encoded before, and not where the client expects none.
+        if hasattr(response, "throttle_time_ms"):
+            response.throttle_time_ms = self.throttle_ms
 
 
 class Connection:
@@ -252,11 +269,14 @@ class Connection:
         "decisions",
         "frame_started_ms",
         "is_closed",
+        "is_muted",
+        "is_of_member",
         "last_active_ms",
         "listener",
         "on_closed",
         "peer",
         "principal",
+        "usage",
     )
 
     def __init__(
@@ -275,6 +295,11 @@ class Connection:
         self.authentication = authentication
         self.listener = listener
         self.is_closed = False
+        # Over a quota: no request is handled until the delay is over. And what is known of its quotas.
+        self.is_muted = False
+        self.usage: ClientUsage | None = None
+        # A member of a group sends its heartbeats here.
+        self.is_of_member = False
         # Called once when the connection has ended.
         self.on_closed: Callable[[], None] | None = None
         self.connected_ms = self.last_active_ms = server.environment.clock.now_ms()
@@ -332,7 +357,7 @@ class Connection:
     @property
     def is_silent(self) -> bool:
         """Whether no response is pending: the next move is the client's."""
-        return not self._waiting
+        return not self._waiting and not self.is_muted
 
     @property
     def partial_bytes(self) -> int:
@@ -360,6 +385,18 @@ class Connection:
         """The buffer pool has a free buffer again."""
         if not self.is_closed:
             self._process()
+
+    def mute(self) -> None:
+        """Handle no more requests until ``unmute``. Responses are sent as usual."""
+        self.is_muted = True
+        # The frame timeout does not run while we do not read.
+        self.frame_started_ms = -1
+        self._read(False)
+
+    def unmute(self) -> None:
+        self.is_muted = False
+        if not self.is_closed and not self._is_overloaded():
+            self._server.environment.spawn.soon(self._process)
 
     def refuse(self, reason: str) -> None:
         """Close the connection and log why."""
@@ -392,6 +429,7 @@ class Connection:
         return (
             self._unsent_bytes > UNSENT_BYTES_MAX
             or len(self._waiting) >= WAITING_CALLS_MAX
+            or self.is_muted
             or (self.authentication is not None and self.authentication.is_busy)
         )
 
@@ -492,7 +530,11 @@ class Connection:
         if server.authorizer is not None and route.rights_of_whole:
             response = refusal(call, request)
         if response is None:
-            response = route.handle(server.broker, request, call)
+            throttling = server.throttling
+            if throttling is None or not throttling.limits_requests:
+                response = route.handle(server.broker, request, call)
+            else:
+                response = throttling.timed(server.broker, request, call)
         if response is WAITING:
             if call.parts is None:
                 self._waiting.append(call)

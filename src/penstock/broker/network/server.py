@@ -23,7 +23,8 @@ from penstock.broker.network.handshakes import Handshakes
 from penstock.broker.network.listener_sasl import ListenerSasl
 from penstock.broker.network.listener_tls import ListenerTls
 from penstock.broker.network.sasl_connections import SaslConnections
-from penstock.environment import Environment, Listener, Stream
+from penstock.broker.network.throttling import Throttling
+from penstock.environment import Environment, Listener, Stream, Timer
 from penstock.protocol.apis import CLIENT
 from penstock.protocol.framing import BufferPool
 from penstock.protocol.listeners import CLIENTS, ListenerDescription
@@ -70,6 +71,7 @@ class Server:
         limits: ConnectionLimits,
         connections_max: int | None = None,
         serves: str = CLIENT,
+        throttling: Throttling | None = None,
         on_read_failed: Callable[[str, Exception], None],
     ) -> None:
         """``broker`` is passed to handlers; ``make_route(API, version, serves)`` finds the handler.
@@ -84,6 +86,8 @@ class Server:
         self.authorizer: Authorizer | None = None
         # None: nothing is written into the audit log.
         self.audit: Audit | None = None
+        # None: there are no quotas here.
+        self.throttling = throttling
         self._config = config
         self._logger = logger
         self._make_route = make_route
@@ -107,6 +111,8 @@ class Server:
             environment, failure_delay_ms=config.connection_failed_authentication_delay_ms
         )
         self._doors: list[_Door] = []
+        # Accepted, but not served yet: their address connects too often.
+        self._delayed: dict[Stream, Timer] = {}
         # Connections that arrived before this node could answer; None once it can.
         self._held: list[tuple[Stream, _Door]] | None = None
         self._refusals = 0
@@ -153,6 +159,9 @@ class Server:
         self.sasl.close()
         for stream, _ in self._held or ():
             stream.close()
+        for stream, timer in self._delayed.items():
+            timer.cancel()
+            stream.close()
         self._handshakes.close()
         for connection in list(self._connections):
             connection.close()
@@ -163,7 +172,7 @@ class Server:
             self._held.append((stream, door))
             return
         limits = self._limits
-        count = len(self._connections) + len(self._handshakes) + self._lingering
+        count = len(self._connections) + len(self._handshakes) + self._lingering + len(self._delayed)
         if (
             self._held is not None
             or count >= min(limits.total, self._connections_max or limits.total)
@@ -173,6 +182,23 @@ class Server:
             stream.close()
             return
         self._per_host[host] = self._per_host.get(host, 0) + 1
+        throttling = self.throttling
+        if (
+            throttling is not None
+            and throttling.limits_connections
+            and (delay_ms := throttling.accepted(host))
+        ):
+            self._delayed[stream] = self.environment.spawn.later(
+                delay_ms, partial(self._admit_late, door, stream)
+            )
+        else:
+            self._admit(door, stream)
+
+    def _admit_late(self, door: _Door, stream: Stream) -> None:
+        del self._delayed[stream]
+        self._admit(door, stream)
+
+    def _admit(self, door: _Door, stream: Stream) -> None:
         if door.tls is None:
             self._connect(stream, door, ANONYMOUS, None)
         else:
@@ -234,6 +260,8 @@ class Server:
         self._waiting_for_buffer.pop(connection, None)
         if connection.authentication is not None:
             self.sasl.remove(connection)
+        if self.throttling is not None:
+            self.throttling.closed(connection)
         self._leave(connection.peer, stream)
 
     def _leave(self, host: str, stream: TlsStream | None) -> None:
