@@ -33,6 +33,7 @@ COMMANDS = (
     "sim",
     "bench",
     "capacity",
+    "tls",
     "spark",
 )
 
