@@ -156,6 +156,31 @@ def test_the_environment_changes_single_settings_of_a_profile(
     assert brokers.security["ssl.cipher.suites"] == "ECDHE-ECDSA-AES256-GCM-SHA384"
 
 
+def test_a_password_may_be_in_the_environment_alone(
+    chosen: Callable[..., Brokers], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(
+        "[sasl]\nsecurity.protocol = 'sasl_plaintext'\nsasl.mechanism = 'SCRAM-SHA-512'\nsasl.username = 'alice'\n"
+        "[tls]\nsecurity.protocol = 'ssl'\n"
+    )
+    monkeypatch.setenv("PENSTOCK_SASL_PASSWORD", "hunter2")
+    for words in (["--profile", "sasl"], []):
+        monkeypatch.setenv("PENSTOCK_PROFILE", "sasl")
+        brokers = chosen(*words)
+        assert brokers.sasl is not None and (brokers.sasl.user, brokers.sasl.password) == ("alice", "hunter2")
+        assert brokers.security["sasl.password"] == "hunter2"
+    # It is not sent to a cluster that asks for none.
+    tls = chosen("--profile", "tls")
+    assert tls.sasl is None and "sasl.password" not in tls.security
+
+
+def test_a_user_that_the_protocol_does_not_use_is_refused(penstock: Penstock, file: Path) -> None:
+    file.write_text("[p]\nsecurity.protocol = 'ssl'\nsasl.password = 'hunter2'\n")
+    assert "sasl.password needs security.protocol=sasl_ssl" in failed(
+        penstock("--profile", "p", "topics", "list")
+    )
+
+
 def test_tls_in_the_environment_is_never_left_out(
     chosen: Callable[..., Brokers], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,27 @@ def test_settings_become_sparks_and_librdkafkas_again(config: str, tls_broker: T
     assert spark_options({}) == {} and parse_security(None) is None and librdkafka_settings(None) == {}
 
 
+@pytest.mark.parametrize("password", ["hunter2", 'a"b', "a\\\\0\\n", " a\tb;\n ", "\u00fc\u4e2d'"])
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"])
+def test_a_user_becomes_javas_line_and_a_user_again(mechanism: str, password: str) -> None:
+    given = {
+        "security.protocol": "sasl_plaintext",
+        "sasl.mechanism": mechanism,
+        "sasl.username": "alice",
+        "sasl.password": password,
+    }
+    options = spark_options(given)
+    assert set(options) == {
+        "kafka.security.protocol",
+        "kafka.sasl.mechanism",
+        "kafka.sasl.jaas.config",
+    }
+    assert librdkafka_settings(options) == given
+    parsed = parse_security(options)
+    assert parsed is not None and parsed.sasl is not None
+    assert (parsed.sasl.user, parsed.sasl.password) == ("alice", password)
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [

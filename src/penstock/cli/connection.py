@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from penstock.cli.failures import WrongUsage
+from penstock.sasl.settings import SaslSettings
 from penstock.tls.pem import Pem
 
 SERVERS = "bootstrap.servers"
@@ -31,6 +32,7 @@ _ALTERNATIVES = (
     ("ssl.key.location", "ssl.key.pem"),
     ("sasl.mechanism", "sasl.mechanisms"),
 )
+_PROTOCOL = "security.protocol"
 _HOST_CHECK = "ssl.endpoint.identification.algorithm"
 # What could be a setting. Anything else may be a line of a key, which must not be repeated in an error.
 _name = re.compile(r"[a-z][a-z0-9._]{0,63}")
@@ -53,8 +55,10 @@ class ClientConfig:
     servers: str | None
     # As librdkafka takes them.
     security: Mapping[str, str] = field(repr=False)
-    # None: plaintext.
+    # None: without TLS.
     context: ssl.SSLContext | None = field(repr=False, compare=False)
+    # None: without SASL.
+    sasl: SaslSettings | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Brokers:
     servers: str
     security: Mapping[str, str] = field(default_factory=dict, repr=False)
     context: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+    sasl: SaslSettings | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return self.servers
@@ -132,7 +137,7 @@ def merge(*sources: ClientSettings) -> ClientConfig:
     Raises WrongUsage.
     """
     from penstock.wire.errors import BadSecurity  # noqa: PLC0415  # all of the wire client
-    from penstock.wire.security import client_context  # noqa: PLC0415
+    from penstock.wire.security import client_context, client_security  # noqa: PLC0415
 
     values: dict[str, str] = {}
     for source in sources:
@@ -140,12 +145,21 @@ def merge(*sources: ClientSettings) -> ClientConfig:
         for name, value in source.values.items():
             if name not in values and name not in replaced:
                 values[name] = value
+    if not values.get(_PROTOCOL, "").strip().lower().startswith("sasl_"):
+        # A user and password in the environment are for clusters that ask for them. Beside a protocol of the same
+        # source they are a mistake, which is found below.
+        chosen = next((each.values for each in sources if _PROTOCOL in each.values), None)
+        for name in [name for name in values if name.startswith("sasl.") and chosen is not None]:
+            if name not in (chosen or {}):
+                del values[name]
     servers = values.pop(SERVERS, None) or None
     try:
-        context = client_context(values)
+        security = client_security(values)
+        context = client_context(security)
     except BadSecurity as error:
         raise WrongUsage(f"{' and '.join(each.source for each in sources)}: {error}") from None
-    return ClientConfig(servers, _for_librdkafka(values) if context is not None else {}, context)
+    is_plain = security.tls is None and security.sasl is None
+    return ClientConfig(servers, {} if is_plain else _for_librdkafka(values), context, security.sasl)
 
 
 def load_client_config(path: str) -> ClientConfig:
@@ -175,6 +189,9 @@ def _for_librdkafka(values: Mapping[str, str]) -> dict[str, str]:
     """The same settings where librdkafka is stricter than we are."""
     found = {name: value for name, value in values.items() if value}
     found["security.protocol"] = found["security.protocol"].lower()
+    for name in ("sasl.mechanism", "sasl.mechanisms"):
+        if name in found:
+            found[name] = found[name].upper()
     if values.get(_HOST_CHECK) == "":
         # As Java's clients write it.
         found[_HOST_CHECK] = "none"

@@ -82,7 +82,7 @@ def _chosen(context: typer.Context, value: Brokers) -> Brokers:
     servers = value.servers
     if config.servers is not None and _strength(context, "bootstrap") < max(strength, _BY_ENVIRONMENT):
         servers = config.servers
-    return Brokers(servers, config.security, config.context)
+    return Brokers(servers, config.security, config.context, config.sasl)
 
 
 def _file_or_profile(context: typer.Context) -> tuple[ClientSettings | None, int]:
@@ -127,7 +127,7 @@ def _config_option(*names: str) -> Any:
         parser=read_client_file,
         # Before --bootstrap, which is completed from it.
         is_eager=True,
-        help="A file with bootstrap.servers, security.protocol and ssl.* settings.",
+        help="A file with bootstrap.servers, security.protocol, ssl.* and sasl.* settings.",
     )
 
 

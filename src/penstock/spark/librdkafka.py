@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from penstock.sasl import jaas
+from penstock.sasl.settings import SaslSettings
 from penstock.spark.errors import SparkOptionError
 
 _PROTOCOL = "security.protocol"
@@ -49,6 +51,10 @@ def spark_options(security: Mapping[str, str]) -> dict[str, str]:
             options["kafka.ssl.key.password"] = password
     if suites := security.get("ssl.cipher.suites"):
         options["kafka.ssl.cipher.suites"] = suites.replace(":", ",")
+    if options[f"kafka.{_PROTOCOL}"].startswith("SASL_"):
+        sasl = SaslSettings.from_librdkafka(security)
+        options["kafka.sasl.mechanism"] = sasl.mechanism
+        options["kafka.sasl.jaas.config"] = jaas.line(sasl.mechanism, sasl.user, sasl.password)
     if security.get(_HOST_CHECK) == "none":
         # Java's word for it.
         options[f"kafka.{_HOST_CHECK}"] = ""
@@ -73,6 +79,11 @@ def librdkafka_settings(options: Mapping[str, str] | None) -> dict[str, str]:
                 found["ssl.key.password"] = value
             case "ssl.cipher.suites":
                 found["ssl.cipher.suites"] = value.replace(",", ":")
+            case "sasl.mechanism":
+                found["sasl.mechanism"] = value.upper()
+            case "sasl.jaas.config":
+                login = jaas.parse(value)
+                found |= {"sasl.username": login.user, "sasl.password": login.password}
             case "ssl.endpoint.identification.algorithm":
                 found[_HOST_CHECK] = value or "none"
     return found
