@@ -243,7 +243,12 @@ class World:
     """One broker and its surroundings, all made from a seed."""
 
     def __init__(
-        self, settings: dict[str, str] | None = None, *, seed: int = 1, files: FakeFiles | None = None
+        self,
+        settings: dict[str, str] | None = None,
+        *,
+        seed: int = 1,
+        files: FakeFiles | None = None,
+        admin: str | None = None,
     ):
         self.clock = FakeClock() if files is None else files.clock
         self.files = files or FakeFiles(self.clock)
@@ -261,11 +266,12 @@ class World:
         options = ServeOptions(
             node_id=1,
             data_dirs=("/data",),
-            listen=("127.0.0.1", 9092),
+            listen=None if settings and "listeners" in settings else ("127.0.0.1", 9092),
             advertise=None,
             rack=None,
             settings=settings or {},
             config_file=None,
+            admin=admin,
         )
         config, _ = BrokerConfig.load(options.settings)
         ready: list[object] = []
@@ -293,8 +299,10 @@ class World:
             assert self.clock.now_ms() < deadline_ms, f"not within {within_ms} ms of virtual time"
             self.run_for(1)
 
-    def restarted(self, *, clean: bool, settings: dict[str, str] | None = None) -> World:
+    def restarted(
+        self, *, clean: bool, settings: dict[str, str] | None = None, admin: str | None = None
+    ) -> World:
         """The same disk under a new process: after a clean stop, or as a killed one left it."""
         if clean:
             self.node.close()
-        return World(settings, files=self.files)
+        return World(settings, files=self.files, admin=admin)

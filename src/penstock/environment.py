@@ -233,7 +233,8 @@ class Spawn(Protocol):
     ) -> None:
         """Run ``work`` on a worker thread, then ``done(result, error)`` on the loop.
 
-        The lanes are ``metadata``, ``flush``, ``read`` and ``upkeep``. Work in one does not delay another.
+        The lanes are ``metadata``, ``flush``, ``read``, ``upkeep``, ``login`` and ``jwks``. Work in one does not
+        delay another.
         """
         ...
 

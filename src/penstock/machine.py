@@ -46,7 +46,7 @@ ACCEPTS_PER_TURN = 64
 # A host that is down does not refuse a connection; it does not answer at all.
 CONNECT_TIMEOUT_S = 3.0
 # These threads wait for the disk, not for a core.
-LANE_THREADS = {"metadata": 1, "flush": 4, "read": 4, "upkeep": 1}
+LANE_THREADS = {"metadata": 1, "flush": 4, "read": 4, "upkeep": 1, "login": 1, "jwks": 1}
 READ_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 # A full garbage collection that takes longer has visited too many objects: about 250,000.
 LONG_COLLECTION_S = 0.05

@@ -12,12 +12,14 @@ from penstock.cli import client
 from penstock.cli.connection import Brokers, load_client_config
 from penstock.cli.failures import Failure
 from penstock.cli.raw import RawClient
+from penstock.cli.wire_client import connected
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.placement import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
 )
 from penstock.protocol.messages.security import SaslAuthenticateResponse, SaslHandshakeResponse
+from penstock.protocol.messages.topics import MetadataResponse
 from penstock.sasl import SaslError, scram
 from penstock.sasl.scram import ScramServer
 from penstock.sasl.settings import SaslSettings
@@ -56,8 +58,8 @@ class Logins:
 
 
 def broker_with(logins: Logins) -> FakeBroker:
-    answer = AlterPartitionReassignmentsResponse()
-    return FakeBroker(answer, api_17=logins.handshake, api_36=logins.authenticate)
+    answers = AlterPartitionReassignmentsResponse(), MetadataResponse()
+    return FakeBroker(*answers, api_17=logins.handshake, api_36=logins.authenticate)
 
 
 def test_connection_logs_in_before_its_first_request() -> None:
@@ -66,6 +68,24 @@ def test_connection_logs_in_before_its_first_request() -> None:
         assert logins.server.user == "alice"
         raw.ask(AlterPartitionReassignmentsRequest())
         assert len(broker.asked) == 4
+
+
+def test_wire_client_logs_in_over_a_socket() -> None:
+    logins = Logins()
+    security = {
+        "security.protocol": "sasl_plaintext",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": "alice",
+    }
+    with broker_with(logins) as broker:
+        right = Brokers(broker.bootstrap, {**security, "sasl.password": "hunter2"})
+        with connected(right) as wire:
+            assert wire.topics() == {}
+            assert logins.server.user == "alice"
+        wrong = Brokers(broker.bootstrap, {**security, "sasl.password": "hunter3"})
+        line = "did not accept user alice with SCRAM-SHA-256: invalid credentials$"
+        with pytest.raises(Failure, match=line), connected(wrong) as wire:
+            wire.topics()
 
 
 @pytest.mark.parametrize(

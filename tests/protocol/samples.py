@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.protocol.apis import INTERNAL, advertised
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages import consumer_protocol, group_records, metadata_records
+from penstock.protocol.messages import consumer_protocol, group_records, metadata_records, quotas
 from penstock.protocol.messages.quorum import CONTROL_TYPE, ControlRecordKey
 from penstock.protocol.schema import NO_UUID, OWN_TAGS, Field, Message, version_range
 
@@ -51,12 +51,15 @@ def messages_of(module: Any) -> list[MessageAtVersion]:
 # Nodes may ask each other everything that clients may ask them.
 EVERY_API = advertised(INTERNAL)
 API_MESSAGES = [pair for api in EVERY_API for cls in (api.request, api.response) for pair in versions(cls)]
+# Not served yet.
+QUOTA_MESSAGES = messages_of(quotas)
 METADATA_RECORDS = messages_of(metadata_records)
 GROUP_RECORDS = messages_of(group_records)
 CONSUMER_PROTOCOL = messages_of(consumer_protocol)
 CONTROL_RECORDS = [pair for cls in CONTROL_TYPE.values() for pair in versions(cls)]
 EVERY_MESSAGE = [
     *API_MESSAGES,
+    *QUOTA_MESSAGES,
     *METADATA_RECORDS,
     *GROUP_RECORDS,
     *CONSUMER_PROTOCOL,
@@ -73,6 +76,14 @@ OTHER_NAMES = {
     "DescribeProducersRequestTopic": "TopicRequest",
     "DescribeProducersTopic": "TopicResponse",
     "ListedTransaction": "TransactionState",
+    "QuotaAlteration": "EntryData",
+    "QuotaAlterationResult": "EntryData",
+    "QuotaEntityPart": "EntityData",
+    "QuotaEntry": "EntryData",
+    "QuotaFilterComponent": "ComponentData",
+    "QuotaOp": "OpData",
+    "QuotaValue": "ValueData",
+    "ScramCredentialInfo": "CredentialInfo",
     "TransactionTopic": "TopicData",
 }
 
@@ -119,6 +130,8 @@ class Samples:
         match field.kind:
             case "?":
                 return self.random.random() < 0.5
+            case "d":
+                return self.random.choice((0.0, -1.5, 1e300, 1048576.0))
             case "16s":
                 return self.random.choice((NO_UUID, b"\xff" * 16, self.random.randbytes(16)))
             case "string":

@@ -15,7 +15,14 @@ import pytest
 from penstock.model import parse_id
 from penstock.protocol.schema import Field, Message, decode, encode
 from tests import vectors
-from tests.protocol.samples import API_MESSAGES, CONTROL_RECORDS, EVERY_API, GROUP_RECORDS, METADATA_RECORDS
+from tests.protocol.samples import (
+    API_MESSAGES,
+    CONTROL_RECORDS,
+    EVERY_API,
+    GROUP_RECORDS,
+    METADATA_RECORDS,
+    QUOTA_MESSAGES,
+)
 
 LINES = [
     line
@@ -24,7 +31,7 @@ LINES = [
     if not line.startswith("#")
 ]
 RECORDS = METADATA_RECORDS + GROUP_RECORDS + CONTROL_RECORDS
-CLASSES = {cls.__name__: cls for cls, _ in RECORDS + API_MESSAGES}
+CLASSES = {cls.__name__: cls for cls, _ in RECORDS + API_MESSAGES + QUOTA_MESSAGES}
 
 
 def test_every_version_of_every_record_has_a_vector() -> None:

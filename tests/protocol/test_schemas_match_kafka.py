@@ -23,7 +23,7 @@ from penstock.protocol.messages.consumer_protocol import (
 from penstock.protocol.messages.quorum import CONTROL_TYPE
 from penstock.protocol.schema import NO_UUID, OWN_TAGS, Field, Message, version_range
 from tests import java
-from tests.protocol.samples import EVERY_API, kafka_names
+from tests.protocol.samples import EVERY_API, QUOTA_MESSAGES, kafka_names
 
 TYPES = {
     "bool": "?",
@@ -32,6 +32,7 @@ TYPES = {
     "uint16": "H",
     "int32": "i",
     "int64": "q",
+    "float64": "d",
     "uuid": "16s",
     "string": "string",
     "bytes": "binary",
@@ -39,6 +40,7 @@ TYPES = {
 }
 
 CLASSES = [cls for api in EVERY_API for cls in (api.request, api.response)]
+CLASSES += [cls for cls, version in QUOTA_MESSAGES if version == 0]
 CLASSES += [ConsumerProtocolSubscription, ConsumerProtocolAssignment, *CONTROL_TYPE.values()]
 
 
@@ -132,6 +134,8 @@ def default_of(kind: str, text: Any) -> Any:
             return NO_UUID
         case "?":
             return str(text).lower() == "true"
+        case "d":
+            return float(text or 0)
         case _:
             return int(str(text or 0), 0)
 

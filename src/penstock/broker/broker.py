@@ -17,6 +17,7 @@ from penstock.broker.config import BrokerConfig
 from penstock.broker.controller.active_controller import ActiveController
 from penstock.broker.controller.broker_connections import BrokerConnections
 from penstock.broker.controller.controller_client import ControllerClient
+from penstock.broker.controller.first_users import FirstUsers, check_admin
 from penstock.broker.coordination.coordinator_partition import CoordinatorHost
 from penstock.broker.coordination.coordinators import CoordinatorRegistry
 from penstock.broker.coordination.group_coordinators import group_coordinators
@@ -78,11 +79,15 @@ class Broker:
         self.rack = options.rack
         # The number of configured controllers, running or not.
         self.brokers_expected = max(1, len(options.controllers))
+        # Whether ACLs are checked. Without an authorizer, requests about ACLs are refused.
+        self.has_authorizer = False
         self._is_alone = not options.controllers
         self._is_broker = "broker" in options.roles
         self._fail = on_failure
         # Called when this broker has handed over its leaderships and stops answering clients.
         self.on_left: Callable[[], None] = lambda: None
+        # Called when users were added, changed or removed.
+        self.on_credentials_changed: Callable[[], None] = lambda: None
 
         self._make_storage_and_network(options)
         self._make_cluster_parts(options, on_active)
@@ -133,6 +138,9 @@ class Broker:
             reserve=self.storage.directories[0].reserve,
             settings=ConsensusSettings(raft=self.config.raft),
         )
+        self._first_users = FirstUsers(
+            environment, self.storage.path, check_admin(options.admin), self.logger
+        )
         self.active_controller = ActiveController(
             environment,
             self.consensus,
@@ -141,6 +149,7 @@ class Broker:
             node_id=self.node_id,
             cluster_id=self.storage.cluster_id or "",
             brokers_expected=self.brokers_expected,
+            first_users=self._first_users.for_new_cluster,
         )
         self.controller = ControllerClient(
             environment, self.consensus, self.active_controller, self.peers, node_id=self.node_id
@@ -298,6 +307,7 @@ class Broker:
             self.freshness,
             self.controller,
             node_id=self.node_id,
+            on_credentials_changed=self._credentials_changed,
             on_failure=self._fail,
         )
 
@@ -382,12 +392,16 @@ class Broker:
 
     def _committed(self, image: Image, delta: Delta) -> None:
         self._publisher.publish(image, delta)
+        self._first_users.committed(image)
 
     def _prepare_partitions(self, then: Callable[[], None]) -> None:
         self.startup.prepare(then)
 
     def _role_changed(self, hosted: HostedPartition) -> None:
         self.partition_host.role_changed(hosted)
+
+    def _credentials_changed(self) -> None:
+        self.on_credentials_changed()
 
     def _became_active(self, is_active: bool) -> None:
         self.active_controller.on_active(is_active)

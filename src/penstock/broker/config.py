@@ -85,6 +85,7 @@ class BrokerConfig:
     max_connections_per_ip: int
     # LONG_MAX: never.
     connections_max_idle_ms: int
+    connection_failed_authentication_delay_ms: int
     socket_request_max_bytes: int
     # LONG_MAX: no limit.
     queued_max_request_bytes: int

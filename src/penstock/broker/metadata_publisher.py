@@ -30,8 +30,10 @@ class MetadataPublisher:
         controller: ControllerClient,
         *,
         node_id: int,
+        on_credentials_changed: Callable[[], None],
         on_failure: Callable[[str], None],
     ) -> None:
+        self._on_credentials_changed = on_credentials_changed
         self._storage = storage
         self._peers = peers
         self._metadata_pages = metadata_pages
@@ -43,6 +45,8 @@ class MetadataPublisher:
         self._controller = controller
         self._node_id = node_id
         self._fail = on_failure
+        # As published last.
+        self._credentials: object = None
 
     def publish_first(self, image: Image) -> None:
         """Publish the image that was loaded from a snapshot: its changes are not published otherwise."""
@@ -69,6 +73,10 @@ class MetadataPublisher:
             self._settings.apply(image)
         if delta.deleted:
             self._coordinators.topics_deleted()
+        # Not by the delta: that of a snapshot does not name users.
+        if image.security.credentials is not self._credentials:
+            self._credentials = image.security.credentials
+            self._on_credentials_changed()
         self._membership.image_moved()
         self._freshness.image_moved()
         self._controller.image_moved()

@@ -28,6 +28,8 @@ COMMANDS = (
     "groups",
     "transactions",
     "configs",
+    "users",
+    "acls",
     "brokers",
     "quorum",
     "features",

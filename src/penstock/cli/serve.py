@@ -34,6 +34,8 @@ LISTEN = "127.0.0.1:9092"
 NODE_ID_MAX = 2**31 - 1
 # How long a node may take to stop cleanly after its parent has died.
 ORPHAN_STOP_S = 30.0
+# Of a new cluster: USER:PASSWORD. Not an option, which every user of the machine could read.
+ADMIN_VARIABLE = "PENSTOCK_ADMIN"
 
 Address = tuple[str, int]
 
@@ -141,6 +143,7 @@ def _options(arguments: argparse.Namespace) -> ServeOptions:
         controllers=controllers,
         roles=roles,
         is_insecure=arguments.insecure,
+        admin=os.environ.get(ADMIN_VARIABLE) or None,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock.metadata.sasl_settings import NO_JAAS, NO_KERBEROS, SASL, SASL_OF_BROKER
 from penstock.metadata.settings import (
     DOUBLE_MAX,
     INT_MAX,
@@ -33,8 +34,11 @@ from penstock.metadata.ssl_settings import SSL
 from penstock.metadata.topic_settings import DURABILITY, FLUSHED, NO_TIERS, REPLICATED, SYNONYMS, TOPIC
 from penstock.protocol.listeners import NODES
 
-_NO_SECURITY = "SASL and authorization are not implemented yet"
-_ONLY_SSL_PER_LISTENER = "only the settings of TLS, listener.name.<name>.ssl.*, can differ between listeners"
+_NO_SECURITY = "authorization is not implemented yet"
+_NO_SUCH_SASL = "this setting of SASL is not supported"
+_ONLY_SECURITY_PER_LISTENER = (
+    "only the settings of TLS and SASL, listener.name.<name>.ssl.* and .sasl.*, can differ between listeners"
+)
 _NO_TWO_PHASES = "two-phase commit is not implemented yet"
 _NO_JAVA = "there is no JVM to load a class into"
 
@@ -161,7 +165,6 @@ _WITHOUT_MEANING = {
     "values are used literally": "config.providers",
     "metadata is kept in the first data directory": "metadata.log.dir",
     "new partitions may go to any data directory": "cordoned.log.dirs",
-    "there is no authentication": "connection.failed.authentication.delay.ms",
     "connections are limited by number, not by rate": "max.connection.creation.rate",
 }
 
@@ -368,6 +371,8 @@ BROKER: dict[str, Setting] = table(
         "The protocol of each listener, as in TLS:SSL. A listener with the name of a protocol needs no entry.",
     ),
     *SSL.values(),
+    *SASL.values(),
+    *SASL_OF_BROKER.values(),
     # Settings that must not be ignored.
     *refused(
         "max.connections.per.ip is the same for all addresses",
@@ -391,7 +396,6 @@ BROKER: dict[str, Setting] = table(
     *refused(
         _NO_SECURITY,
         string("authorizer.class.name", "", "A class that decides who may do what."),
-        long("connections.max.reauth.ms", 0, "How long an authentication is valid."),
         string("delegation.token.secret.key", None, "The key that signs delegation tokens."),
         string("principal.builder.class", None, "A class that determines the user of a connection."),
         string(
@@ -417,10 +421,18 @@ def find(name: str) -> Setting | None:
     of_listener = (
         name.removeprefix(LISTENER_PREFIX).partition(".")[2] if name.startswith(LISTENER_PREFIX) else ""
     )
-    if of_listener in SSL:
-        return SSL[of_listener]._replace(name=name)
-    if name.startswith("sasl.") or of_listener.startswith("sasl."):
-        return Setting(name, Kind.PASSWORD, None, "", status=Status.REFUSED, reason=_NO_SECURITY)
-    if name.startswith(LISTENER_PREFIX):
-        return Setting(name, Kind.PASSWORD, None, "", status=Status.REFUSED, reason=_ONLY_SSL_PER_LISTENER)
-    return None
+    per_listener = SSL.get(of_listener) or SASL.get(of_listener)
+    if per_listener is not None:
+        return per_listener._replace(name=name)
+    # In Kafka also per mechanism: listener.name.NAME.scram-sha-256.sasl.jaas.config.
+    if of_listener.endswith("sasl.jaas.config"):
+        reason = NO_JAAS
+    elif name.startswith("sasl.kerberos.") or of_listener.startswith("sasl.kerberos."):
+        reason = NO_KERBEROS
+    elif name.startswith("sasl.") or of_listener.startswith("sasl."):
+        reason = _NO_SUCH_SASL
+    elif name.startswith(LISTENER_PREFIX):
+        reason = _ONLY_SECURITY_PER_LISTENER
+    else:
+        return None
+    return Setting(name, Kind.PASSWORD, None, "", status=Status.REFUSED, reason=reason)

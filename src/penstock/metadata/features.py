@@ -43,13 +43,14 @@ COMPACTION = "penstock.compaction"
 # 1: brokers read records of credentials, ACLs and quotas. Without a level, none is written, and requests that would
 # write one are refused.
 SECURITY = "penstock.security"
+SECURITY_LEVEL = 1
 
 # What brokers of this release register. The metadata records have one format, so one level.
 SUPPORTED_FEATURES = (
     FeatureRange(METADATA_VERSION, METADATA_VERSION_LEVEL, METADATA_VERSION_LEVEL),
     FeatureRange(TRANSACTION_VERSION, 0, 2),
     FeatureRange(COMPACTION, 0, 1),
-    FeatureRange(SECURITY, 0, 1),
+    FeatureRange(SECURITY, 0, SECURITY_LEVEL),
 )
 
 # Upgrade types of UpdateFeatures. No feature here loses anything by a lower level, so the last two are the same.

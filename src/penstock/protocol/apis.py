@@ -124,7 +124,7 @@ APIS: dict[int, Api] = {
         Api(14, "SyncGroup", "groups", 0, 5, flexible_from=4),
         Api(15, "DescribeGroups", "groups", 0, 6, flexible_from=5),
         Api(16, "ListGroups", "groups", 0, 5, flexible_from=3),
-        # Refused, but served: a closed connection would not say why.
+        # Version 0 is refused, but librdkafka takes a broker without it for one without SASL.
         Api(17, "SaslHandshake", "security", 0, 1, flexible_from=None),
         Api(18, "ApiVersions", "cluster", 0, 4, flexible_from=3),
         Api(19, "CreateTopics", "topics", 2, 7, flexible_from=5),
@@ -152,6 +152,8 @@ APIS: dict[int, Api] = {
         Api(45, "AlterPartitionReassignments", "placement", 0, 1, flexible_from=0),
         Api(46, "ListPartitionReassignments", "placement", 0, 0, flexible_from=0),
         Api(47, "OffsetDelete", "groups", 0, 0, flexible_from=None),
+        Api(50, "DescribeUserScramCredentials", "security", 0, 0, flexible_from=0),
+        Api(51, "AlterUserScramCredentials", "security", 0, 0, flexible_from=0),
         Api(52, "Vote", "quorum", 0, 2, flexible_from=0, listeners=NODES),
         Api(53, "BeginQuorumEpoch", "quorum", 0, 1, flexible_from=1, listeners=NODES),
         Api(54, "EndQuorumEpoch", "quorum", 0, 1, flexible_from=1, listeners=NODES),

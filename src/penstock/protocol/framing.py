@@ -85,11 +85,12 @@ class BufferPool:
 
 
 class Framer:
-    __slots__ = ("_end", "_frame_bytes_max", "_lent", "_pool", "_start", "_view")
+    __slots__ = ("_end", "_lent", "_pool", "_start", "_view", "frame_bytes_max")
 
     def __init__(self, pool: BufferPool, frame_bytes_max: int) -> None:
         self._pool = pool
-        self._frame_bytes_max = frame_bytes_max
+        # May change between frames: before authentication it is smaller.
+        self.frame_bytes_max = frame_bytes_max
         # Bytes received and not taken yet are view[start:end]. The view is the scratch buffer during a turn, and
         # between turns a copy of the rest or, when ``lent``, a buffer of the pool.
         self._view: memoryview | None = None
@@ -145,7 +146,7 @@ class Framer:
         if view is None or available < LENGTH_BYTES:
             return None
         size: int = _length_of(view, start)[0]
-        if size < HEADER_BYTES_MIN or size > self._frame_bytes_max:
+        if size < HEADER_BYTES_MIN or size > self.frame_bytes_max:
             raise DecodeError(f"a frame of {size} bytes")
         if size > CONTROL_FRAME_BYTES_MAX and available >= 6 and _key_of(view, start + 4)[0] != PRODUCE_KEY:
             raise DecodeError(f"a frame of {size} bytes that is not a Produce")

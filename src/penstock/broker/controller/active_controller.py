@@ -18,6 +18,7 @@ from penstock.broker.logs import Logger
 from penstock.decision import Decision
 from penstock.environment import Environment, Timer
 from penstock.metadata.controller import Controller
+from penstock.metadata.first_users import Credentials
 from penstock.metadata.image import Image
 from penstock.model import BrokerId, format_id
 from penstock.protocol.apis import error_response
@@ -62,8 +63,9 @@ class ActiveController:
         node_id: int = -1,
         cluster_id: str = "",
         brokers_expected: int = 1,
+        first_users: Callable[[], Credentials] = dict,
     ) -> None:
-        """``cluster_id`` comes from this node's disk, for a log that has none.
+        """``cluster_id`` comes from this node's disk, for a log that has none, and so do ``first_users``.
 
         ``brokers_expected`` is the number of brokers that the cluster should have, for topics created before all of
         them are registered.
@@ -75,6 +77,7 @@ class ActiveController:
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._brokers_expected = brokers_expected
+        self._first_users = first_users
         # Only while this node is the active controller.
         self._controller: Controller | None = None
         # Timed decisions that are not committed yet.
@@ -100,7 +103,8 @@ class ActiveController:
         controller = self._begin()
         if not controller.image.cluster_id or not controller.image.features:
             cluster_id = self._cluster_id or format_id(self._environment.random.randbytes(CLUSTER_ID_BYTES))
-            self._propose(controller.found_cluster(cluster_id), _ignore, _nothing, _nothing)
+            users = {} if controller.image.features else self._first_users()
+            self._propose(controller.found_cluster(cluster_id, users), _ignore, _nothing, _nothing)
         self._plan()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Requests that go to the controller unchanged, and are answered when its decision is committed.
 
 DeleteTopics (1-6), CreatePartitions (0-3), AlterConfigs (0-2), IncrementalAlterConfigs (0-1), ElectLeaders (0-2),
-AlterPartitionReassignments (0-1), ListPartitionReassignments (0), UpdateFeatures (0-2), AlterPartition (2-3),
-AllocateProducerIds (0) and AssignReplicasToDirs (0).
+AlterPartitionReassignments (0-1), ListPartitionReassignments (0), UpdateFeatures (0-2),
+AlterUserScramCredentials (0), AlterPartition (2-3), AllocateProducerIds (0) and AssignReplicasToDirs (0).
 
 The last three come from other brokers only. ``metadata/controller.py`` decides all of them.
 """

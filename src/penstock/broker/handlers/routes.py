@@ -77,9 +77,9 @@ HANDLERS = {
         on_its_group(READ),
         Right(READ, TOPIC),
     ),
-    29: _handler("security", "describe_acls", on_cluster(DESCRIBE)),
-    30: _handler("security", "create_acls", on_cluster(ALTER)),
-    31: _handler("security", "delete_acls", on_cluster(ALTER)),
+    29: _handler("acls", "describe_acls", on_cluster(DESCRIBE)),
+    30: _handler("acls", "change_acls", on_cluster(ALTER)),  # CreateAcls
+    31: _handler("acls", "change_acls", on_cluster(ALTER)),  # DeleteAcls
     32: _handler(
         "configs", "describe_configs", Right(DESCRIBE_CONFIGS, TOPIC), Right(DESCRIBE_CONFIGS, CLUSTER)
     ),
@@ -93,6 +93,8 @@ HANDLERS = {
     45: _handler("controller", "decide", on_cluster(ALTER)),  # AlterPartitionReassignments
     46: _handler("controller", "decide", on_cluster(DESCRIBE)),  # ListPartitionReassignments
     47: _handler("groups", "offset_delete", on_its_group(DELETE), Right(READ, TOPIC)),
+    50: _handler("users", "describe_user_scram_credentials", on_cluster(DESCRIBE)),
+    51: _handler("controller", "decide", on_cluster(ALTER)),  # AlterUserScramCredentials
     52: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # Vote
     53: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # BeginQuorumEpoch
     54: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # EndQuorumEpoch

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.broker.network.authentication import Authentication
 from penstock.broker.network.authorization import (
     Authorizer,
     Operation,
@@ -31,6 +32,7 @@ from penstock.protocol.framing import Framer
 from penstock.protocol.listeners import ListenerDescription
 
 if TYPE_CHECKING:
+    from penstock.broker.network.sasl_connections import SaslConnections
     from penstock.broker.network.server import Server
 
 # Requests of one connection that may wait for their response; Kafka allows one, its clients send five.
@@ -177,6 +179,7 @@ class Connection:
         "_unsent_bytes",
         "_waiting",
         "_warmed",
+        "authentication",
         "connected_ms",
         "frame_started_ms",
         "is_closed",
@@ -188,19 +191,29 @@ class Connection:
     )
 
     def __init__(
-        self, stream: Stream, server: Server, listener: ListenerDescription, principal: Principal
+        self,
+        stream: Stream,
+        server: Server,
+        listener: ListenerDescription,
+        principal: Principal,
+        authentication: Authentication | None = None,
     ) -> None:
         self._stream = stream
         self._server = server
         self.peer = stream.peer
         self.principal = principal
+        # None on listeners without SASL.
+        self.authentication = authentication
         self.listener = listener
         self.is_closed = False
         # Called once when the connection has ended.
         self.on_closed: Callable[[], None] | None = None
         self.connected_ms = self.last_active_ms = server.environment.clock.now_ms()
         # Input.
-        self._framer = Framer(server.buffers, server.frame_bytes_max)
+        self._framer = Framer(
+            server.buffers,
+            server.frame_bytes_max if authentication is None else authentication.token_bytes_max,
+        )
         self._is_reading = False
         # When the incomplete frame began; -1 while there is none.
         self.frame_started_ms = -1
@@ -220,6 +233,10 @@ class Connection:
     @property
     def authorizer(self) -> Authorizer | None:
         return self._server.authorizer
+
+    @property
+    def sasl(self) -> SaslConnections:
+        return self._server.sasl
 
     @property
     def is_silent(self) -> bool:
@@ -242,6 +259,11 @@ class Connection:
         self._flush()
         if not self._is_reading and not self.is_closed and not self._is_overloaded():
             self._server.environment.spawn.soon(self._process)
+
+    def authenticated(self, principal: Principal) -> None:
+        """The client has proven who it is: it may send requests of any size."""
+        self.principal = principal
+        self._framer.frame_bytes_max = self._server.frame_bytes_max
 
     def resume(self) -> None:
         """The buffer pool has a free buffer again."""
@@ -276,7 +298,11 @@ class Connection:
             self._stream.on_readable(self._readable if wanted else None)
 
     def _is_overloaded(self) -> bool:
-        return self._unsent_bytes > UNSENT_BYTES_MAX or len(self._waiting) >= WAITING_CALLS_MAX
+        return (
+            self._unsent_bytes > UNSENT_BYTES_MAX
+            or len(self._waiting) >= WAITING_CALLS_MAX
+            or (self.authentication is not None and self.authentication.is_busy)
+        )
 
     def _readable(self) -> None:
         space = self._framer.space()
@@ -346,6 +372,11 @@ class Connection:
 
     def _handle(self, frame: memoryview) -> None:
         key, version, correlation_id, client_id_size = _header.unpack_from(frame)
+        if self.authentication is not None:
+            reason = self.authentication.refusal(key, self.last_active_ms)
+            if reason is not None:
+                self.refuse(reason)
+                return
         position = 10
         if client_id_size > 0:
             position += client_id_size

@@ -15,11 +15,13 @@ from typing import Any
 
 from penstock.broker.config import BrokerConfig
 from penstock.broker.logs import Logger
-from penstock.broker.network.authorization import ANONYMOUS, Authorizer
+from penstock.broker.network.authorization import ANONYMOUS, Authorizer, Principal
 from penstock.broker.network.connection import Connection, Route
 from penstock.broker.network.connection_limits import ConnectionLimits
 from penstock.broker.network.handshakes import Handshakes
+from penstock.broker.network.listener_sasl import ListenerSasl
 from penstock.broker.network.listener_tls import ListenerTls
+from penstock.broker.network.sasl_connections import SaslConnections
 from penstock.environment import Environment, Listener, Stream
 from penstock.protocol.apis import CLIENT
 from penstock.protocol.framing import BufferPool
@@ -42,11 +44,14 @@ REFUSALS_LOGGED_PER_SWEEP = 20
 class _Door:
     """One listener: where it is bound, and what connections through it get."""
 
-    __slots__ = ("listener", "socket", "tls")
+    __slots__ = ("listener", "sasl", "socket", "tls")
 
-    def __init__(self, listener: ListenerDescription, tls: ListenerTls | None) -> None:
+    def __init__(
+        self, listener: ListenerDescription, tls: ListenerTls | None, sasl: ListenerSasl | None
+    ) -> None:
         self.listener = listener
         self.tls = tls
+        self.sasl = sasl
         self.socket: Listener | None = None
 
 
@@ -95,6 +100,9 @@ class Server:
         self._handshakes = Handshakes(
             environment, on_established=self._established, on_failed=self._handshake_failed
         )
+        self.sasl = SaslConnections(
+            environment, failure_delay_ms=config.connection_failed_authentication_delay_ms
+        )
         self._doors: list[_Door] = []
         # Connections that arrived before this node could answer; None once it can.
         self._held: list[tuple[Stream, _Door]] | None = None
@@ -107,10 +115,11 @@ class Server:
         *,
         listener: ListenerDescription = CLIENTS,
         tls: ListenerTls | None = None,
+        sasl: ListenerSasl | None = None,
         hold: bool = False,
     ) -> tuple[str, int]:
         """Listen on one more address, and return it as bound. With ``hold``, connections wait for ``open``."""
-        door = _Door(listener, tls)
+        door = _Door(listener, tls, sasl)
         is_first = not self._doors
         if hold and self._held is None:
             self._held = []
@@ -118,6 +127,8 @@ class Server:
         self._doors.append(door)
         if tls is not None:
             tls.watch()
+        if sasl is not None:
+            sasl.watch()
         if is_first:
             self._sweep()
         return door.socket.address
@@ -134,6 +145,9 @@ class Server:
                 door.socket.close()
             if door.tls is not None:
                 door.tls.close()
+            if door.sasl is not None:
+                door.sasl.close()
+        self.sasl.close()
         for stream, _ in self._held or ():
             stream.close()
         self._handshakes.close()
@@ -157,7 +171,7 @@ class Server:
             return
         self._per_host[host] = self._per_host.get(host, 0) + 1
         if door.tls is None:
-            self._connections[Connection(stream, self, door.listener, ANONYMOUS)] = None
+            self._connect(stream, door, ANONYMOUS, None)
         else:
             self._handshakes.add(stream, door, door.tls)
 
@@ -171,7 +185,17 @@ class Server:
             self._leave(stream.peer, stream)
             self._note_closed(stream, door, str(error))
             return
-        self._connections[Connection(stream, self, door.listener, principal)] = stream
+        self._connect(stream, door, principal, stream)
+
+    def _connect(self, stream: Stream, door: _Door, principal: Principal, tls: TlsStream | None) -> None:
+        """With SASL, a client is anonymous until it has authenticated, whatever its certificate says."""
+        if door.sasl is None:
+            self._connections[Connection(stream, self, door.listener, principal)] = tls
+            return
+        authentication = door.sasl.authentication(self.environment.clock.now_ms())
+        connection = Connection(stream, self, door.listener, ANONYMOUS, authentication)
+        self._connections[connection] = tls
+        self.sasl.add(connection)
 
     def _handshake_failed(self, stream: Stream, door: _Door, reason: str) -> None:
         self._leave(stream.peer, None)
@@ -205,6 +229,8 @@ class Server:
     def closed(self, connection: Connection) -> None:
         stream = self._connections.pop(connection, None)
         self._waiting_for_buffer.pop(connection, None)
+        if connection.authentication is not None:
+            self.sasl.remove(connection)
         self._leave(connection.peer, stream)
 
     def _leave(self, host: str, stream: TlsStream | None) -> None:

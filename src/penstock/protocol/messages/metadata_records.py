@@ -168,7 +168,7 @@ class QuotaEntityPart(Message):
     entity_name: str | None = string(nullable=True)
 
 
-class ClientQuotaRecord(Message, key=14, versions="0-1", flexible="1+"):
+class ClientQuotaRecord(Message, key=14, versions="0", flexible="0+"):
     entity: list[QuotaEntityPart] = array(QuotaEntityPart)
     key: str = string()
     value: float = float64()

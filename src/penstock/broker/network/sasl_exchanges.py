@@ -1,0 +1,148 @@
+"""What each SASL mechanism does with a client's messages (``Exchange`` of ``authentication.py``).
+
+Passwords are checked against the SCRAM credentials of the cluster's users, also for PLAIN. A name that nobody has
+costs as much as any other and is answered in the same way, so that a stranger does not learn who exists.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import NamedTuple
+
+from penstock.broker.network.authentication import Challenge, Check, InvalidCredentials, Proven
+from penstock.metadata.security import ScramCredential, ScramMechanism
+from penstock.sasl import SaslError, oauthbearer, plain, scram
+
+PLAIN = "PLAIN"
+OAUTHBEARER = oauthbearer.MECHANISM
+SCRAM = {mechanism.sasl_name: mechanism for mechanism in ScramMechanism}
+NONCE_BYTES = 18
+
+StoredCredentials = Mapping[tuple[str, ScramMechanism], ScramCredential]
+
+
+class UsedCredential(NamedTuple):
+    """The credential that a user was recognised by."""
+
+    mechanism: ScramMechanism
+    stored: ScramCredential
+
+
+class Users:
+    """The users of the cluster, and keys for names that nobody has."""
+
+    def __init__(self, stored: Callable[[], StoredCredentials], secret: Callable[[], str]) -> None:
+        """``secret`` must be the same on all brokers, or strangers could compare them, and unknown to strangers."""
+        self._stored = stored
+        self._secret = secret
+        self._seen: StoredCredentials | None = None
+        self._usual_iterations = scram.ITERATIONS_MIN
+
+    def find(self, user: str, mechanism: ScramMechanism) -> ScramCredential | None:
+        return self._stored().get((user, mechanism))
+
+    def keys(self, user: str, mechanism: ScramMechanism) -> scram.Keys:
+        """The keys of a user, or made-up ones that no password fits."""
+        found = self.find(user, mechanism)
+        if found is not None:
+            return scram.Keys(*found)
+        return scram.Keys(self.made_up_salt(user, mechanism), b"", b"", self.usual_iterations())
+
+    def made_up_salt(self, user: str, mechanism: ScramMechanism) -> bytes:
+        return scram.made_up_salt(self._secret().encode(), mechanism.sasl_name, user)
+
+    def usual_iterations(self) -> int:
+        """What most credentials have, so that made-up ones do not stand out."""
+        stored = self._stored()
+        if stored is not self._seen:
+            self._seen = stored
+            counts = Counter(credential.iterations for credential in stored.values())
+            self._usual_iterations = counts.most_common(1)[0][0] if counts else scram.ITERATIONS_MIN
+        return self._usual_iterations
+
+    def has(self, proof: Proven) -> bool:
+        """Whether the credential that was used is still that of the user."""
+        used = proof.credential
+        return not isinstance(used, UsedCredential) or self.find(proof.user, used.mechanism) == used.stored
+
+
+class ScramExchange:
+    """Two messages. The proof is checked with a few hashes; the slow derivation is the client's work."""
+
+    def __init__(self, mechanism: ScramMechanism, users: Users, random: Random) -> None:
+        self._mechanism = mechanism
+        self._users = users
+        self._found: ScramCredential | None = None
+        self._has_begun = False
+        self._server = scram.ScramServer(
+            mechanism.sasl_name,
+            self._find,
+            scram.nonce_from(random.randbytes(NONCE_BYTES)),
+            lambda user: users.made_up_salt(user, mechanism),
+            unknown_iterations=users.usual_iterations(),
+        )
+
+    @property
+    def claimed(self) -> str:
+        return self._server.claimed
+
+    def step(self, message: bytes) -> Challenge | Proven | Check:
+        if not self._has_begun:
+            self._has_begun = True
+            return Challenge(self._server.first(message))
+        signature = self._server.final(message)
+        user, found = self._server.user, self._found
+        assert user is not None and found is not None
+        return Proven(user, signature, UsedCredential(self._mechanism, found))
+
+    def _find(self, user: str) -> scram.Keys | None:
+        self._found = self._users.find(user, self._mechanism)
+        return None if self._found is None else scram.Keys(*self._found)
+
+
+class PlainExchange:
+    """One message with the password, which is right if it is that of any of the user's credentials."""
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
+        self.claimed = ""
+
+    def step(self, message: bytes) -> Challenge | Proven | Check:
+        _, user, password = plain.parse(message)
+        self.claimed = user
+        candidates = [(mechanism, self._users.keys(user, mechanism)) for mechanism in ScramMechanism]
+
+        def work() -> Proven:
+            # All of them, also after a match: the time tells nobody which credentials exist.
+            found = [
+                mechanism
+                for mechanism, keys in candidates
+                if _fits(password, mechanism.sasl_name, keys) and keys.stored_key
+            ]
+            if not found:
+                raise InvalidCredentials("invalid credentials")
+            keys = dict(candidates)[found[0]]
+            return Proven(user, credential=UsedCredential(found[0], ScramCredential(*keys)))
+
+        return Check(work)
+
+
+class BearerExchange:
+    """One message with a token of somebody whom the broker trusts."""
+
+    def __init__(self, prepare_check: Callable[[str], Callable[[], Proven]]) -> None:
+        self._prepare_check = prepare_check
+        self.claimed = ""
+
+    def step(self, message: bytes) -> Challenge | Proven | Check:
+        return Check(self._prepare_check(oauthbearer.parse(message).token))
+
+
+def _fits(password: str, mechanism: str, keys: scram.Keys) -> bool:
+    try:
+        salted = scram.salted_password(mechanism, password, keys.salt, keys.iterations)
+    except SaslError:
+        return False
+    return scram.matches(mechanism, salted, keys)
