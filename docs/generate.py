@@ -152,9 +152,13 @@ connection, except ApiVersions, which answers with the range we have.
   6).
 - **Every ConsumerGroupHeartbeat is answered with UNSUPPORTED_VERSION**: groups use the classic protocol
   (`group.protocol=classic`).
-- **No SASL and no authorization, and requests about them say so**: SaslHandshake and SaslAuthenticate answer
-  ILLEGAL_SASL_STATE and no mechanisms, the APIs of ACLs SECURITY_DISABLED, as Kafka does on a PLAINTEXT listener
-  without an authorizer.
+- **No SASL, and requests about it say so**: SaslHandshake and SaslAuthenticate answer ILLEGAL_SASL_STATE and no
+  mechanisms, as Kafka does on a PLAINTEXT listener.
+- **ACLs** with an operation that the resource type does not have are refused, and so are prefixes of the cluster's
+  name. Numbers without a meaning get INVALID_REQUEST; Kafka closes the connection. Without an authorizer, the APIs
+  of ACLs answer SECURITY_DISABLED, as in Kafka.
+- **Users** have names of at most 255 characters without control characters, and salts of at most 255 bytes. There
+  can be 10,000 credentials and 10,000 ACLs; more are refused with POLICY_VIOLATION.
 - **Listeners**: one that `advertised.listeners` does not name is advertised with the address it listens on; Kafka
   does not advertise it. A listener named like a protocol needs no entry in `listener.security.protocol.map`, even
   if others have one. Names have letters, digits, `-` and `_` only. Keystores and truststores are PEM. The settings
@@ -162,11 +166,12 @@ connection, except ApiVersions, which answers with the range we have.
 - **Only topics and brokers have settings.** Groups, clients' metrics and brokers' loggers are refused with
   INVALID_REQUEST and the reason, and ListConfigResources lists none of them.
 - **Features** are `metadata.version` and `kraft.version`, each at one level, `transaction.version` at 1 or 2, and
-  `penstock.compaction` at 1. The controller sets the last two to their highest levels by itself once every
-  registered broker supports them; UpdateFeatures can set `transaction.version` to 1 and to 2, but turn neither off.
+  `penstock.compaction` and `penstock.security` at 1. The controller sets the last three to their highest levels by
+  itself once every registered broker supports them; UpdateFeatures can set `transaction.version` to 1 and to 2, but
+  turn none off.
   Until `transaction.version` is set, the APIs of transactions are not advertised. Until `penstock.compaction` is
   set, `compact` in `cleanup.policy` or `log.cleanup.policy` is refused with INVALID_CONFIG, and nothing is
-  compacted.
+  compacted. Until `penstock.security` is set, changes of users and ACLs are refused with UNSUPPORTED_VERSION.
 - **DescribeLogDirs says how far logs are compacted**, in tagged fields of our own, if the request asks for it in
   one (`penstock topics cleaning`).
 - **Replicas are not moved between the disks of one broker**: AlterReplicaLogDirs is not served. A reassignment

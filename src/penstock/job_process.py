@@ -21,7 +21,7 @@ from penstock.machine import MachineFiles
 from penstock.machine_processes import read_message, write_message
 
 # Added to the niceness of the broker, which goes first when both want the same core.
-NICENESS = 5
+NICENESS = 10
 
 
 def main() -> None:

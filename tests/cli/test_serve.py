@@ -86,7 +86,6 @@ def test_every_option_reaches_the_broker(penstock: Penstock, started: list[Serve
             f"{THREE} --internal 127.0.0.1:9095",
             "differs from the address of node 1 in --controllers, 127.0.0.1:9094",
         ),
-        (f"{THREE} --internal 0.0.0.0:9094", "0.0.0.0:9094 is open to other machines"),
         (f"{THREE} --internal 0.0.0.0:9097 --node-id 4", "other nodes cannot connect to 0.0.0.0"),
         (f"{THREE} --internal 127.0.0.1:9094 --listen 127.0.0.1:9094", "are the same address"),
         (f"{THREE} --internal 127.0.0.1:9094 --roles broker", "its --roles must include controller"),

@@ -109,6 +109,9 @@ def test_settings_of_our_own_say_so_in_their_names() -> None:
     ours = BROKER.keys() - {kafka.name for kafka in kafka_settings("broker")} - only_while_running
     assert ours == {
         "penstock.durability",
+        "penstock.internal.secret.file",
+        "penstock.internal.security",
+        "penstock.node.principals",
         "penstock.rebalance.delay.ms",
         "penstock.rebalance.enable",
         "penstock.rebalance.partitions.max",

@@ -20,6 +20,7 @@ from penstock.protocol.messages.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
 )
+from penstock.protocol.messages.forwarding import DefaultPrincipalData
 from penstock.protocol.messages.quorum import CONTROL_TYPE
 from penstock.protocol.schema import NO_UUID, OWN_TAGS, Field, Message, version_range
 from tests import java
@@ -41,7 +42,8 @@ TYPES = {
 
 CLASSES = [cls for api in EVERY_API for cls in (api.request, api.response)]
 CLASSES += [cls for cls, version in QUOTA_MESSAGES if version == 0]
-CLASSES += [ConsumerProtocolSubscription, ConsumerProtocolAssignment, *CONTROL_TYPE.values()]
+CLASSES += [ConsumerProtocolSubscription, ConsumerProtocolAssignment, DefaultPrincipalData]
+CLASSES += CONTROL_TYPE.values()
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)

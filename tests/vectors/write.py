@@ -67,6 +67,7 @@ APIS = {
     "DescribeTransactions": None,
     "ListTransactions": 1,
     "UpdateFeatures": None,
+    "Envelope": None,
     "FetchSnapshot": None,
     "BrokerRegistration": None,
     "BrokerHeartbeat": None,

@@ -33,6 +33,7 @@ from penstock.broker.network.connection import Encoded
 from penstock.broker.network.connection_limits import ConnectionLimits
 from penstock.broker.network.fetch_sessions import FetchSessions
 from penstock.broker.network.metadata_pages import MetadataPages
+from penstock.broker.network.node_connector import NodeConnector
 from penstock.broker.network.peers import Peers
 from penstock.broker.node_partition_host import NodePartitionHost
 from penstock.broker.options import ServeOptions
@@ -55,7 +56,7 @@ from penstock.environment import Environment
 from penstock.metadata.features import TRANSACTION_VERSION, may_compact
 from penstock.metadata.image import Delta, Endpoint, Image
 from penstock.model import BrokerId
-from penstock.protocol.listeners import NODES, ListenerDescription
+from penstock.protocol.listeners import NODES, ListenerDescription, SecurityProtocol
 
 # So that the last messages to other nodes are sent before the connections close.
 LAST_WORDS_MS = 50
@@ -71,8 +72,13 @@ class Broker:
         *,
         on_failure: Callable[[str], None],
         on_active: Callable[[], None],
+        nodes: NodeConnector | None = None,
+        internal_protocol: SecurityProtocol = NODES.security_protocol,
     ) -> None:
+        """``nodes`` connects to other nodes; None: in plain text."""
         self.environment = environment
+        self._nodes = nodes
+        self._internal_protocol = internal_protocol
         self.config = config
         self.logger = logger
         self.node_id = BrokerId(options.node_id)
@@ -109,7 +115,7 @@ class Broker:
         )
         self._registration = Registration(self.storage, self.logger)
         self.clocks = ClockWatch(environment, self.storage.path, self.node_id, self.logger)
-        self.peers = Peers(environment)
+        self.peers = Peers(environment, None if self._nodes is None else self._nodes.connect)
         for node, (host, port) in options.controllers.items():
             self.peers.set_address(node, host, port)
         self.connection_limits = ConnectionLimits(
@@ -326,7 +332,7 @@ class Broker:
                 Endpoint(listener.name, *address, listener.security_protocol) for listener, address in clients
             ]
             if internal is not None:
-                endpoints.append(Endpoint(NODES.name, *internal, NODES.security_protocol))
+                endpoints.append(Endpoint(NODES.name, *internal, self._internal_protocol))
             self.membership.start(endpoints)
 
     def stop(self, then: Callable[[], None]) -> None:

@@ -321,8 +321,18 @@ def _check_advertised(addresses: Mapping[str, Address], advertised: Mapping[str,
             )
 
 
+def internal_protocol(settings: Mapping[str, str]) -> SecurityProtocol:
+    """The protocol between nodes. Raises ConfigError."""
+    return _protocols(settings.get(PROTOCOLS, "")).get(NODES.name, NODES.security_protocol)
+
+
+def internal_tls(settings: Mapping[str, str]) -> Tls:
+    """The TLS between nodes. Raises ConfigError."""
+    return _tls(NODES.name, settings)
+
+
 def _check_overrides(addresses: Mapping[str, Address], settings: Mapping[str, str]) -> None:
-    names = {name.lower() for name in addresses}
+    names = {name.lower() for name in (*addresses, NODES.name)}
     for setting in settings:
         if setting.startswith(LISTENER_PREFIX):
             name = setting.removeprefix(LISTENER_PREFIX).partition(".")[0]

@@ -7,16 +7,21 @@ Internal requests are never answered on client listeners.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from penstock.broker.broker import Broker
 from penstock.broker.config import BrokerConfig, ConfigError
 from penstock.broker.handlers.routes import make_route
+from penstock.broker.internal_settings import InternalSecurity, internal_security
 from penstock.broker.listener_settings import LISTENERS, ClientListener, client_listeners
 from penstock.broker.logs import Logger
 from penstock.broker.network.connection_limits import ConnectionLimits
 from penstock.broker.network.listener_sasl import ListenerSasl
 from penstock.broker.network.listener_tls import ListenerTls
 from penstock.broker.network.sasl_exchanges import Users
+from penstock.broker.network.node_admission import NodeAdmission
+from penstock.broker.network.node_connector import NodeConnector
+from penstock.broker.network.node_security import NodeSecurity
 from penstock.broker.network.server import Server
 from penstock.broker.options import ServeError, ServeOptions
 from penstock.environment import Environment
@@ -56,15 +61,30 @@ class Node:
             secret=lambda: self.broker.cluster_id or "",
         )
         self._sasl = _with_sasl(environment, logger, [each for each, _ in self._listeners], users)
+        internal = _internal(options, config)
+        self._security = None if internal.is_plain else NodeSecurity(environment, logger, internal)
+        self._admission: NodeAdmission | None = None
         self.broker = Broker(
-            environment, options, config, logger, on_failure=on_failure, on_active=self._became_active
+            environment,
+            options,
+            config,
+            logger,
+            on_failure=on_failure,
+            on_active=self._became_active,
+            nodes=None if self._security is None else NodeConnector(environment, logger, self._security),
+            internal_protocol=internal.protocol,
         )
         self.internal: Server | None = None
         self.client: Server | None = None
         self._bound: Bound = ()
         if options.controllers:
+            admitted = environment
+            if self._security is not None:
+                self._admission = NodeAdmission(environment, logger, self._security)
+                # The server only gets connections of nodes.
+                admitted = replace(environment, network=self._admission)
             self.internal = Server(
-                environment,
+                admitted,
                 self.broker,
                 config,
                 logger,
@@ -94,6 +114,8 @@ class Node:
         internal = None
         if self.internal is not None:
             assert options.internal is not None
+            if self._security is not None:
+                self._security.watch()
             bound = self._listen(self.internal, NODES, options.internal, "--internal")
             told = options.internal_told
             internal = told if told is not None and told[1] else bound
@@ -162,6 +184,20 @@ class Node:
         for server in (self.client, self.internal):
             if server is not None:
                 server.close()
+        if self._admission is not None:
+            self._admission.close()
+        if self._security is not None:
+            self._security.close()
+
+
+def _internal(options: ServeOptions, config: BrokerConfig) -> InternalSecurity:
+    """Raises ServeError."""
+    if not options.controllers:
+        return InternalSecurity()
+    try:
+        return internal_security(config.static)
+    except ConfigError as error:
+        raise ServeError(str(error)) from None
 
 
 def _with_tls(

@@ -190,7 +190,7 @@ def filter_of(asked: DescribeAclsRequest | DeleteAclsFilter) -> AclFilter:
     )
 
 
-def create_acls(decided: DecidedState, request: CreateAclsRequest, random: Random) -> CreateAclsResponse:
+def create_acls(decided: DecidedState, request: CreateAclsRequest, generator: Random) -> CreateAclsResponse:
     """Add ACLs. One that exists already is not added again, and its result is no error."""
     if not may_secure(decided.image):
         return CreateAclsResponse.for_error(request, 0, ErrorCode.UNSUPPORTED_VERSION, NOT_YET)
@@ -206,7 +206,7 @@ def create_acls(decided: DecidedState, request: CreateAclsRequest, random: Rando
                 if len(known) >= ACLS_MAX:
                     raise Refusal(ErrorCode.POLICY_VIOLATION, f"There can be {ACLS_MAX} ACLs in all.")
                 known.add(acl)
-                added[_new_id(random, ids)] = acl
+                added[_new_id(generator, ids)] = acl
         except Refusal as refusal:
             result.error_code, result.error_message = refusal.error, refusal.message
         results.append(result)
@@ -326,9 +326,9 @@ def _known(numbers: type[Numbers], number: int, what: str) -> Numbers:
         raise _invalid(f"There is no {what} {number}. Known: {names}.") from None
 
 
-def _new_id(random: Random, taken: set[bytes]) -> bytes:
+def _new_id(generator: Random, taken: set[bytes]) -> bytes:
     while True:
-        id = random.randbytes(ID_BYTES)
+        id = generator.randbytes(ID_BYTES)
         if id != NO_UUID and id not in taken:
             taken.add(id)
             return id

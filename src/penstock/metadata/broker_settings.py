@@ -47,6 +47,9 @@ REBALANCE = "penstock.rebalance.enable"
 REBALANCE_DELAY_MS = "penstock.rebalance.delay.ms"
 REBALANCE_PARTITIONS_MAX = "penstock.rebalance.partitions.max"
 REBUILD_DELAY_MS = "penstock.replica.rebuild.delay.ms"
+INTERNAL_SECURITY = "penstock.internal.security"
+INTERNAL_SECRET_FILE = "penstock.internal.secret.file"
+NODE_PRINCIPALS = "penstock.node.principals"
 
 # Settings with an option of ``penstock serve``; only the option can set them.
 OPTIONS = {
@@ -373,6 +376,25 @@ BROKER: dict[str, Setting] = table(
     *SSL.values(),
     *SASL.values(),
     *SASL_OF_BROKER.values(),
+    # Between nodes, with listener.security.protocol.map=INTERNAL:SSL, SASL_SSL or SASL_PLAINTEXT.
+    string(
+        INTERNAL_SECURITY,
+        "required",
+        "Whether nodes connect securely and accept nothing else (required), connect securely (preferred), or only"
+        " accept it (accepted); the last two are for rolling restarts.",
+        *("required", "preferred", "accepted"),
+    ),
+    string(
+        INTERNAL_SECRET_FILE,
+        None,
+        "With INTERNAL:SASL_SSL or SASL_PLAINTEXT: the file with the secret that all nodes share.",
+    ),
+    string(
+        NODE_PRINCIPALS,
+        None,
+        "With INTERNAL:SSL: the principals of the nodes' certificates, separated by semicolons; *: all that the"
+        " internal listener's own truststore vouches for.",
+    ),
     # Settings that must not be ignored.
     *refused(
         "max.connections.per.ip is the same for all addresses",

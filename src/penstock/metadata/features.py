@@ -10,7 +10,8 @@ that back until it is unregistered. UpdateFeatures can set another level; it is 
 
 Controllers do not register, so a node that is only a controller is not asked. It needs no feature to lead the
 quorum: it may be upgraded last, but until then it registers brokers without their features, which they report
-again in their heartbeats when a newer controller has taken over.
+again in their heartbeats when a newer controller has taken over. Once penstock.security has a level, it cannot
+handle the requests of clients either, which come in envelopes that it does not know; so upgrade controllers first.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ TRANSACTION_VERSION = "transaction.version"
 # take such a log for a damaged one. Without a level, nothing is compacted, and users cannot ask for it.
 COMPACTION = "penstock.compaction"
 
-# 1: brokers read records of credentials, ACLs and quotas. Without a level, none is written, and requests that would
-# write one are refused.
+# 1: brokers read records of credentials, ACLs and quotas, and forward clients' requests in envelopes. Without a
+# level, no such record is written, and requests that would write one are refused.
 SECURITY = "penstock.security"
 SECURITY_LEVEL = 1
 

@@ -160,6 +160,7 @@ APIS: dict[int, Api] = {
         Api(55, "DescribeQuorum", "quorum", 0, 2, flexible_from=0),
         Api(56, "AlterPartition", "brokers", 2, 3, flexible_from=0, listeners=NODES),
         Api(57, "UpdateFeatures", "cluster", 0, 2, flexible_from=0),
+        Api(58, "Envelope", "forwarding", 0, 0, flexible_from=0, listeners=NODES),
         Api(59, "FetchSnapshot", "quorum", 0, 1, flexible_from=0, listeners=NODES),
         Api(60, "DescribeCluster", "cluster", 0, 2, flexible_from=0),
         Api(61, "DescribeProducers", "transactions", 0, 0, flexible_from=0),

@@ -102,9 +102,13 @@ class CompactedLogs:
             if machine.node is not None and machine.node.is_ready and not self._is_damaged(machine)
             for place, hosted in self._hosted(machine)
         ]
+        epochs: dict[Place, int] = {}
+        for _, place, hosted in replicas:
+            epochs[place] = max(epochs.get(place, -1), hosted.replication.leader_epoch)
         led: dict[Place, None] = {}
         for _, place, hosted in replicas:
-            if _is_established(hosted):
+            # Not one that has not heard of its successor, which may be on a machine that is left out here.
+            if _is_established(hosted) and hosted.replication.leader_epoch == epochs[place]:
                 led[place] = None
                 self.ends[place] = hosted.high_watermark
                 self._stable[place] = max(self._stable.get(place, 0), hosted.last_stable_offset)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from penstock.broker.logs import Logger
+from penstock.broker.network.authorization import Requester
 from penstock.decision import Decision
 from penstock.environment import Environment, Timer
 from penstock.metadata.controller import Controller
@@ -118,10 +119,12 @@ class ActiveController:
         *,
         from_host: str | None = None,
         from_broker: bool = False,
+        requester: Requester | None = None,
     ) -> None:
         """Call ``answer(response)`` now or when the decision is committed; NOT_CONTROLLER if it is not active.
 
-        ``from_broker``: a broker asks for itself, and may create internal topics.
+        ``from_broker``: a broker asks for itself, and may create internal topics. ``requester``: the client that
+        asks; None if a node does, or a broker that does not say for whom.
         """
         controller = self._controller
         if controller is None:

@@ -101,6 +101,7 @@ HANDLERS = {
     55: _handler("quorum", "ask_leader", on_cluster(DESCRIBE)),  # DescribeQuorum
     56: _handler("controller", "decide", on_cluster(CLUSTER_ACTION)),  # AlterPartition
     57: _handler("controller", "decide", on_cluster(ALTER)),  # UpdateFeatures
+    58: _handler("controller", "envelope", on_cluster(CLUSTER_ACTION)),
     59: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # FetchSnapshot
     60: _handler("cluster", "describe_cluster"),
     61: _handler("transactions", "describe_producers", Right(READ, TOPIC)),

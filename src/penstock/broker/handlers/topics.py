@@ -12,7 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.broker.broker import Broker
-from penstock.broker.network.authorization import ALL_OPERATIONS, ResourceType, authorized_operations
+from penstock.broker.network.authorization import (
+    ALL_OPERATIONS,
+    Requester,
+    ResourceType,
+    authorized_operations,
+)
 from penstock.broker.network.connection import WAITING, Call, Encoded
 from penstock.broker.network.metadata_pages import listener_not_found
 from penstock.metadata.image import NO_LEADER, Image, TopicImage
@@ -282,5 +287,6 @@ def create_topics(broker: Broker, request: CreateTopicsRequest, call: Call) -> A
         # A client that created a topic through this broker finds it here.
         broker.controller.when_seen([] if request.validate_only else made, lambda: call.answer(response))
 
-    broker.controller.forward(request, call.version, created)
+    requester = Requester(call.principal, call.host)
+    broker.controller.forward(request, call.version, created, requester)
     return WAITING

@@ -35,6 +35,14 @@ class Principal(NamedTuple):
         return f"{self.type}:{self.name}"
 
 
+class Requester(NamedTuple):
+    """Who sent a request that another node forwards."""
+
+    principal: Principal
+    # Where the client connected from.
+    host: str
+
+
 # Every client on a listener without authentication.
 ANONYMOUS = Principal("User", "ANONYMOUS")
 
