@@ -18,6 +18,7 @@ BENCHMARKS = {
     "throughput": "large batches in and out, against the bare machine",
     "batching": "what batching in the client is worth",
     "kafka": "the same load on Apache Kafka",
+    "tls": "librdkafka over TLS, beside Apache Kafka over TLS and our own plain listener",
     "replication": "three copies against one, on three brokers",
     "failover": "how long clients wait when a broker is gone",
     "scale": "a hundred thousand partitions on three brokers",

@@ -98,11 +98,6 @@ def test_every_command_that_reaches_brokers_takes_the_file() -> None:
             assert "--config" in options, words
 
 
-def test_jobs_on_spark_say_that_they_have_no_tls(penstock: Penstock, config: str, tmp_path: Path) -> None:
-    line = failed(penstock("spark", "archive", "a", "--to", str(tmp_path), "--config", config), 2)
-    assert "jobs on Spark do not support TLS yet" in line
-
-
 # Which brokers
 
 

@@ -72,6 +72,18 @@ def parse(text: str) -> Login:
     return Login(family, options["username"], options["password"])
 
 
+def line(mechanism: str, user: str, password: str) -> str:
+    """The line for a user, as Java's clients and ``parse`` read it."""
+    module = next(name for name, family in MODULES.items() if mechanism.startswith(family))
+    return f"{module} required username={_quoted(user)} password={_quoted(password)};"
+
+
+def _quoted(text: str) -> str:
+    for letter, character in [("\\", "\\"), ('"', '"'), *_ESCAPES.items()]:
+        text = text.replace(character, f"\\{letter}")
+    return f'"{text}"'
+
+
 def _tokens(text: str) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     place = 0

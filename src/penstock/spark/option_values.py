@@ -88,6 +88,15 @@ class Names:
     refused: Mapping[str, str]
 
 
+# Of the jobs, which have parameters for everything else.
+_SECURITY_ONLY = Names(of="job", meant=SECURITY, without_effect=(), refused={})
+
+
+def parse_security(options: Mapping[str, str] | None) -> Security | None:
+    """How a job connects, from options of the source. Raises SparkOptionError."""
+    return OptionValues(options or {}, _SECURITY_ONLY).security()
+
+
 class OptionValues:
     def __init__(self, options: Mapping[str, str], names: Names) -> None:
         """Raises SparkOptionError for an unknown or refused option."""
