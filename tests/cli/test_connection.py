@@ -188,9 +188,17 @@ def test_the_option_of_topics_create_is_explained(penstock: Penstock, config: st
             "line 2: unknown setting bootstrap.server; did you mean bootstrap.servers?",
         ),
         ("ssl.truststore.location=a", "line 1: ssl.truststore.location is a setting of Java's clients"),
-        ("sasl.username=hunter2", "line 1: sasl.username: SASL is not supported yet"),
-        ("security.protocol=sasl_ssl", "security.protocol=sasl_ssl: SASL is not supported yet"),
-        ("security.protocol=tls", "security.protocol: not plaintext or ssl: tls"),
+        ("sasl.username=hunter2", "sasl.username needs security.protocol=sasl_ssl"),
+        ("security.protocol=sasl_ssl", "sasl.mechanism is missing; use SCRAM-SHA-512"),
+        ("security.protocol=tls", "security.protocol: not plaintext, ssl, sasl_plaintext or sasl_ssl: tls"),
+        (
+            "security.protocol=sasl_plaintext\nsasl.mechanism=PLAIN\nsasl.password=hunter2",
+            "sasl.username is missing: PLAIN needs a user and a password",
+        ),
+        (
+            'sasl.jaas.config=some.Module required username="a" password="hunter2";',
+            "line 1: sasl.jaas.config is a setting of Java's clients; use sasl.username and sasl.password",
+        ),
         (
             "ssl.key.password=hunter2",
             "security.protocol is missing; ssl.key.password needs security.protocol=ssl",

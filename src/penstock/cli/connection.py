@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from penstock.cli.failures import WrongUsage
+from penstock.sasl.settings import SaslSettings
 from penstock.tls.pem import Pem
 
 SERVERS = "bootstrap.servers"
@@ -28,8 +29,10 @@ class ClientConfig:
     servers: str | None
     # As librdkafka takes them.
     security: Mapping[str, str] = field(repr=False)
-    # None: plaintext.
+    # None: without TLS.
     context: ssl.SSLContext | None = field(repr=False, compare=False)
+    # None: without SASL.
+    sasl: SaslSettings | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Brokers:
     servers: str
     security: Mapping[str, str] = field(default_factory=dict, repr=False)
     context: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+    sasl: SaslSettings | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return self.servers
@@ -47,7 +51,7 @@ def load_client_config(path: str) -> ClientConfig:
     """Read a file, and the certificates that it names. Raises WrongUsage."""
     # These import all of the wire client, and most commands have no file.
     from penstock.wire.errors import BadSecurity  # noqa: PLC0415
-    from penstock.wire.security import SECURITY_NAMES, check_names, client_context  # noqa: PLC0415
+    from penstock.wire.security import SECURITY_NAMES, check_names, client_context, client_security  # noqa: PLC0415
 
     try:
         with open(path, "rb") as file:
@@ -71,10 +75,12 @@ def load_client_config(path: str) -> ClientConfig:
         values[name] = value.replace("\\n", "\n") if name.endswith(".pem") else value
     servers = values.pop(SERVERS, None) or None
     try:
-        context = client_context(values)
+        security = client_security(values)
+        context = client_context(security)
     except BadSecurity as error:
         raise WrongUsage(f"{path}: {error}") from None
-    return ClientConfig(servers, _for_librdkafka(values) if context is not None else {}, context)
+    is_plain = security.tls is None and security.sasl is None
+    return ClientConfig(servers, {} if is_plain else _for_librdkafka(values), context, security.sasl)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -99,6 +105,9 @@ def _for_librdkafka(values: Mapping[str, str]) -> dict[str, str]:
     """The same settings where librdkafka is stricter than we are."""
     found = {name: value for name, value in values.items() if value}
     found["security.protocol"] = found["security.protocol"].lower()
+    for name in ("sasl.mechanism", "sasl.mechanisms"):
+        if name in found:
+            found[name] = found[name].upper()
     if values.get(_HOST_CHECK) == "":
         # As Java's clients write it.
         found[_HOST_CHECK] = "none"

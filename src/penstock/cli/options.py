@@ -71,7 +71,7 @@ def _chosen(context: typer.Context, value: Brokers) -> Brokers:
     )
     if config.servers is not None and given < max(file_given, 1):
         servers = config.servers
-    return Brokers(servers, config.security, config.context)
+    return Brokers(servers, config.security, config.context, config.sasl)
 
 
 # Parsed like an argument.
@@ -98,7 +98,7 @@ def _config_option(*names: str) -> Any:
         parser=load_client_config,
         # Before --bootstrap, which is completed from it.
         is_eager=True,
-        help="A file with bootstrap.servers, security.protocol and ssl.* settings.",
+        help="A file with bootstrap.servers, security.protocol, ssl.* and sasl.* settings.",
     )
 
 

@@ -425,6 +425,10 @@ def _connect(bootstrap: Brokers) -> AdminClient:
             "jobs on Spark do not support TLS yet; give the brokers a plaintext listener for them, "
             "and name it with --bootstrap in a command without --config"
         )
+    if bootstrap.sasl is not None:
+        raise WrongUsage(
+            "jobs on Spark do not support SASL yet; give the brokers a plaintext listener for them"
+        )
     return client.connect(bootstrap)
 
 

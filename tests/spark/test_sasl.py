@@ -1,0 +1,69 @@
+"""The options of the source and the sink for SASL: Java's line with user and password, which nobody gets to see."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.sasl.settings import SaslSettings
+from penstock.spark import sink
+from penstock.spark.errors import SparkOptionError
+from penstock.spark.options import parse
+from penstock.wire import Security
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
+OPTIONS = {
+    "kafka.bootstrap.servers": "127.0.0.1:1",
+    "kafka.security.protocol": "SASL_PLAINTEXT",
+    "kafka.sasl.mechanism": "SCRAM-SHA-512",
+    "kafka.sasl.jaas.config": f'{MODULE} required username="alice" password="hunter2";',
+}
+ALICE = SaslSettings("SCRAM-SHA-512", "alice", "hunter2")
+
+
+def test_source_and_sink_read_the_line_of_java() -> None:
+    source = parse({**OPTIONS, "subscribe": "t"}, "batch")
+    assert source.read.security == Security(None, ALICE, kafka_names=True)
+    assert sink.parse({**OPTIONS, "topic": "t"}).produce.security == source.read.security
+    both = parse({**OPTIONS, "subscribe": "t", "kafka.security.protocol": "SASL_SSL"}, "batch").read.security
+    assert both is not None and both.tls is not None and both.sasl == ALICE
+
+
+def test_options_reach_executors_and_hide_the_password() -> None:
+    parsed = parse({**OPTIONS, "subscribe": "t"}, "batch")
+    assert pickle.loads(pickle.dumps(parsed)) == parsed
+    assert "hunter2" not in repr(parsed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"kafka.sasl.mechanism": "GSSAPI"}, "kafka.sasl.mechanism: GSSAPI is not supported"),
+        ({"kafka.sasl.mechanism": "PLAIN"}, "kafka.sasl.jaas.config: this login module is not for PLAIN"),
+        ({"kafka.sasl.jaas.config": "hunter2"}, "kafka.sasl.jaas.config: not a line such as"),
+        (
+            {"kafka.sasl.jaas.config": 'com.sun.security.auth.module.JndiLoginModule required a="hunter2";'},
+            "kafka.sasl.jaas.config: only ScramLoginModule and PlainLoginModule",
+        ),
+        ({"kafka.sasl.jaas.config": f"{MODULE} required;"}, "kafka.sasl.jaas.config: username is missing"),
+    ],
+)
+def test_wrong_options_are_refused_without_the_password(changed: dict[str, str], why: str) -> None:
+    with pytest.raises(SparkOptionError) as caught:
+        parse({**OPTIONS, "subscribe": "t", **changed}, "batch")
+    assert str(caught.value).startswith(why) and "hunter2" not in str(caught.value)
+
+
+def test_password_is_in_no_plan(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+    """Spark hides the line, because it hides options whose value contains the word password."""
+    read = spark.read.format("penstock").options(**OPTIONS, subscribe="t").load()
+    capfd.readouterr()
+    read.explain(True)
+    shown = capfd.readouterr().out
+    assert "penstock" in shown
+    assert "hunter2" not in shown
