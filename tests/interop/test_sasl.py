@@ -212,6 +212,8 @@ def test_java_produces_and_consumes(
             f"sasl.login.callback.handler.class={handler}",
             f"sasl.oauthbearer.token.endpoint.url={token.as_uri()}",
             f"sasl.oauthbearer.jwt.retriever.class={LOGIN_MODULE}.oauthbearer.FileJwtRetriever",
+            # The default needs jose4j, which brokers have.
+            f"sasl.oauthbearer.jwt.validator.class={LOGIN_MODULE}.oauthbearer.ClientJwtValidator",
         ]
     properties: Path = files.directory / f"{mechanism}.properties"
     properties.write_text("\n".join(lines))
