@@ -10,6 +10,7 @@ from pathlib import Path
 
 from penstock.metadata import first_users
 from penstock.metadata.security import ScramMechanism
+from tests.sasl.issuer import AUDIENCE, NAME, Issuer
 from tests.support import BrokerProcess
 from tests.tls.files import TlsFiles
 
@@ -20,6 +21,7 @@ USER, PASSWORD = "alice, of =Wonderland", "hunter2 żółć"
 class SaslBroker:
     process: BrokerProcess
     files: TlsFiles
+    issuer: Issuer
 
     def address(self, listener: str = "SASL_PLAINTEXT") -> str:
         host, port = self.process.addresses[listener]
@@ -42,7 +44,7 @@ class SaslBroker:
 
 @contextmanager
 def sasl_broker(directory: Path, settings: Mapping[str, str]) -> Iterator[SaslBroker]:
-    files = TlsFiles(directory)
+    files, issuer = TlsFiles(directory), Issuer()
     data = directory / "data"
     data.mkdir()
     users = {
@@ -53,8 +55,11 @@ def sasl_broker(directory: Path, settings: Mapping[str, str]) -> Iterator[SaslBr
     own = {
         "listeners": "SASL_PLAINTEXT://127.0.0.1:0,SASL_SSL://127.0.0.1:0",
         "sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512",
-        "listener.name.sasl_ssl.sasl.enabled.mechanisms": "SCRAM-SHA-512,PLAIN",
+        "listener.name.sasl_ssl.sasl.enabled.mechanisms": "SCRAM-SHA-512,PLAIN,OAUTHBEARER",
+        "sasl.oauthbearer.jwks.endpoint.url": issuer.write(directory),
+        "sasl.oauthbearer.expected.issuer": NAME,
+        "sasl.oauthbearer.expected.audience": AUDIENCE,
         **files.settings("none"),
     }
     with BrokerProcess({**settings, **own}, data_dir=data) as process:
-        yield SaslBroker(process, files)
+        yield SaslBroker(process, files, issuer)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +13,9 @@ from penstock.sasl.settings import SaslSettings
 from penstock.spark import sink
 from penstock.spark.errors import SparkOptionError
 from penstock.spark.options import parse
-from penstock.wire import Security
+from penstock.wire import Client, Security
+from tests.conftest import BROKER_SETTINGS
+from tests.sasl.broker import PASSWORD, USER, sasl_broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,11 +63,38 @@ def test_wrong_options_are_refused_without_the_password(changed: dict[str, str],
     assert str(caught.value).startswith(why) and "hunter2" not in str(caught.value)
 
 
-def test_password_is_in_no_plan(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
-    """Spark hides the line, because it hides options whose value contains the word password."""
-    read = spark.read.format("penstock").options(**OPTIONS, subscribe="t").load()
-    capfd.readouterr()
-    read.explain(True)
-    shown = capfd.readouterr().out
-    assert "penstock" in shown
-    assert "hunter2" not in shown
+def test_rows_go_through_sasl_and_back_and_the_password_is_in_no_plan(
+    spark: SparkSession, tmp_path: Path, unique: Callable[[str], str]
+) -> None:
+    topic = unique("sasl")
+    with sasl_broker(tmp_path, BROKER_SETTINGS) as broker:
+        with Client(broker.address(), security=broker.librdkafka()) as client:
+            client.create_topic(topic, 2)
+        options = {
+            **OPTIONS,
+            "kafka.bootstrap.servers": broker.address(),
+            "kafka.sasl.jaas.config": f'{MODULE} required username="{USER}" password="{PASSWORD}";',
+        }
+        written = spark.range(100).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
+        written.write.format("penstock").mode("append").options(**options, topic=topic).save()
+        read = spark.read.format("penstock").options(**options, subscribe=topic).load()
+        assert sorted(int(row.value) for row in read.select("value").collect()) == list(range(100))
+        with pytest.raises(
+            Exception, match=r"the broker did not accept user eve with SCRAM-SHA-512"
+        ) as caught:
+            wrong = {"kafka.sasl.jaas.config": f'{MODULE} required username="eve" password="{PASSWORD}";'}
+            spark.read.format("penstock").options(**{**options, **wrong}, subscribe=topic).load().count()
+    # What Spark writes into its event log.
+    executions = spark._jsparkSession.sharedState().statusStore().executionsList()
+    plans = [executions.apply(number).physicalPlanDescription() for number in range(executions.size())]
+    assert len([plan for plan in plans if "penstock" in plan]) >= 2
+    assert PASSWORD not in str(caught.value) and not [plan for plan in plans if PASSWORD in plan]
+
+
+def test_spark_hides_the_line_wherever_it_shows_options(spark: SparkSession) -> None:
+    """Because it hides options whose value contains the word password, not only those with such a name."""
+    assert spark._jvm is not None
+    options = spark._jvm.PythonUtils.toScalaMap(OPTIONS)
+    shown = spark._jsparkSession.sessionState().conf().redactOptions(options).toString()
+    assert "kafka.sasl.mechanism" in shown and "kafka.sasl.jaas.config" in shown
+    assert "hunter2" not in shown and "redacted" in shown
