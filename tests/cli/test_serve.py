@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,15 @@ def test_every_option_reaches_the_broker(penstock: Penstock, started: list[Serve
             config_file="penstock.toml",
         )
     ]
+
+
+def test_the_first_administrator_comes_from_the_environment_and_does_not_stay_there(
+    penstock: Penstock, started: list[ServeOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ADMIN", "admin:a-password")
+    assert penstock("serve").code == 0
+    assert started[0].admin == "admin:a-password" and "a-password" not in repr(started[0])
+    assert "PENSTOCK_ADMIN" not in os.environ
 
 
 @pytest.mark.parametrize(

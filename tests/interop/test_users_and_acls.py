@@ -31,7 +31,7 @@ Unique = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def admin(bootstrap: str) -> Any:
-    # Its stubs say less than it accepts.
+    # Its annotations are narrower than what it takes and returns.
     return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
 
@@ -74,12 +74,13 @@ def test_librdkafka_is_told_that_there_are_no_acls_without_an_authorizer(admin: 
         AclOperation.READ,
         AclPermissionType.ALLOW,
     )
+    anything: Any = None
     everything = AclBindingFilter(
         ResourceType.ANY,
-        None,  # type: ignore[arg-type]  # the stubs do not know that it may be None
+        anything,
         ResourcePatternType.ANY,
-        None,  # type: ignore[arg-type]
-        None,  # type: ignore[arg-type]
+        anything,
+        anything,
         AclOperation.ANY,
         AclPermissionType.ANY,
     )

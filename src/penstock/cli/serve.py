@@ -143,7 +143,8 @@ def _options(arguments: argparse.Namespace) -> ServeOptions:
         controllers=controllers,
         roles=roles,
         is_insecure=arguments.insecure,
-        admin=os.environ.get(ADMIN_VARIABLE) or None,
+        # Out of the environment, which the processes that the broker starts would inherit.
+        admin=os.environ.pop(ADMIN_VARIABLE, "") or None,
     )
 
 

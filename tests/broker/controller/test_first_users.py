@@ -8,9 +8,12 @@ from random import Random
 
 import pytest
 
+from penstock.broker.controller.first_users import FirstUsers
+from penstock.broker.logs import Logger
 from penstock.broker.options import ServeError
 from penstock.metadata import first_users
 from penstock.metadata.features import may_secure
+from penstock.metadata.image import Image
 from penstock.metadata.security import ScramMechanism
 from penstock.sasl import scram
 from tests.support_files import FakeClock, FakeFiles
@@ -84,6 +87,21 @@ def test_a_file_that_comes_too_late_is_ignored_with_a_warning(capfd: pytest.Capt
     assert again.broker.image.security.credentials == {}
     assert len(warnings(capfd.readouterr().err)) == 1
     assert not again.files.exists(PATH)
+
+
+def test_a_file_that_was_copied_to_the_node_that_founded_the_cluster_is_removed_in_silence(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As on the other controllers of a new cluster."""
+    founder = World(files=with_file(first_users.encode(USERS)))
+    founder.files.replace(PATH, first_users.encode(USERS))
+    capfd.readouterr()
+    other = FirstUsers(founder.environment, "/data", None, Logger(node=2))
+    other.committed(Image())
+    assert founder.files.exists(PATH), "no cluster exists yet"
+    other.committed(founder.broker.image)
+    assert not founder.files.exists(PATH)
+    assert warnings(capfd.readouterr().err) == []
 
 
 def test_a_damaged_file_stops_the_start_in_one_line() -> None:
