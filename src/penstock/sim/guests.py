@@ -1,8 +1,9 @@
 """A client whose rights come and go, and the one who gives them and takes them away.
 
-The guest has a topic of its own, to which it writes and from which it reads when an ACL for its host allows it. Once a
-broker has applied that the ACL is gone, no request of the guest may succeed there, whatever the guest could do before on
-the same connection. What the broker has applied is looked up in its image, which is not how the broker decides.
+The guest has a topic of its own, to which it writes and from which it reads when an ACL for its host allows it.
+Once a broker has applied that the ACL is gone, no request of the guest may succeed there, whatever the guest could
+do before on the same connection. What the broker has applied is looked up in its image, which is not how the broker
+decides.
 """
 
 from __future__ import annotations
