@@ -104,11 +104,11 @@ chaos-transactions: $(VENV)/.installed
 
 sim: $(VENV)/.installed
 	$(BIN)/penstock sim cores --seeds 200
-	$(BIN)/penstock sim --seeds 20 --plans 5
+	$(BIN)/penstock sim --seeds 20 --plans 6
 
 sim-long: $(VENV)/.installed
 	$(BIN)/penstock sim cores --seeds $(SEEDS) --jobs 2
-	$(BIN)/penstock sim --seeds $(CLUSTER_SEEDS) --seconds 60 --plans 5 --jobs 2
+	$(BIN)/penstock sim --seeds $(CLUSTER_SEEDS) --seconds 60 --plans 6 --jobs 2
 
 upgrade: $(VENV)/.installed
 	PENSTOCK_UPGRADE_FROM=$(FROM) $(BIN)/python -m pytest tests/chaos/upgrade.py -s

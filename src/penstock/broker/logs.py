@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from copy import copy
 from typing import Any
 
 
@@ -17,7 +18,10 @@ class Logger:
 
     def named(self, name: str) -> Logger:
         """A logger whose lines have a name of their own."""
-        return Logger(**self._context, logger=name)
+        # A copy: loggers of simulations write elsewhere.
+        other = copy(self)
+        other._context, other._log = {**self._context, "logger": name}, None
+        return other
 
     def info(self, event: str, **values: Any) -> None:
         self._say("info", event, values)
