@@ -127,9 +127,9 @@ connection, except ApiVersions, which answers with the range we have.
 - **Pipelined requests are handled as they arrive**, in order, and answered in order. Kafka takes the next request
   of a connection only after answering the one before.
 - **Quotas are token buckets** with a burst of one second, where Kafka averages over eleven. Delays are at most
-  25 s. Every broker counts the partitions that it is asked to create and delete; in Kafka the controller does. A
-  topic that a Metadata request creates is not counted. An ip is an address, never the name of a host. A connection
-  of an address that connects too often waits; in Kafka it is closed. See [quotas.md](../guide/quotas.md).
+  25 s. Every broker counts the partitions that it is asked to create and delete; in Kafka the controller does. An
+  ip is an address, never the name of a host. A connection of an address that connects too often waits; in Kafka it
+  is closed. See [quotas.md](../guide/quotas.md).
 - **A batch of an unknown producer in a log that never held a record is refused once**, with
   NOT_LEADER_OR_FOLLOWER, unless it is the producer's first. It may have overtaken the first one, or its producer
   continues in a recreated topic; then it is accepted on retry. Kafka up to 4.4 accepts it at once and may lose the

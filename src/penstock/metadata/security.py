@@ -73,6 +73,16 @@ class Acl(NamedTuple):
 QuotaEntity = tuple[tuple[str, str | None], ...]
 
 
+class SecurityDelta(NamedTuple):
+    # Users whose credentials were added, replaced or removed.
+    users: tuple[str, ...] = ()
+    has_acls: bool = False
+    has_quotas: bool = False
+
+
+NO_SECURITY_CHANGE = SecurityDelta()
+
+
 @dataclass(frozen=True, slots=True)
 class SecurityImage:
     # By user and mechanism.
@@ -96,21 +106,23 @@ class SecurityImage:
         ]
         return changes
 
+    def changed_since(self, before: SecurityImage) -> SecurityDelta:
+        """The difference to an earlier image, computed without the changes in between."""
+        known = dict.fromkeys((*before.credentials, *self.credentials))
+        users = [
+            user
+            for user, mechanism in known
+            if before.credentials.get((user, mechanism)) != self.credentials.get((user, mechanism))
+        ]
+        return SecurityDelta(
+            tuple(dict.fromkeys(users)), before.acls != self.acls, before.quotas != self.quotas
+        )
+
     def check(self) -> None:
         assert len(set(self.acls.values())) == len(self.acls), "the same ACL under two ids"
         for entity, quotas in self.quotas.items():
             assert quotas, f"{entity} is listed but has no quotas"
             assert list(entity) == sorted(entity, key=lambda part: part[0]), entity
-
-
-class SecurityDelta(NamedTuple):
-    # Users whose credentials were added, replaced or removed.
-    users: tuple[str, ...] = ()
-    has_acls: bool = False
-    has_quotas: bool = False
-
-
-NO_SECURITY_CHANGE = SecurityDelta()
 
 
 def credential_record(

@@ -2,13 +2,8 @@
 
 The guest has a topic of its own, to which it writes and from which it reads when an ACL for its host allows it.
 Once a broker has applied that the ACL is gone, no request of the guest may succeed there, whatever the guest could
-<<<<<<< HEAD
 do before on the same connection. What the broker has applied is looked up in its image, which is not how the
 broker decides.
-=======
-do before on the same connection. What the broker has applied is looked up in its image, which is not how the broker
-decides.
->>>>>>> acls
 """
 
 from __future__ import annotations

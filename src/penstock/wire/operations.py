@@ -337,6 +337,10 @@ def fetch(
             continue
         response = answer.message
         data = _only_partition(response)
+        if data is None and not response.error_code and response.throttle_time_ms > 0:
+            # KIP-219: nothing now. The broker handles the next request when the delay is over.
+            task.trouble = f"the client is over its quota for another {response.throttle_time_ms} ms"
+            continue
         code = response.error_code or (
             data.error_code if data is not None else ErrorCode.UNKNOWN_SERVER_ERROR
         )

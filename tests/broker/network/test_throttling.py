@@ -36,6 +36,8 @@ from penstock.protocol.messages.topics import (
     CreateTopicsRequest,
     DeleteTopicsRequest,
     DeleteTopicState,
+    MetadataRequest,
+    MetadataRequestTopic,
 )
 from penstock.protocol.records import Record, encode_batch
 from tests.virtual import Client, World
@@ -449,6 +451,19 @@ def test_versions_without_the_error_are_carried_out_and_delayed(stage: Stage) ->
     deleted_ms = stage.ms(lambda: client.call(DeleteTopicsRequest(topic_names=["a"]), 4))
     assert deleted_ms > 8_900
     assert errors(client.answers[-1].responses) == [0]
+
+
+def test_topics_that_metadata_creates_are_counted_and_stay_unknown_over_the_quota(stage: Stage) -> None:
+    stage.set(CONTROLLER_MUTATION_RATE, 0.1)
+    client = stage.client()
+    # A burst is one partition.
+    asked = MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in ("a", "b", "c")])
+    response = client.call(asked, 12)
+    made = [topic.error_code == 0 for topic in response.topics]
+    assert made == [True, True, False] and response.throttle_time_ms > 0
+    assert response.topics[2].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    # The client asks again after the throttle time.
+    assert [topic.error_code for topic in client.call(asked, 12).topics] == [0, 0, 0]
 
 
 # Connection rate

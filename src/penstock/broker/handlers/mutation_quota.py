@@ -63,6 +63,20 @@ def within_quota(handle: Handle) -> Handle:
     return limited
 
 
+def creatable_within_quota(broker: Broker, names: list[str], call: Call) -> list[str]:
+    """The topics that a Metadata request may create. The others stay unknown, and clients ask again."""
+    if not broker.throttling.limits_mutations or call.is_internal:
+        return names
+    partitions = _default_partitions(broker)
+    return [name for name in names if broker.throttling.may_mutate(call, partitions, is_strict=True)]
+
+
+def _default_partitions(broker: Broker) -> int:
+    layers = layers_of(broker.image, broker.node_id, broker.config.static)
+    partitions: int = broker_value("num.partitions", layers)
+    return partitions
+
+
 def _take_refused(broker: Broker, request: Any, call: Call) -> Any:
     """Remove the topics that are over the quota: another request for these, or None."""
     is_strict = call.version >= STRICT_SINCE_VERSION[request.KEY]
@@ -83,8 +97,7 @@ def _lists(
     image = broker.image
     match request:
         case CreateTopicsRequest():
-            layers = layers_of(image, broker.node_id, broker.config.static)
-            default: int = broker_value("num.partitions", layers)
+            default = _default_partitions(broker)
             return [
                 (
                     request.topics,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.broker.broker import Broker
+from penstock.broker.handlers.mutation_quota import creatable_within_quota
 from penstock.broker.network.authorization import (
     ALL_OPERATIONS,
     CLUSTER_NAME,
@@ -67,6 +68,7 @@ def metadata(broker: Broker, request: MetadataRequest, call: Call) -> Any:
         ]
         # The rest is created when the client asks again, as clients do for missing topics.
         del creatable[TOPICS_CREATED_PER_REQUEST_MAX:]
+        creatable = creatable_within_quota(broker, creatable, call)
         if creatable:
             broker.controller.create_topics(
                 creatable,

@@ -225,7 +225,7 @@ class _Attempt:
             self._answer(exchange, salted)
 
         self._environment.spawn.in_thread(
-            lambda: salted_password(MECHANISM, secret, salt, iterations), derived, lane="read"
+            lambda: salted_password(MECHANISM, secret, salt, iterations), derived, lane="login"
         )
 
     def _answer(self, exchange: NodeSaslClient, salted: bytes) -> None:
