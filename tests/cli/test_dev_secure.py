@@ -116,6 +116,15 @@ def test_a_secure_cluster_lets_its_administrator_in_and_nobody_else(
             refused = penstock("topics", "list", "--config", str(wrong))
             assert refused.code == 1 and "did not accept user admin" in refused.err, refused
             assert penstock("topics", "list", "--bootstrap", bootstrap).code == 1
+            # Another user has no rights yet.
+            secret = tmp_path / "bob.password"
+            secret.write_text("bob's")
+            added = penstock("users", "add", "bob", "--password-file", str(secret), "--config", str(config))
+            assert added.code == 0, added
+            bob = config.read_text().replace(password, "bob's").replace("=admin", "=bob")
+            wrong.write_text(bob)
+            denied = penstock("topics", "create", "u", "--command-config", str(wrong))
+            assert denied.code == 1 and "authoriz" in denied.err.lower(), denied
             assert password not in "".join(lines)
         finally:
             process.send_signal(signal.SIGINT)
