@@ -152,9 +152,12 @@ connection, except ApiVersions, which answers with the range we have.
   6).
 - **Every ConsumerGroupHeartbeat is answered with UNSUPPORTED_VERSION**: groups use the classic protocol
   (`group.protocol=classic`).
-- **No SASL and no authorization, and requests about them say so**: SaslHandshake and SaslAuthenticate answer
-  ILLEGAL_SASL_STATE and no mechanisms, the APIs of ACLs SECURITY_DISABLED, as Kafka does on a PLAINTEXT listener
-  without an authorizer.
+- **SASL**: SaslHandshake 0, after which Kafka reads tokens without request headers, is answered with
+  ILLEGAL_SASL_STATE. SaslAuthenticate without a handshake, and a second handshake, get ILLEGAL_SASL_STATE before the
+  connection is closed; Kafka only closes it. A token that is not accepted gets SASL_AUTHENTICATION_FAILED at once,
+  without the exchange of an error object (RFC 7628). When a credential is removed or replaced, the connections that
+  were authenticated with it are closed; in Kafka they stay. There are no GSSAPI and no delegation tokens.
+- **No authorization yet**: every client that gets in may do everything.
 - **Listeners**: one that `advertised.listeners` does not name is advertised with the address it listens on; Kafka
   does not advertise it. A listener named like a protocol needs no entry in `listener.security.protocol.map`, even
   if others have one. Names have letters, digits, `-` and `_` only. Keystores and truststores are PEM. The settings
