@@ -153,8 +153,8 @@ connection, except ApiVersions, which answers with the range we have.
 - **Every ConsumerGroupHeartbeat is answered with UNSUPPORTED_VERSION**: groups use the classic protocol
   (`group.protocol=classic`).
 - **SASL**: SaslHandshake 0, after which Kafka reads tokens without request headers, is answered with
-  ILLEGAL_SASL_STATE. SaslAuthenticate without a handshake, and a second handshake, get ILLEGAL_SASL_STATE before the
-  connection is closed; Kafka only closes it. A token that is not accepted gets SASL_AUTHENTICATION_FAILED at once,
+  ILLEGAL_SASL_STATE. SaslAuthenticate without a handshake, and a second handshake, get ILLEGAL_SASL_STATE before
+  the connection is closed; Kafka only closes it. A refused token gets SASL_AUTHENTICATION_FAILED at once,
   without the exchange of an error object (RFC 7628). When a credential is removed or replaced, the connections that
   were authenticated with it are closed; in Kafka they stay. There are no GSSAPI and no delegation tokens.
 - **No authorization yet**: every client that gets in may do everything.
