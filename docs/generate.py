@@ -165,6 +165,11 @@ connection, except ApiVersions, which answers with the range we have.
   can be 10,000 credentials and 10,000 ACLs; more are refused with POLICY_VIOLATION.
 - **A transactional id in Produce needs the right on it**, also if no batch is transactional
   ([0032](../decisions/0032-rights-are-checked-where-the-client-talks-and-where-it-is-decided.md)).
+- **SASL**: SaslHandshake 0, after which Kafka reads tokens without request headers, is answered with
+  ILLEGAL_SASL_STATE. SaslAuthenticate without a handshake, and a second handshake, get ILLEGAL_SASL_STATE before
+  the connection is closed; Kafka only closes it. A refused token gets SASL_AUTHENTICATION_FAILED at once,
+  without the exchange of an error object (RFC 7628). When a credential is removed or replaced, the connections that
+  were authenticated with it are closed; in Kafka they stay. There are no GSSAPI and no delegation tokens.
 - **Listeners**: one that `advertised.listeners` does not name is advertised with the address it listens on; Kafka
   does not advertise it. A listener named like a protocol needs no entry in `listener.security.protocol.map`, even
   if others have one. Names have letters, digits, `-` and `_` only. Keystores and truststores are PEM. The settings

@@ -176,6 +176,11 @@ def test_settings_of_a_listener_win_over_those_of_the_broker() -> None:
         (SASL | TOKENS | {AUDIENCE: " "}, f"listener SASL: OAUTHBEARER needs {AUDIENCE}"),
         (SASL | TOKENS | {KEYS_URL: ""}, f"listener SASL: OAUTHBEARER needs {KEYS_URL}"),
         (SASL | TOKENS | {KEYS_URL: "http://a/b"}, "only file: and https: URLs are read"),
+        (SASL | TOKENS | {KEYS_URL: "https://[a/b"}, f"{KEYS_URL} is not a URL"),
+        (
+            SASL | TOKENS | {KEYS_URL: "https://me:secret@a/b"},
+            "a URL with a user or password is not supported",
+        ),
         (SASL | TOKENS | {KEYS_URL: "file://host/keys"}, "write file:///path/to/keys.json"),
         (SASL | TOKENS | {KEYS_URL: "https://a/b", ALLOWED_URLS: "https://a"}, f"is not in {ALLOWED_URLS}"),
         ({"listener.name.plaintext.ssl.client.auth": "maybe"}, "must be one of required, requested, none"),

@@ -238,10 +238,15 @@ def _tokens(name: str, value: Callable[[str], Any]) -> Tokens:
         if not value(setting):
             raise ConfigError(f"listener {name}: OAUTHBEARER needs {setting}")
     url = value(KEYS_URL)
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigError(f"listener {name}: {KEYS_URL} is not a URL") from None
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise ConfigError(f"listener {name}: {KEYS_URL}: write file:///path/to/keys.json")
+    elif "@" in parts.netloc:
+        raise ConfigError(f"listener {name}: {KEYS_URL}: a URL with a user or password is not supported")
     elif parts.scheme != "https" or not parts.netloc:
         raise ConfigError(f"listener {name}: {KEYS_URL}: only file: and https: URLs are read")
     elif url not in value(ALLOWED_URLS):

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.network import sasl_connections
 from penstock.broker.network.authentication import AUTHENTICATION_TIMEOUT_MS, FAILED_MESSAGE
 from penstock.metadata.security import ScramMechanism
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.cluster import ApiVersionsRequest
+from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from penstock.protocol.messages.produce import ProduceRequest
 from penstock.protocol.messages.security import (
     AlterUserScramCredentialsRequest,
@@ -20,7 +22,7 @@ from penstock.protocol.messages.security import (
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
 )
-from penstock.protocol.messages.topics import MetadataRequest
+from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTopic
 from penstock.protocol.schema import Message
 from penstock.sasl import oauthbearer, plain, scram
 from tests.sasl.issuer import AUDIENCE, NAME, Issuer
@@ -380,3 +382,44 @@ def test_new_keys_are_read_when_a_token_asks_for_them(tmp_path: Path) -> None:
     choose(client, "OAUTHBEARER")
     found = token(client, oauthbearer.message(new.token(world.clock.wall_ms() / 1000)))
     assert found.error_code == 0, "the keys of before stay"
+
+
+def test_a_request_that_waits_is_not_answered_after_the_session() -> None:
+    world = World(LISTENERS | {"connections.max.reauth.ms": "3000", "auto.create.topics.enable": "true"})
+    put(world, "alice", "wonder")
+    client = world.client()
+    log_in(client, "alice", "wonder")
+    world.run_until(
+        lambda: client.call(MetadataRequest(topics=[MetadataRequestTopic(name="t")]), 1).topics[0].partitions,
+        2_000,
+    )
+    partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1_000)
+    client.send(
+        FetchRequest(
+            max_wait_ms=600_000, min_bytes=1, topics=[FetchTopic(topic="t", partitions=[partition])]
+        ),
+        11,
+    )
+    count = len(client.answers)
+    world.run_for(1_000)
+    assert not client.is_closed
+    is_out(world, client, 4_000)
+    assert len(client.answers) == count
+
+
+def test_a_flood_of_passwords_waits_in_line_and_others_go_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sasl_connections, "CHECKS_WAITING_MAX", 5)
+    strangers = [world.client() for _ in range(10)]
+    for each in strangers:
+        each.send(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+        each.send(SaslAuthenticateRequest(auth_bytes=plain.message("alice", "wrong")), 2)
+    world.run_for(1)
+    assert [each.is_closed for each in strangers] == [False] * 7 + [True] * 3, "two run and five wait"
+    # One gives up: its password is not checked.
+    strangers[6].stream.close()
+    assert not log_in(world.client(), "alice", "wonder").error_code
+    world.run_for(1_000)
+    assert all(each.is_closed for each in strangers)
+    assert [len(each.answers) for each in strangers] == [2] * 6 + [1] + [1] * 3

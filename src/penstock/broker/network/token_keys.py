@@ -97,8 +97,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def read(url: str) -> bytes:
     """The content of a file: or https: URL. Waits for disk and network: for a worker thread. Raises KeysError."""
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         if parts.scheme == "file":
             with open(os.fsdecode(unquote(parts.path)), "rb") as file:
                 return file.read(KEYS_BYTES_MAX + 1)
