@@ -63,6 +63,15 @@ def test_wrong_options_are_refused_without_the_password(changed: dict[str, str],
     assert str(caught.value).startswith(why) and "hunter2" not in str(caught.value)
 
 
+def test_spark_hides_the_line_wherever_it_shows_options(spark: SparkSession) -> None:
+    """Because it hides options whose value contains the word password, not only those with such a name."""
+    assert spark._jvm is not None
+    options = spark._jvm.PythonUtils.toScalaMap(OPTIONS)
+    shown = spark._jsparkSession.sessionState().conf().redactOptions(options).toString()
+    assert "kafka.sasl.mechanism" in shown and "kafka.sasl.jaas.config" in shown
+    assert "hunter2" not in shown and "redacted" in shown
+
+
 def test_rows_go_through_sasl_and_back_and_the_password_is_in_no_plan(
     spark: SparkSession, tmp_path: Path, unique: Callable[[str], str]
 ) -> None:
@@ -87,14 +96,5 @@ def test_rows_go_through_sasl_and_back_and_the_password_is_in_no_plan(
     # What Spark writes into its event log.
     executions = spark._jsparkSession.sharedState().statusStore().executionsList()
     plans = [executions.apply(number).physicalPlanDescription() for number in range(executions.size())]
-    assert len([plan for plan in plans if "penstock" in plan]) >= 2
+    assert len(plans) >= 2 and [plan for plan in plans if "penstock" in plan]
     assert PASSWORD not in str(caught.value) and not [plan for plan in plans if PASSWORD in plan]
-
-
-def test_spark_hides_the_line_wherever_it_shows_options(spark: SparkSession) -> None:
-    """Because it hides options whose value contains the word password, not only those with such a name."""
-    assert spark._jvm is not None
-    options = spark._jvm.PythonUtils.toScalaMap(OPTIONS)
-    shown = spark._jsparkSession.sessionState().conf().redactOptions(options).toString()
-    assert "kafka.sasl.mechanism" in shown and "kafka.sasl.jaas.config" in shown
-    assert "hunter2" not in shown and "redacted" in shown
