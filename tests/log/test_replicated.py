@@ -243,3 +243,19 @@ def test_a_log_that_begins_inside_a_batch_is_copied_from_that_batch_on(files: Fa
     log.append_replicated(batch + fetched(10, 5))
     assert (log.log_start_offset, log.log_end_offset) == (7, 15)
     log.check()
+
+
+@pytest.mark.parametrize("room", [0, 50, 200, 400])
+def test_a_log_that_begins_inside_a_batch_stays_where_it_begins_on_a_full_disk(
+    files: FakeFiles, room: int
+) -> None:
+    batch = encode_batch([(NOW, None, bytes(20), ()) for _ in range(5)], base_offset=5, leader_epoch=0)
+    log = opened(files)
+    log.start_over_at(7)
+    files.fail_after(room)
+    with pytest.raises(OSError) as raised:
+        log.append_replicated(batch + fetched(10, 5))
+    assert raised.value.errno == errno.ENOSPC
+    # What is below is committed, and the replica has said that its log goes so far.
+    assert log.log_start_offset == 7 and 7 <= log.log_end_offset < 15
+    log.check()

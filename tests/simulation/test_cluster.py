@@ -149,6 +149,7 @@ PINNED_FIFTH = (
     (992000493, 40, 3),  # a transaction that is open and whose records are deleted by age: likewise
     (997000359, 40, 3),  # a leader that has not heard of its successor: likewise
     (997000590, 40, 3),  # a tombstone of uncertain outcome, gone before a slow reader came to it: likewise
+    (997000692, 40, 3),  # a full disk while a log that begins inside a batch is copied
     (992000214, 40, 3),  # a killed replica that knew less of what is committed than when it compacted
     (992000086, 60, 3),  # a late response to a reader that has begun again: likewise
     (

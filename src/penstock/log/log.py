@@ -308,9 +308,13 @@ class Log:
             if base_offset is not None:
                 # The leader's log begins inside a batch, and batches are copied whole.
                 self.start_over_at(base_offset)
-                size = self._append_replicated(data)
-                self.delete_before(min(start, self.log_end_offset))
-                return size
+                try:
+                    return self._append_replicated(data)
+                finally:
+                    if self.log_end_offset < start:
+                        # Nothing was written. What is below ``start`` is committed, so the end must not be.
+                        self.start_over_at(start)
+                    self.delete_before(start)
         return self._append_replicated(data)
 
     def _append_replicated(self, data: Buffer) -> int:
