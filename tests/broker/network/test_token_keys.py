@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.network.token_keys import read
+from penstock.sasl.key_sets import read
 from penstock.sasl.tokens import KEYS_BYTES_MAX, KeysError
 from tests.tls.authority import Authority
 

@@ -71,7 +71,7 @@ class Users:
 class ScramExchange:
     """Two messages. The proof is checked with a few hashes; the slow derivation is the client's work."""
 
-    def __init__(self, mechanism: ScramMechanism, users: Users, random: Random) -> None:
+    def __init__(self, mechanism: ScramMechanism, users: Users, generator: Random) -> None:
         self._mechanism = mechanism
         self._users = users
         self._found: ScramCredential | None = None
@@ -79,7 +79,7 @@ class ScramExchange:
         self._server = scram.ScramServer(
             mechanism.sasl_name,
             self._find,
-            scram.nonce_from(random.randbytes(NONCE_BYTES)),
+            scram.nonce_from(generator.randbytes(NONCE_BYTES)),
             lambda user: users.made_up_salt(user, mechanism),
             unknown_iterations=users.usual_iterations(),
         )

@@ -6,22 +6,17 @@ Nothing of what was read, nor of how it failed, is told to clients. While they c
 
 from __future__ import annotations
 
-import os
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from http.client import HTTPException
-from urllib.parse import unquote, urlsplit
 
 from penstock.broker.logs import Logger
 from penstock.broker.network.authentication import Proven
 from penstock.environment import Environment, Timer
-from penstock.sasl.tokens import KEYS_BYTES_MAX, Key, KeysError, Rules, UnknownKey, parse_keys, verify
+from penstock.sasl.key_sets import read
+from penstock.sasl.tokens import Key, KeysError, Rules, UnknownKey, parse_keys, verify
 
 CHECK_INTERVAL_MS = 1_000
 # Whatever tokens ask for, and while the keys cannot be read.
 REFRESH_INTERVAL_MS_MIN = 10_000
-FETCH_TIMEOUT_S = 10
 
 
 class TokenKeys:
@@ -86,34 +81,3 @@ class TokenKeys:
         self._read_ms = now_ms - self._refresh_ms + REFRESH_INTERVAL_MS_MIN
         reason = str(error) if isinstance(error, KeysError) else type(error).__name__
         self._logger.error("the keys for tokens cannot be read", url=self._url, reason=reason)
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Only the URL that was allowed is read."""
-
-    def redirect_request(self, *args: object) -> None:
-        return None
-
-
-def read(url: str) -> bytes:
-    """The content of a file: or https: URL. Waits for disk and network: for a worker thread. Raises KeysError."""
-    try:
-        parts = urlsplit(url)
-        if parts.scheme == "file":
-            with open(os.fsdecode(unquote(parts.path)), "rb") as file:
-                return file.read(KEYS_BYTES_MAX + 1)
-        if parts.scheme != "https":
-            raise KeysError("only file: and https: URLs are read")
-        # No proxies from the environment either.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
-        with opener.open(url, timeout=FETCH_TIMEOUT_S) as response:
-            data: bytes = response.read(KEYS_BYTES_MAX + 1)
-            return data
-    except urllib.error.HTTPError as error:
-        # Not its text, which the server chose.
-        error.close()
-        raise KeysError(f"HTTP status {error.code}") from None
-    except OSError as error:
-        raise KeysError(f"cannot be read: {error.strerror or type(error).__name__}") from None
-    except (HTTPException, ValueError) as error:
-        raise KeysError(f"cannot be read: {type(error).__name__}") from None
