@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.metadata.authorizer import ALLOW, LITERAL, Operation, ResourceType
 from penstock.metadata.security import Acl, acl_record
-from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from penstock.protocol.messages.metadata_records import RemoveAccessControlEntryRecord
 from penstock.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from penstock.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
@@ -100,10 +100,15 @@ class Guest:
         self._succeeded += error == 0
 
     async def _watched(self, machine: Machine, request: Message, version: int) -> Any:
-        """The answer to a request, which must not be a success if the broker knew all the time of no right."""
+        """The answer to a request, which must not be a success if the broker knew all the time of no right.
+
+        None if there is no answer, or one without a word about the partition.
+        """
         node = machine.node
         closed = None if node is None else _closed(node.image.security.acls)
         answer = await self._client.call(machine.node_id, request, version)
+        if isinstance(answer, FetchResponse) and not answer.responses:
+            return None  # over its quota, which is all that it is told
         if closed is None or node is None or answer is None or machine.node is not node:
             return answer
         # Each change of ACLs makes another mapping, so there was none meanwhile.
