@@ -38,6 +38,8 @@ OTHER_DEFAULTS = {
     "queued.max.request.bytes": str(256 << 20),
     "ssl.cipher.suites": "null",
     "ssl.keystore.type": "PEM",
+    # There is no Kerberos.
+    "sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512",
     "ssl.truststore.type": "PEM",
     "transaction.state.log.min.isr": "1",
     "transaction.state.log.replication.factor": "1",
@@ -54,9 +56,12 @@ OTHER_LIMITS = {
     "log.cleaner.backoff.ms",
     # Kafka excludes 0; it has no meaning here anyway.
     "compression.gzip.level",
+    # Kafka allows any, but a connection that failed to log in must not stay long.
+    "connection.failed.authentication.delay.ms",
 }
-# Kafka changes listeners and their TLS while it runs; here only the files that the settings name are read again.
-FIXED_PREFIXES = ("listener", "ssl.")
+# Kafka changes listeners, their TLS and their SASL while it runs; here only the files that the settings name are
+# read again.
+FIXED_PREFIXES = ("listener", "sasl.", "ssl.")
 NUMBERS = (Kind.SHORT, Kind.INT, Kind.LONG, Kind.DOUBLE)
 
 
@@ -108,7 +113,9 @@ def test_settings_of_our_own_say_so_in_their_names() -> None:
     only_while_running = {"follower.replication.throttled.rate", "leader.replication.throttled.rate"}
     # In Kafka they belong to the authorizer.
     of_authorizer = {"super.users", "allow.everyone.if.no.acl.found"}
-    others = only_while_running | of_authorizer
+    # In Kafka it is a property of the JVM.
+    of_jvm = {"sasl.oauthbearer.allowed.urls"}
+    others = only_while_running | of_authorizer | of_jvm
     ours = BROKER.keys() - {kafka.name for kafka in kafka_settings("broker")} - others
     assert ours == {
         "penstock.durability",

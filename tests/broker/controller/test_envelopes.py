@@ -187,6 +187,7 @@ def client_call(answers: list[Any], version: int) -> Any:
         answer=answers.append,
         principal=ALICE.principal,
         host=ALICE.host,
+        authorizer=None,
     )
 
 
