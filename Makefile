@@ -96,7 +96,7 @@ chaos: $(VENV)/.installed
 	PENSTOCK_CHAOS_SEED=$${PENSTOCK_CHAOS_SEED:-random} $(BIN)/python -m pytest tests/chaos tests/cluster -m chaos -s --timeout 3600
 
 interop-long: $(VENV)/.installed
-	$(BIN)/python -m pytest tests/interop tests/cluster -m interop_long
+	$(BIN)/python -m pytest tests/interop tests/cluster tests/cli -m interop_long
 
 chaos-transactions: $(VENV)/.installed
 	PENSTOCK_CHAOS_FAULTS=$${PENSTOCK_CHAOS_FAULTS:-500} \

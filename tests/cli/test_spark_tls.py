@@ -56,6 +56,7 @@ def done(outcome: Outcome) -> Outcome:
     return outcome
 
 
+@pytest.mark.interop_long
 def test_all_jobs_run_over_tls_and_the_password_is_in_no_plan(
     penstock: Penstock,
     spark: SparkSession,

@@ -191,7 +191,10 @@ def test_librdkafka_with_a_wrong_password_is_told_so(
     assert "wrong-secret" not in secured.log_path.read_text()
 
 
-@pytest.mark.parametrize("mechanism", MODULES)
+@pytest.mark.parametrize(
+    "mechanism",
+    [pytest.param(name, marks=pytest.mark.interop_long) if name == "PLAIN" else name for name in MODULES],
+)
 def test_java_produces_and_consumes(
     secured: BrokerProcess, files: TlsFiles, issuer: Issuer, mechanism: str
 ) -> None:
