@@ -484,7 +484,9 @@ class MachineListener:
                 return
             connected.setblocking(False)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._on_connect(MachineStream(self._loop, connected, str(peer[0])))
+            # On a listener for both families, a client that came over IPv4 has the address ::ffff:10.0.0.7. It is
+            # known by the one it has itself, as in Kafka: ACLs, quotas and limits name that.
+            self._on_connect(MachineStream(self._loop, connected, _own_address(str(peer[0]))))
 
     def _resume(self) -> None:
         if self._socket.fileno() >= 0:
@@ -494,6 +496,11 @@ class MachineListener:
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
+
+
+def _own_address(peer: str) -> str:
+    mapped = peer.removeprefix("::ffff:")
+    return mapped if "." in mapped else peer
 
 
 class MachineNetwork:
