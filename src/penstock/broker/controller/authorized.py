@@ -137,14 +137,13 @@ def _create_topics(request: CreateTopicsRequest, version: int, allows: Allows) -
 
 def _delete_topics(request: DeleteTopicsRequest, image: Image, allows: Allows) -> Checked:
     """Two rights: a client without DESCRIBE is not told the name behind an id, or whether a name exists."""
-    refused: list[DeletableTopicResult] = []
+    # What is named twice has one result.
+    refused: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
 
     def refuse(name: str | None, topic_id: bytes) -> None:
-        result = DeletableTopicResult(
+        refused[name, topic_id] = DeletableTopicResult(
             name=name, topic_id=topic_id, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
         )
-        if result not in refused:
-            refused.append(result)
 
     def may_delete(name: str) -> bool:
         return allows(Operation.DESCRIBE, ResourceType.TOPIC, name) and allows(
@@ -172,7 +171,7 @@ def _delete_topics(request: DeleteTopicsRequest, image: Image, allows: Allows) -
 
     def complete(response: Any) -> Any:
         response = _or_empty(request, response)
-        response.responses += refused
+        response.responses += refused.values()
         return response
 
     is_left = bool(rest.topic_names or rest.topics) or not refused
@@ -204,14 +203,14 @@ def _without(
 def _results(
     request: Any, version: int, items: str, results: str, refused: Iterable[tuple[Any, ErrorCode]]
 ) -> list[Any]:
-    made: list[Any] = []
+    # A name that is given twice has one result. By their text: a client without any right may name very many, and
+    # to compare each with all others would stop the loop for minutes.
+    made: dict[str, Any] = {}
     for item, error in refused:
         one = copy(request)
         setattr(one, items, [item])
-        result = getattr(error_response(one, version, error), results)
-        # A name that is given twice has one result.
-        made += [each for each in result if each not in made]
-    return made
+        made.update((repr(each), each) for each in getattr(error_response(one, version, error), results))
+    return list(made.values())
 
 
 def _or_empty(request: Message, response: Any) -> Any:

@@ -407,11 +407,12 @@ def _producers(broker: Broker, topic: str, index: int) -> DescribeProducersParti
 def describe_transactions(
     broker: Broker, request: DescribeTransactionsRequest, call: Call
 ) -> DescribeTransactionsResponse:
-    denied = [
-        name
+    # A dictionary, because a client without any right may name very many.
+    denied = {
+        name: None
         for name in dict.fromkeys(request.transactional_ids)
         if not call.allows(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
-    ]
+    }
     request.transactional_ids = [name for name in request.transactional_ids if name not in denied]
     response = open_elsewhere.describe_transactions(broker.transaction_coordinators, request)
     for described in response.transaction_states:
