@@ -10,11 +10,12 @@ import pytest
 
 from penstock.broker.network import sasl_connections
 from penstock.broker.network.authentication import AUTHENTICATION_TIMEOUT_MS, FAILED_MESSAGE
+from penstock.metadata.quotas import PRODUCER_BYTE_RATE
 from penstock.metadata.security import ScramMechanism
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.cluster import ApiVersionsRequest
 from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from penstock.protocol.messages.produce import ProduceRequest
+from penstock.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from penstock.protocol.messages.security import (
     AlterUserScramCredentialsRequest,
     SaslAuthenticateRequest,
@@ -23,6 +24,7 @@ from penstock.protocol.messages.security import (
     ScramCredentialUpsertion,
 )
 from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTopic
+from penstock.protocol.records import encode_batch
 from penstock.protocol.schema import Message
 from penstock.sasl import oauthbearer, plain, scram
 from tests.sasl.issuer import AUDIENCE, NAME, Issuer
@@ -405,6 +407,23 @@ def test_a_request_that_waits_is_not_answered_after_the_session() -> None:
     assert not client.is_closed
     is_out(world, client, 4_000)
     assert len(client.answers) == count
+
+
+def test_a_client_that_is_delayed_for_its_quota_may_authenticate_again_afterwards() -> None:
+    """Its request was sent in time; the broker did not read it."""
+    world = World(LISTENERS | {"connections.max.reauth.ms": "30000"})
+    put(world, "alice", "wonder")
+    world.broker.throttling.apply({(("user", "alice"),): {PRODUCER_BYTE_RATE: 100.0}})
+    client = world.client()
+    log_in(client, "alice", "wonder")
+    world.run_for(27_000)
+    records = memoryview(encode_batch([(1, None, bytes(1_100), [])]))
+    data = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=records)])
+    delay_ms = client.call(ProduceRequest(acks=1, timeout_ms=1_000, topic_data=[data]), 9).throttle_time_ms
+    assert 10_000 < delay_ms < 15_000
+    assert not log_in(client, "alice", "wonder").error_code
+    assert world.clock.now_ms() > 37_000
+    assert is_served(client)
 
 
 def test_a_flood_of_passwords_waits_in_line_and_others_go_on(

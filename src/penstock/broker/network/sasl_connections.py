@@ -181,7 +181,9 @@ class SaslConnections:
             elif (
                 authentication.state is State.AUTHENTICATED
                 and authentication.has_ended(now_ms)
-                and not connection.is_silent
+                # One that is only muted, for a quota, may authenticate again when its delay is over: it may have
+                # begun to in time, and nobody has read that.
+                and connection.has_waiting
             ):
                 connection.refuse("the session has ended while a request waited")
         if self._connections:
