@@ -12,6 +12,7 @@ from penstock.metadata.authorizer import ALLOW, DENY, LITERAL, PREFIXED
 from penstock.metadata.security import Acl
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import FetchRequest
+from penstock.protocol.messages.groups import FindCoordinatorRequest
 from tests.broker.rights.rows import fetch_request
 from tests.broker.rights.scene import HOST, Scene, errors_in, produce_request
 
@@ -138,3 +139,17 @@ def test_a_new_snapshot_of_the_metadata_takes_rights_away_too(scene: Scene) -> N
     assert scene.broker.authorizer is not None
     scene.broker.authorizer.follow({})
     assert set(errors_in(client.call(produce_request("t"), 9))) == {DENIED}
+
+
+def test_long_names_are_not_remembered(scene: Scene) -> None:
+    """A client without any right could fill the memory with them."""
+    scene.allow("alice", (Operation.DESCRIBE, ResourceType.GROUP, "g" * 900))
+    client = scene.client("alice")
+    keys = [f"{number}-".ljust(20_000, "x") for number in range(50)] + ["g" * 900]
+    answer = client.call(FindCoordinatorRequest(coordinator_keys=keys), 4)
+    errors = [each.error_code for each in answer.coordinators]
+    assert errors == [ErrorCode.GROUP_AUTHORIZATION_FAILED] * 50 + [ErrorCode.NONE]
+    assert scene.world.node.client is not None
+    *_, connection = scene.world.node.client._connections
+    kept = [name for names in connection.decisions.values() for name in names]
+    assert sum(map(len, kept)) < 10_000

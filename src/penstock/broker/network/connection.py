@@ -51,6 +51,8 @@ SENT_FILE_BYTES_PER_TURN = 4 * 1024 * 1024
 BUFFERS_PER_SEND = 256
 # Decisions of the authorizer that a connection keeps for one operation: a client may name any number of topics.
 DECISIONS_MAX = 2_000
+# Names that are longer, of which a client may invent any number, are decided each time. Topics have shorter ones.
+DECIDED_NAME_MAX = 249
 GATHERED_BYTES_MAX = 512 * 1024
 
 _header = struct.Struct(">hhih")
@@ -349,9 +351,11 @@ class Connection:
         known = self.decisions.setdefault(operation << 3 | resource, {})
         decision = known.get(name)
         if decision is None:
-            if len(known) >= DECISIONS_MAX:
-                known.clear()
-            decision = known[name] = authorizer.allows(self.principal, self.peer, operation, resource, name)
+            decision = authorizer.allows(self.principal, self.peer, operation, resource, name)
+            if len(name) <= DECIDED_NAME_MAX:
+                if len(known) >= DECISIONS_MAX:
+                    known.clear()
+                known[name] = decision
         return decision
 
     @property
