@@ -17,6 +17,7 @@ from penstock.metadata.quotas import (
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,
     IP,
+    NAME_MAX,
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
     USER,
@@ -98,6 +99,17 @@ def test_connections_are_counted_by_address_or_with_the_default(address: str) ->
     assert found is not None and found.rate == 5.0
     assert other is not None and other.rate == 7.0
     assert table({}).find_address(address, 0) is None
+
+
+def test_a_long_client_id_is_not_kept_as_it_is() -> None:
+    """A client can invent as many as there are buckets, of 32 KB each."""
+    quotas = table({((CLIENT_ID, None), (USER, "u")): {KEY: 1.0}, entity("u", "c" * NAME_MAX): {KEY: 2.0}})
+    found = quotas.find(KEY, "u", "c" * 32_000, 0)
+    assert found is not None and found.rate == 1.0
+    assert sum(len(part or "") for part in found.key) < 2 * NAME_MAX
+    quotas.check()
+    longest = quotas.find(KEY, "u", "c" * NAME_MAX, 0)
+    assert longest is not None and longest.rate == 2.0
 
 
 # Token buckets

@@ -34,6 +34,7 @@ from penstock.metadata.quotas import (
     CONNECTION_CREATION_RATE,
     CONTROLLER_MUTATION_RATE,
     IP,
+    NAME_MAX,
     REQUEST_PERCENTAGE,
     USER,
 )
@@ -131,6 +132,8 @@ class ClientQuotas:
         if key not in self.keys:
             return None
         quotas = self._quotas
+        # A longer one is in no quota, and is not kept as it is: a client may invent thousands of 32 KB each.
+        client_id = client_id[: NAME_MAX + 1]
         for entity, usage in (
             (((CLIENT_ID, client_id), (USER, user)), (key, user, client_id)),
             (((CLIENT_ID, None), (USER, user)), (key, user, client_id)),
