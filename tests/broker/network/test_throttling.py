@@ -321,6 +321,26 @@ def test_a_fetch_of_a_client_over_its_quota_is_answered_empty_and_gets_its_turn(
     assert size_of(second.call(stage.fetch(0), 12)) > 0
 
 
+def test_fetches_that_wait_on_one_connection_get_one_burst_together(stage: Stage) -> None:
+    """A client that sends many at once must not get many times its quota, when there are records for all."""
+    stage.set(CONSUMER_BYTE_RATE, 10 * KB)
+    reader = stage.client()
+    for _ in range(60):
+        reader.send(stage.fetch(0, max_wait_ms=20_000), 12)
+    stage.world.run_for(100)
+    assert reader.answers == []
+    stage.admin.call(stage.produce(10 * KB), 9)
+    stage.admin.call(stage.produce(10 * KB), 9)
+    stage.world.run_for(15_000)
+    read = sum(
+        sum(len(part.records or b"") for topic in answer.responses for part in topic.partitions)
+        for answer in reader.answers
+    )
+    assert 0 < read <= 10 * KB * 15 + 3 * 10 * KB
+    assert len(reader.answers) == 60
+    stage.throttling.check()
+
+
 def test_a_session_goes_on_after_an_empty_answer(stage: Stage) -> None:
     filled(stage, 6)
     stage.set(CONSUMER_BYTE_RATE, 10 * KB, (("user", None),))

@@ -218,7 +218,7 @@ class PendingFetch:
         self._is_scheduled = False
         if self._timer is None:
             return
-        response = self.try_now()
+        response = self._if_over() or self.try_now()
         if response is not None:
             self._stop()
             self._call.answer(response)
@@ -227,9 +227,20 @@ class PendingFetch:
         if self._timer is None:
             return
         self._bytes_min = 0
-        response = self.try_now()
+        response = self._if_over() or self.try_now()
         self._stop()
         self._call.answer(response)
+
+    def _if_over(self) -> FetchResponse | None:
+        """The empty response, if the quota was used up by other fetches that have waited on this connection."""
+        if not self._is_limited or not self._broker.throttling.must_end_empty(self._call):
+            return None
+        session = self._session
+        if session is not None and session.is_new:
+            # As in a first fetch that is over the quota when it comes.
+            self._broker.fetch_sessions.close(session.id)
+            return FetchResponse(responses=[])
+        return FetchResponse(session_id=0 if session is None else session.id, responses=[])
 
     def _stop(self) -> None:
         # Otherwise this and the call refer to each other, and freeing them takes a pause of the garbage collector.

@@ -196,6 +196,11 @@ class FetchSession:
                     self._hosted[found] = partition
                     found.waiters.watch(self, is_replica=self.is_replica)
 
+    @property
+    def is_new(self) -> bool:
+        """Whether its first fetch is not answered yet."""
+        return self._is_new
+
     def candidates(self) -> list[FetchPartition]:
         return list(self._dirty)
 

@@ -121,6 +121,13 @@ class Throttling:
             return False
         return self._delay(call, bucket)
 
+    def must_end_empty(self, call: Call) -> bool:
+        """Whether a Fetch that has waited is answered empty: others of its connection have used up the quota."""
+        if not call.connection.is_muted:
+            return False
+        bucket = self._bucket(call, CONSUMER_BYTE_RATE)
+        return bucket is not None and self._delay(call, bucket)
+
     def fetch_bytes_max(self, call: Call) -> int | None:
         """The size of a response to a Fetch that is paid in one burst; None without a quota. At least one byte."""
         bucket = self._bucket(call, CONSUMER_BYTE_RATE)
