@@ -504,6 +504,25 @@ def test_an_address_that_connects_too_often_waits_and_loses_no_connection(stage:
     assert [len(client.answers) for client in greedy] == [1] * 10
 
 
+def test_an_address_that_goes_on_connecting_too_often_is_held_to_its_quota(stage: Stage) -> None:
+    stage.set(CONNECTION_CREATION_RATE, 2.0, (("ip", None),))
+    greedy = []
+    for _ in range(100):
+        greedy += [stage.world.client(peer="10.0.0.9") for _ in range(10)]
+        for client in greedy[-10:]:
+            if not client.is_closed:
+                client.send(ApiVersionsRequest(), 0)
+        stage.world.run_for(1_000)
+    served = sum(len(client.answers) for client in greedy)
+    assert 190 <= served <= 210
+    server = stage.world.node.client
+    assert server is not None
+    stage.world.run_for(30_000)
+    open_now = sum(not client.is_closed for client in greedy)
+    assert server._per_host["10.0.0.9"] == open_now == sum(len(client.answers) for client in greedy)
+    stage.throttling.check()
+
+
 def test_connections_that_wait_count_for_the_limits_and_end_with_the_server(stage: Stage) -> None:
     stage = Stage({"max.connections.per.ip": "4"})
     stage.set(CONNECTION_CREATION_RATE, 1.0, (("ip", "10.0.0.9"),))

@@ -85,6 +85,10 @@ class Bucket:
     def charge(self, cost: float, now_ms: int) -> None:
         self._level = max(self.level(now_ms) - cost, -self.rate * DEBT_S)
 
+    def has_room(self, cost: float, now_ms: int) -> bool:
+        """Whether the debt can become larger by so much."""
+        return self.level(now_ms) - cost >= -self.rate * DEBT_S
+
     def delay_ms(self, now_ms: int) -> int:
         """How long until the debt is paid; 0 without one."""
         level = self.level(now_ms)

@@ -181,13 +181,16 @@ class Server:
             self._note("refused a connection", peer=host, reason="too many connections")
             stream.close()
             return
-        self._per_host[host] = self._per_host.get(host, 0) + 1
         throttling = self.throttling
-        if (
-            throttling is not None
-            and throttling.limits_connections
-            and (delay_ms := throttling.accepted(host))
-        ):
+        delay_ms: int | None = 0
+        if throttling is not None and throttling.limits_connections:
+            delay_ms = throttling.accepted(host)
+        if delay_ms is None:
+            self._note("refused a connection", peer=host, reason="its address connects too often")
+            stream.close()
+            return
+        self._per_host[host] = self._per_host.get(host, 0) + 1
+        if delay_ms:
             self._delayed[stream] = self.environment.spawn.later(
                 delay_ms, partial(self._admit_late, door, stream)
             )

@@ -167,12 +167,18 @@ class Throttling:
             self._delay(call, bucket)
         return True
 
-    def accepted(self, address: str) -> int:
-        """A connection was accepted. It is served after this delay, in ms."""
+    def accepted(self, address: str) -> int | None:
+        """A connection was accepted. It is served after this delay, in ms; None: it is closed.
+
+        A debt does not grow for ever, so if all of them were served at last, an address that goes on connecting too
+        often would get each of its connections, only later.
+        """
         now_ms = self._clock.now_ms()
         bucket = self.quotas.find_address(address, now_ms)
         if bucket is None:
             return 0
+        if not bucket.has_room(1, now_ms):
+            return None
         bucket.charge(1, now_ms)
         return bucket.delay_ms(now_ms)
 
