@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.metadata import acls
 from penstock.metadata.acls import AclFilter, AclOperation, AclResource, Pattern, Permission
+from penstock.metadata.authorizer import Authorizer
 from penstock.metadata.security import Acl
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.metadata_records import (
@@ -203,6 +204,30 @@ def test_principals_have_any_type_and_may_contain_colons(on: Ensemble) -> None:
     assert (
         errors(on, acl(principal="User:CN=a:b"), acl(principal="Group:x"), acl(principal="User:*")) == [0] * 3
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "seen"),
+    [
+        ("2001:db8:0:0:0:0:0:7", "2001:db8::7"),
+        ("2001:DB8::7", "2001:db8::7"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("10.0.0.7", "10.0.0.7"),
+        ("*", "*"),
+    ],
+)
+def test_a_host_is_kept_as_brokers_see_it_however_it_is_written(
+    on: Ensemble, written: str, seen: str
+) -> None:
+    """Otherwise an ACL that denies something to the host would be there and not apply."""
+    assert errors(on, acl(host=written, permission=DENY), acl(host=seen, permission=DENY)) == [0, 0]
+    assert known(on) == [acl(host=seen, permission=DENY)]
+    authorizer = Authorizer()
+    authorizer.follow({**on.on.image.security.acls, b"1": acl()})
+    host = "10.0.0.7" if seen == "*" else seen
+    assert not authorizer.allows("User:alice", host, READ, TOPIC, "orders")
+    (deleted,) = delete(on, asked(host=written))
+    assert deleted == (0, [acl(host=seen, permission=DENY)])
 
 
 def test_there_is_a_limit_on_acls(on: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:

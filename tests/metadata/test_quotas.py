@@ -83,6 +83,20 @@ def test_a_quota_is_set_changed_and_removed() -> None:
     assert kept(on) == {}
 
 
+@pytest.mark.parametrize("written", ["2001:db8:0:0:0:0:0:7", "2001:DB8::7"])
+def test_an_address_is_kept_as_brokers_see_it(written: str) -> None:
+    """Otherwise its quota would limit nobody."""
+    on = secured()
+    key = CONNECTION_CREATION_RATE
+    assert alter(on, alteration((("ip", written),), op(key, 5.0))) == OK
+    assert kept(on) == {(("ip", "2001:db8::7"),): {key: 5.0}}
+    component = QuotaFilterComponent(entity_type="ip", match_type=MATCH_EXACT, match=written)
+    found = describe_client_quotas(DescribeClientQuotasRequest(components=[component]), kept(on))
+    assert found.entries is not None and len(found.entries) == 1
+    twice = [alteration((("ip", name),), op(key, 6.0)) for name in (written, "2001:db8::7")]
+    assert [error for error, _ in alter(on, *twice)] == [ErrorCode.INVALID_REQUEST] * 2
+
+
 def test_what_is_so_already_changes_nothing() -> None:
     on = secured()
     assert alter(on, alteration(USER_A, op())) == OK

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from penstock.metadata.decided_state import DecidedState
 from penstock.metadata.features import may_secure
 from penstock.metadata.refusal import Refusal
-from penstock.metadata.security import Acl, acl_record
+from penstock.metadata.security import Acl, acl_record, as_address
 from penstock.metadata.users import NOT_YET
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.metadata_records import RemoveAccessControlEntryRecord
@@ -184,7 +184,7 @@ def filter_of(asked: DescribeAclsRequest | DeleteAclsFilter) -> AclFilter:
         asked.resource_name_filter,
         asked.pattern_type_filter,
         asked.principal_filter,
-        asked.host_filter,
+        None if asked.host_filter is None else as_address(asked.host_filter),
         asked.operation,
         asked.permission_type,
     )
@@ -315,7 +315,7 @@ def _acl(creation: AclCreation) -> Acl:
             raise _invalid(f"Names have at most {TEXT_CHARACTERS_MAX} characters, not {len(text)}.")
     if not (principal + host).isprintable():
         raise _invalid("Principals and hosts must not have control characters.")
-    return Acl(int(type), name, int(pattern), principal, host, int(operation), int(permission))
+    return Acl(int(type), name, int(pattern), principal, as_address(host), int(operation), int(permission))
 
 
 def _known(numbers: type[Numbers], number: int, what: str) -> Numbers:

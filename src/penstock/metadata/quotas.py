@@ -16,7 +16,7 @@ from math import isfinite
 from penstock.metadata.features import may_secure
 from penstock.metadata.image import Image
 from penstock.metadata.refusal import Refusal
-from penstock.metadata.security import QuotaEntity, quota_record
+from penstock.metadata.security import QuotaEntity, as_address, quota_record
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.metadata_records import ClientQuotaRecord, QuotaEntityPart
 from penstock.protocol.messages.quotas import (
@@ -200,7 +200,7 @@ def _filters(request: DescribeClientQuotasRequest) -> tuple[dict[str, str | None
         if (component.match_type == MATCH_EXACT) == (match is None):
             raise _invalid("A filter has a name if it matches exactly, and only then.")
         if component.match_type in (MATCH_EXACT, MATCH_DEFAULT):
-            exact[type] = match
+            exact[type] = _name(type, match)
         elif component.match_type == MATCH_SPECIFIED:
             specified[type] = None
         else:
@@ -214,10 +214,14 @@ def _filters(request: DescribeClientQuotasRequest) -> tuple[dict[str, str | None
 def _sorted(parts: Iterable[QuotaEntityPart]) -> QuotaEntity:
     return tuple(
         sorted(
-            ((part.entity_type, part.entity_name) for part in parts),
+            ((part.entity_type, _name(part.entity_type, part.entity_name)) for part in parts),
             key=lambda part: (part[0], part[1] or "", part[1] is None),
         )
     )
+
+
+def _name(type: str, name: str | None) -> str | None:
+    return as_address(name) if type == IP and name is not None else name
 
 
 def _is_address(text: str) -> bool:

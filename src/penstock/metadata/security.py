@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
 
 from penstock.protocol.messages.metadata_records import (
@@ -159,6 +160,16 @@ def quota_record(entity: QuotaEntity, key: str, value: float | None) -> ClientQu
         value=0.0 if value is None else value,
         remove=value is None,
     )
+
+
+def as_address(host: str) -> str:
+    """An address as brokers see their clients'. Java writes 2001:db8:0:0:0:0:0:1 where others write 2001:db8::1."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)
 
 
 class SecurityDraft:
