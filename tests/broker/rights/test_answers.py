@@ -215,3 +215,21 @@ def test_denials_do_not_fill_the_log_and_their_names_do_not_break_it(scene: Scen
     scene.world.run_for(WINDOW_MS)
     client.call(produce_request("x"), 9)
     assert log.lines[-2] == ("not all denials were logged", {"count": 5})
+
+
+def test_administrative_requests_that_are_denied_do_not_fill_the_log(scene: Scene, log: Lines) -> None:
+    client = scene.client("flooder")
+    for _ in range(DENIALS_PER_WINDOW + 50):
+        client.call(create_topics("none-of-yours"), 7)
+    assert len(log.lines) <= 2 * DENIALS_PER_WINDOW
+    # What is done in part is always there: nobody hides it behind many denials.
+    scene.allow("flooder", (CREATE, TOPIC, "made"))
+    made = CreateTopicsRequest(
+        topics=[
+            CreatableTopic(name=name, num_partitions=1, replication_factor=1)
+            for name in ("made", "none-of-yours")
+        ]
+    )
+    client.call(made, 7)
+    event, values = log.lines[-1]
+    assert (event, values["subject"]) == ("administered", "made, none-of-yours")

@@ -2,7 +2,8 @@
 
 A line has the principal, its address, the API, what the request is about, and the result. It never has values:
 settings and credentials may be secret. A client that is denied all the time must not fill the disk, so the lines
-about denials are limited; how many are missing is said. Administrative requests are few, and are all there.
+about denials are limited; how many are missing is said. Administrative requests that are not wholly denied are few,
+and are all there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,15 @@ DENIALS_PER_WINDOW = 100
 # Names and characters of each in one line.
 NAMES_MAX = 20
 NAME_LENGTH_MAX = 249
+
+REFUSED = frozenset(
+    (
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    )
+)
 
 Subject = Callable[[Any], Iterable[object]]
 
@@ -88,6 +98,9 @@ class Audit:
 
     def done(self, principal: object, host: str, api: int, subject: str, response: Any) -> None:
         """An administrative request was answered."""
+        if self._denials > DENIALS_PER_WINDOW and _is_refused(response):
+            # It has done nothing, and is among the denials that are counted.
+            return
         self._logger.info(
             "administered",
             principal=_shown(str(principal)),
@@ -111,6 +124,23 @@ def _result(response: Any) -> str:
         return "CLOSED"
     errors = dict.fromkeys(_errors(response))
     return ", ".join(ErrorCode(error).name for error in errors) or "OK"
+
+
+def _is_refused(response: Any) -> bool:
+    """Whether all that was asked for is refused because rights are missing."""
+    if not isinstance(response, Message):
+        return False
+    error = getattr(response, "error_code", 0)
+    if error:
+        return error in REFUSED
+    items = [
+        item
+        for field in response.FIELDS
+        if field.kind == "array"
+        for item in getattr(response, field.name) or ()
+        if isinstance(item, Message)
+    ]
+    return bool(items) and all(map(_is_refused, items))
 
 
 def _errors(message: Message) -> Iterator[int]:
