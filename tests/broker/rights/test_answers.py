@@ -10,6 +10,7 @@ from penstock.broker.logs import Logger
 from penstock.broker.network.audit import DENIALS_PER_WINDOW, WINDOW_MS, Audit
 from penstock.broker.network.authorization import Operation, Principal, Requester, ResourceType
 from penstock.metadata.authorizer import ALL, ALLOW, LITERAL, PREFIXED
+from penstock.metadata.quotas import CONTROLLER_MUTATION_RATE
 from penstock.metadata.security import Acl
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.groups import OffsetFetchRequest
@@ -233,3 +234,17 @@ def test_administrative_requests_that_are_denied_do_not_fill_the_log(scene: Scen
     client.call(made, 7)
     event, values = log.lines[-1]
     assert (event, values["subject"]) == ("administered", "made, none-of-yours")
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_the_delay_of_a_quota_does_not_tell_whether_a_topic_exists(scene: Scene, version: int) -> None:
+    scene.broker.throttling.apply({(("user", "curious"),): {CONTROLLER_MUTATION_RATE: 0.01}})
+    client = scene.client("curious")
+    for name in ("hidden", "listed-1", "none", "none"):
+        answer = client.call(DeleteTopicsRequest(topic_names=[name]), version)
+        assert set(errors_in(answer)) == {DENIED}
+        assert answer.throttle_time_ms == 0
+    for _ in range(3):
+        answer = client.call(create_topics("none-of-yours"), 7)
+        assert set(errors_in(answer)) == {DENIED}, "clients would try again after another error"
+    scene.broker.throttling.apply({})

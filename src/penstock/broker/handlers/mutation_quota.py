@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from penstock.broker.broker import Broker
+from penstock.broker.network.authorization import CLUSTER_NAME, Operation, ResourceType
 from penstock.broker.network.connection import Call
 from penstock.metadata.configs import broker_value, layers_of
 from penstock.model import TopicId
@@ -84,10 +85,32 @@ def _take_refused(broker: Broker, request: Any, call: Call) -> Any:
     for kept, taken, cost in _lists(broker, request, refused):
         allowed: list[Any] = []
         for topic in kept:
-            is_allowed = broker.throttling.may_mutate(call, cost(topic), is_strict=is_strict)
+            # What the client has no right to is refused later. It costs nothing: the delay would tell whether the
+            # topic exists, and clients that share the quota would pay.
+            is_allowed = not _has_right(broker, request, topic, call) or broker.throttling.may_mutate(
+                call, cost(topic), is_strict=is_strict
+            )
             (allowed if is_allowed else taken).append(topic)
         kept[:] = allowed
     return refused if _asked(refused) else None
+
+
+def _has_right(broker: Broker, request: Any, topic: Any, call: Call) -> bool:
+    if call.authorizer is None:
+        return True
+    name = topic if isinstance(topic, str) else topic.name
+    match request:
+        case CreateTopicsRequest():
+            if call.allows(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME, quietly=True):
+                return True
+            operation = Operation.CREATE
+        case DeleteTopicsRequest():
+            operation = Operation.DELETE
+            if name is None:
+                name = broker.image.topic_name(TopicId(topic.topic_id))
+        case _:
+            operation = Operation.ALTER
+    return call.allows(operation, ResourceType.TOPIC, name, quietly=True)
 
 
 def _lists(
