@@ -70,4 +70,4 @@ def test_some_plans_of_the_sixth_generation_have_quotas_and_none_of_the_fifth() 
     assert {each.quota_interval_ms for each in sixth} == {0.0, 1_000.0, 4_000.0}
     for each in sixth:
         fifth = plan_for(each.seed, seconds=60, generation=5)
-        assert fifth == replace(each, generation=5, quota_interval_ms=0.0)
+        assert fifth == replace(each, generation=5, quota_interval_ms=0.0, has_guest=False)
