@@ -198,6 +198,22 @@ def test_a_frame_above_the_limit_closes_the_connection_unless_it_is_authenticate
     assert not client.is_closed
 
 
+def test_a_stranger_that_reads_no_answers_does_not_fill_the_memory(world: World) -> None:
+    assert world.node.client is not None
+    client = world.client()
+    assert client.stream.other is not None
+    client.stream.other.window = 0
+    for _ in range(5_000):
+        client.send(HELLO, 3)
+    world.run_for(1_000)
+    (connection,) = world.node.client._connections
+    assert connection._unsent_bytes < 100_000
+    # Once it reads, everything is answered.
+    client.stream.other.open_window(None)
+    world.run_for(1_000)
+    assert len(client.answers) == 5_000
+
+
 def test_a_client_that_does_not_authenticate_in_time_is_closed(world: World) -> None:
     silent, slow, trusted = world.client(), world.client(), world.client()
     choose(slow, "PLAIN")
