@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.network import sasl_connections
+from penstock.broker.network import sasl_connections, token_keys
 from penstock.broker.network.authentication import AUTHENTICATION_TIMEOUT_MS, FAILED_MESSAGE
 from penstock.metadata.security import ScramMechanism
 from penstock.protocol.errors import ErrorCode
@@ -25,6 +25,7 @@ from penstock.protocol.messages.security import (
 from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTopic
 from penstock.protocol.schema import Message
 from penstock.sasl import oauthbearer, plain, scram
+from penstock.sasl.tokens import KeysError
 from tests.sasl.issuer import AUDIENCE, NAME, Issuer
 from tests.virtual import Client, World
 
@@ -398,6 +399,31 @@ def test_new_keys_are_read_when_a_token_asks_for_them(tmp_path: Path) -> None:
     choose(client, "OAUTHBEARER")
     found = token(client, oauthbearer.message(new.token(world.clock.wall_ms() / 1000)))
     assert found.error_code == 0, "the keys of before stay"
+
+
+def test_tokens_do_not_have_failing_keys_read_more_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the issuer has a bad time, strangers must not make it worse."""
+    url = "https://issuer.example/keys"
+    issuer = Issuer()
+    asked: list[str] = []
+
+    def read(url: str) -> bytes:
+        asked.append(url)
+        if len(asked) > 1:
+            raise KeysError("HTTP status 503")
+        return issuer.key_set()
+
+    monkeypatch.setattr(token_keys, "read", read)
+    world = World(LISTENERS | oauth_settings(url) | {"sasl.oauthbearer.allowed.urls": url})
+    for _ in range(60):
+        stranger = world.client()
+        choose(stranger, "OAUTHBEARER")
+        unknown = issuer.token(world.clock.wall_ms() / 1000, headers={"kid": "unknown"})
+        assert token(stranger, oauthbearer.message(unknown)).error_code
+        world.run_for(900)
+    assert 5 <= len(asked) <= 7
 
 
 def test_a_request_that_waits_is_not_answered_after_the_session() -> None:
