@@ -449,6 +449,25 @@ def test_a_request_that_waits_is_not_answered_after_the_session() -> None:
     assert len(client.answers) == count
 
 
+def test_a_client_that_is_delayed_by_its_quota_can_authenticate_again_after_the_delay() -> None:
+    """Its handshake came in time, and is not read before."""
+    world = World(LISTENERS | {"connections.max.reauth.ms": "3000"})
+    put(world, "alice", "wonder")
+    client = world.client()
+    log_in(client, "alice", "wonder")
+    assert world.node.client is not None
+    (connection,) = world.node.client._connections
+    world.run_for(2_000)
+    connection.mute()
+    client.send(SaslHandshakeRequest(mechanism="SCRAM-SHA-256"), 1)
+    world.run_for(5_000)
+    assert not client.is_closed
+    count = len(client.answers)
+    connection.unmute()
+    world.run_until(lambda: len(client.answers) > count, 100)
+    assert not client.answers[-1].error_code
+
+
 def test_a_flood_of_passwords_waits_in_line_and_others_go_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -364,6 +364,11 @@ class Connection:
         return not self._waiting and not self.is_muted
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether a request waits for its response."""
+        return bool(self._waiting)
+
+    @property
     def partial_bytes(self) -> int:
         return self._framer.partial_bytes
 

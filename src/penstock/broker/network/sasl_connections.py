@@ -181,7 +181,7 @@ class SaslConnections:
             elif (
                 authentication.state is State.AUTHENTICATED
                 and authentication.has_ended(now_ms)
-                and not connection.is_silent
+                and connection.has_waiting
             ):
                 connection.refuse("the session has ended while a request waited")
         if self._connections:
