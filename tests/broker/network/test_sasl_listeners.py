@@ -215,6 +215,29 @@ def test_a_stranger_that_reads_no_answers_does_not_fill_the_memory(world: World)
     assert len(client.answers) == 5_000
 
 
+def test_strangers_get_none_of_the_buffers_that_clients_share(world: World) -> None:
+    assert world.node.client is not None
+    pool, of_strangers = world.node.client.buffers, world.node.client.buffers_of_strangers
+    begun = struct.pack(">ihhih", 500_000, 36, 2, 1, -1)
+    strangers = [world.client() for _ in range(50)]
+    for stranger in strangers:
+        stranger.stream.send([begun])
+        stranger.stream.send([b"x"])
+    world.run_for(10)
+    assert pool.lent_bytes == 0
+    assert 0 < of_strangers.lent_bytes <= of_strangers.bytes_max
+    # Others log in meanwhile, and then have buffers.
+    for mechanism in ("SCRAM-SHA-256", "PLAIN"):
+        client, before = world.client(), pool.lent_bytes
+        assert not log_in(client, "alice", "wonder", mechanism).error_code
+        client.stream.send([struct.pack(">ihhih", 500_000, 0, 9, 1, -1)])
+        client.stream.send([b"x"])
+        world.run_for(10)
+        assert not client.is_closed and pool.lent_bytes > before
+    world.run_for(AUTHENTICATION_TIMEOUT_MS + 1_000)
+    assert all(each.is_closed for each in strangers) and of_strangers.lent_bytes == 0
+
+
 def test_a_client_that_does_not_authenticate_in_time_is_closed(world: World) -> None:
     silent, slow, trusted = world.client(), world.client(), world.client()
     choose(slow, "PLAIN")

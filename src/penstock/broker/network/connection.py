@@ -307,9 +307,10 @@ class Connection:
         self.on_closed: Callable[[], None] | None = None
         self.connected_ms = self.last_active_ms = server.environment.clock.now_ms()
         # Input.
-        self._framer = Framer(
-            server.buffers,
-            server.frame_bytes_max if authentication is None else authentication.token_bytes_max,
+        self._framer = (
+            Framer(server.buffers, server.frame_bytes_max)
+            if authentication is None
+            else Framer(server.buffers_of_strangers, authentication.token_bytes_max)
         )
         self._is_reading = False
         # When the incomplete frame began; -1 while there is none.
@@ -388,7 +389,7 @@ class Connection:
     def authenticated(self, principal: Principal) -> None:
         """The client has proven who it is: it may send requests of any size."""
         self.principal = principal
-        self._framer.frame_bytes_max = self._server.frame_bytes_max
+        self._framer.move(self._server.buffers, self._server.frame_bytes_max)
         self._unsent_bytes_max = UNSENT_BYTES_MAX
 
     def resume(self) -> None:
