@@ -24,6 +24,8 @@ DENIALS_PER_WINDOW = 100
 NAMES_MAX = 20
 NAME_LENGTH_MAX = 249
 
+_ERRORS = frozenset(code.value for code in ErrorCode)
+
 Subject = Callable[[Any], Iterable[object]]
 
 # What an administrative request is about, by API. All of them change something for others.
@@ -110,7 +112,12 @@ def _result(response: Any) -> str:
     if not isinstance(response, Message):
         return "CLOSED"
     errors = dict.fromkeys(_errors(response))
-    return ", ".join(ErrorCode(error).name for error in errors) or "OK"
+    return ", ".join(map(_error_name, errors)) or "OK"
+
+
+def _error_name(error: int) -> str:
+    # A controller of a later release may have others.
+    return ErrorCode(error).name if error in _ERRORS else str(error)
 
 
 def _errors(message: Message) -> Iterator[int]:
