@@ -52,7 +52,8 @@ _SERVER_ERRORS = frozenset(
     )
 )
 _DIGITS32 = b"0123456789abcdefghijklmnopqrstuv"
-_SALT_BYTES = 26
+# Of salts in the form of Kafka's tools.
+SALT_BYTES = 26
 
 
 class Keys(NamedTuple):
@@ -100,12 +101,18 @@ def salt_from(random: bytes) -> bytes:
     """
     assert len(random) >= 17
     number = int.from_bytes(random, "big")
-    return bytes(_DIGITS32[number >> 5 * place & 31] for place in range(_SALT_BYTES))
+    return bytes(_DIGITS32[number >> 5 * place & 31] for place in range(SALT_BYTES))
 
 
 def made_up_salt(secret: bytes, mechanism: str, user: str) -> bytes:
     """The salt of a user who does not exist. ``secret`` is random and lives as long as the process."""
     return salt_from(hmac.digest(secret, f"{mechanism},{user}".encode(), "sha256"))
+
+
+def made_up_bytes(secret: bytes, mechanism: str, user: str, size: int) -> bytes:
+    """The same with any bytes, as other tools make salts."""
+    key = hmac.digest(secret, f"{mechanism},{user}".encode(), "sha256")
+    return b"".join(hmac.digest(key, bytes([place]), "sha256") for place in range(-(-size // 32)))[:size]
 
 
 def nonce_from(random: bytes) -> bytes:

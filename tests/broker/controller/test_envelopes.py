@@ -26,6 +26,13 @@ from penstock.metadata.features import SECURITY
 from penstock.protocol.apis import APIS, CLIENT, error_response
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.brokers import UnregisterBrokerRequest
+from penstock.protocol.messages.configs import (
+    AlterConfigsResourceResponse,
+    IncrementalAlterableConfig,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResource,
+    IncrementalAlterConfigsResponse,
+)
 from penstock.protocol.messages.forwarding import EnvelopeRequest, EnvelopeResponse
 from penstock.protocol.messages.placement import ElectLeadersRequest
 from penstock.protocol.messages.quorum import VoteRequest
@@ -80,6 +87,25 @@ def test_the_wrong_controller_says_so_on_the_envelope() -> None:
     assert envelope.error_code == ErrorCode.NOT_CONTROLLER
     inside = disclosed(envelope, CREATE, 7)
     assert inside is not None and inside.first_error() == ErrorCode.NOT_CONTROLLER
+
+
+def test_a_response_that_cannot_be_written_is_an_error_of_the_envelope() -> None:
+    """Clients choose the names in messages, and old versions have strings of 32 KB: the controller must go on."""
+    config = IncrementalAlterableConfig(name="x" * 32_760, value=None)
+    request = IncrementalAlterConfigsRequest(
+        resources=[IncrementalAlterConfigsResource(resource_type=2, resource_name="t", configs=[config])]
+    )
+    assert unsealed(sealed(request, 0, ALICE)).request == request
+    result = AlterConfigsResourceResponse(
+        error_code=ErrorCode.INVALID_REQUEST,
+        error_message=f"{config.name} has no value.",
+        resource_type=2,
+        resource_name="t",
+    )
+    envelope = enclosed(IncrementalAlterConfigsResponse(responses=[result]), 0)
+    assert envelope.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    response = disclosed(envelope, request, 0)
+    assert response is not None and response.first_error() == ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 def test_an_answer_that_cannot_be_read_is_none() -> None:

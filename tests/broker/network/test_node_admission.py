@@ -341,6 +341,32 @@ def test_while_the_secret_is_replaced_every_pair_of_nodes_has_one_in_common(
     assert not isinstance(other.connect("node"), str)
 
 
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_channels_that_fail_together_with_the_new_secret_all_try_the_old_one(
+    scene: Scene, channels: int
+) -> None:
+    """After a restart a node connects through several channels at once, and the file has two secrets."""
+    scene.node("SASL_PLAINTEXT", penstock_internal_secret_file=scene.secret("there", OLD_SECRET))
+    other = scene.node(
+        "SASL_PLAINTEXT", "other", penstock_internal_secret_file=scene.secret("here", SECRET, OLD_SECRET)
+    )
+
+    def attempt() -> list[bool]:
+        found: list[bool] = []
+
+        def connect_all() -> None:
+            for _ in range(channels):
+                other.connector.connect("node", PORT, lambda stream, error: found.append(stream is not None))
+
+        other.do(connect_all)
+        assert len(found) == channels
+        return found
+
+    assert not any(attempt())
+    assert all(attempt())
+    assert all(attempt())
+
+
 def test_a_stranger_does_not_get_the_requests_of_a_node(scene: Scene) -> None:
     """Whoever listens at the address of a node has to prove itself too."""
     other = scene.node("SASL_PLAINTEXT", "other")

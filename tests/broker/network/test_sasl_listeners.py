@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.network import sasl_connections
+from penstock.broker.network import sasl_connections, token_keys
 from penstock.broker.network.authentication import AUTHENTICATION_TIMEOUT_MS, FAILED_MESSAGE
 from penstock.metadata.quotas import PRODUCER_BYTE_RATE
 from penstock.metadata.security import ScramMechanism
@@ -27,6 +27,7 @@ from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTo
 from penstock.protocol.records import encode_batch
 from penstock.protocol.schema import Message
 from penstock.sasl import oauthbearer, plain, scram
+from penstock.sasl.tokens import KeysError
 from tests.sasl.issuer import AUDIENCE, NAME, Issuer
 from tests.virtual import Client, World
 
@@ -198,6 +199,45 @@ def test_a_frame_above_the_limit_closes_the_connection_unless_it_is_authenticate
     is_out(world, stranger, 10)
     world.run_for(1_000)
     assert not client.is_closed
+
+
+def test_a_stranger_that_reads_no_answers_does_not_fill_the_memory(world: World) -> None:
+    assert world.node.client is not None
+    client = world.client()
+    assert client.stream.other is not None
+    client.stream.other.window = 0
+    for _ in range(5_000):
+        client.send(HELLO, 3)
+    world.run_for(1_000)
+    (connection,) = world.node.client._connections
+    assert connection._unsent_bytes < 100_000
+    # Once it reads, everything is answered.
+    client.stream.other.open_window(None)
+    world.run_for(1_000)
+    assert len(client.answers) == 5_000
+
+
+def test_strangers_get_none_of_the_buffers_that_clients_share(world: World) -> None:
+    assert world.node.client is not None
+    pool, of_strangers = world.node.client.buffers, world.node.client.buffers_of_strangers
+    begun = struct.pack(">ihhih", 500_000, 36, 2, 1, -1)
+    strangers = [world.client() for _ in range(50)]
+    for stranger in strangers:
+        stranger.stream.send([begun])
+        stranger.stream.send([b"x"])
+    world.run_for(10)
+    assert pool.lent_bytes == 0
+    assert 0 < of_strangers.lent_bytes <= of_strangers.bytes_max
+    # Others log in meanwhile, and then have buffers.
+    for mechanism in ("SCRAM-SHA-256", "PLAIN"):
+        client, before = world.client(), pool.lent_bytes
+        assert not log_in(client, "alice", "wonder", mechanism).error_code
+        client.stream.send([struct.pack(">ihhih", 500_000, 0, 9, 1, -1)])
+        client.stream.send([b"x"])
+        world.run_for(10)
+        assert not client.is_closed and pool.lent_bytes > before
+    world.run_for(AUTHENTICATION_TIMEOUT_MS + 1_000)
+    assert all(each.is_closed for each in strangers) and of_strangers.lent_bytes == 0
 
 
 def test_a_client_that_does_not_authenticate_in_time_is_closed(world: World) -> None:
@@ -384,6 +424,31 @@ def test_new_keys_are_read_when_a_token_asks_for_them(tmp_path: Path) -> None:
     choose(client, "OAUTHBEARER")
     found = token(client, oauthbearer.message(new.token(world.clock.wall_ms() / 1000)))
     assert found.error_code == 0, "the keys of before stay"
+
+
+def test_tokens_do_not_have_failing_keys_read_more_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the issuer has a bad time, strangers must not make it worse."""
+    url = "https://issuer.example/keys"
+    issuer = Issuer()
+    asked: list[str] = []
+
+    def read(url: str) -> bytes:
+        asked.append(url)
+        if len(asked) > 1:
+            raise KeysError("HTTP status 503")
+        return issuer.key_set()
+
+    monkeypatch.setattr(token_keys, "read", read)
+    world = World(LISTENERS | oauth_settings(url) | {"sasl.oauthbearer.allowed.urls": url})
+    for _ in range(60):
+        stranger = world.client()
+        choose(stranger, "OAUTHBEARER")
+        unknown = issuer.token(world.clock.wall_ms() / 1000, headers={"kid": "unknown"})
+        assert token(stranger, oauthbearer.message(unknown)).error_code
+        world.run_for(900)
+    assert 5 <= len(asked) <= 7
 
 
 def test_a_request_that_waits_is_not_answered_after_the_session() -> None:

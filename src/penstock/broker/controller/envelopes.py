@@ -106,7 +106,11 @@ def enclosed(response: Response, version: int) -> EnvelopeResponse:
         return EnvelopeResponse(error_code=ErrorCode.NOT_CONTROLLER)
     api = APIS[response.KEY]
     tags = b"\0" * api.response_header_version(version)
-    body: list[Buffer] = api.encode_response[version](response)
+    try:
+        body: list[Buffer] = api.encode_response[version](response)
+    except struct.error:
+        # It does not fit in this version: for example a message of more than 32 KB, with a name of the client's.
+        return EnvelopeResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
     return EnvelopeResponse(response_data=b"".join([_correlation.pack(CORRELATION_ID) + tags, *body]))
 
 

@@ -33,6 +33,7 @@ REFUSED = frozenset(
         ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     )
 )
+_ERRORS = frozenset(code.value for code in ErrorCode)
 
 Subject = Callable[[Any], Iterable[object]]
 
@@ -123,7 +124,12 @@ def _result(response: Any) -> str:
     if not isinstance(response, Message):
         return "CLOSED"
     errors = dict.fromkeys(_errors(response))
-    return ", ".join(ErrorCode(error).name for error in errors) or "OK"
+    return ", ".join(map(_error_name, errors)) or "OK"
+
+
+def _error_name(error: int) -> str:
+    # A controller of a later release may have others.
+    return ErrorCode(error).name if error in _ERRORS else str(error)
 
 
 def _is_refused(response: Any) -> bool:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 WAITING_CALLS_MAX = 64
 # Bytes held in memory for a peer that does not read them.
 UNSENT_BYTES_MAX = 4 * 1024 * 1024
+# The same before authentication: a response to ApiVersions is thirty times as long as the request.
+UNSENT_BYTES_OF_STRANGERS_MAX = 64 * 1024
 # After this many requests of one connection, the loop serves other connections.
 FRAMES_PER_TURN = 128
 # A file range up to this size is read and sent together with the buffers around it: one call instead of three.
@@ -262,6 +264,7 @@ class Connection:
         "_stream",
         "_unsent",
         "_unsent_bytes",
+        "_unsent_bytes_max",
         "_waiting",
         "_warmed",
         "authentication",
@@ -306,9 +309,10 @@ class Connection:
         self.on_closed: Callable[[], None] | None = None
         self.connected_ms = self.last_active_ms = server.environment.clock.now_ms()
         # Input.
-        self._framer = Framer(
-            server.buffers,
-            server.frame_bytes_max if authentication is None else authentication.token_bytes_max,
+        self._framer = (
+            Framer(server.buffers, server.frame_bytes_max)
+            if authentication is None
+            else Framer(server.buffers_of_strangers, authentication.token_bytes_max)
         )
         self._is_reading = False
         # When the incomplete frame began; -1 while there is none.
@@ -320,6 +324,7 @@ class Connection:
         # Output.
         self._unsent: deque[Buffer | FileRange] = deque()
         self._unsent_bytes = 0
+        self._unsent_bytes_max = UNSENT_BYTES_MAX if authentication is None else UNSENT_BYTES_OF_STRANGERS_MAX
         self._is_writing = False
         self._is_warming = False
         # The range that a thread has just read: it is sent without another check whether it is in memory.
@@ -388,7 +393,8 @@ class Connection:
     def authenticated(self, principal: Principal) -> None:
         """The client has proven who it is: it may send requests of any size."""
         self.principal = principal
-        self._framer.frame_bytes_max = self._server.frame_bytes_max
+        self._framer.move(self._server.buffers, self._server.frame_bytes_max)
+        self._unsent_bytes_max = UNSENT_BYTES_MAX
 
     def resume(self) -> None:
         """The buffer pool has a free buffer again."""
@@ -436,7 +442,7 @@ class Connection:
 
     def _is_overloaded(self) -> bool:
         return (
-            self._unsent_bytes > UNSENT_BYTES_MAX
+            self._unsent_bytes > self._unsent_bytes_max
             or len(self._waiting) >= WAITING_CALLS_MAX
             or self.is_muted
             or (self.authentication is not None and self.authentication.is_busy)

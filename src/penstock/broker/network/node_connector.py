@@ -81,10 +81,14 @@ class NodeConnector:
         self._paused_until_ms.pop(address, None)
         self._silent_until_ms.pop(address, None)
 
-    def failed(self, address: Address, reason: str, *, with_secret: bool) -> None:
+    def failed(self, address: Address, reason: str, *, tried: str | None) -> None:
+        """``tried`` is the secret that the attempt was made with, if it came that far."""
         now_ms = self._environment.clock.now_ms()
         secret = self._security.secret
-        if with_secret and secret is not None:
+        if tried is not None and secret is not None:
+            if tried != self.secret_for(address):
+                # Attempts are made for several channels at once, and another one has moved on already.
+                return
             # The node may not have the new secret yet. Trying the other one does not have to wait.
             line = self._lines[address] = (self._lines.get(address, 0) + 1) % len(secret.lines)
             if line:
@@ -115,7 +119,8 @@ class _Attempt:
         self._stream: Stream | None = None
         self._frames: FramedStream | None = None
         self._timer: Timer | None = None
-        self._asks_for_secret = False
+        # The secret that is being proven.
+        self._tried: str | None = None
         self._is_over = False
 
     def begin(self, stream: Stream) -> None:
@@ -181,8 +186,7 @@ class _Attempt:
 
     def _prove(self) -> None:
         assert self._stream is not None
-        self._asks_for_secret = True
-        secret = self._connector.secret_for(self._address)
+        secret = self._tried = self._connector.secret_for(self._address)
         exchange = self._security.sasl_client(secret)
         self._frames = FramedStream(
             self._stream,
@@ -248,7 +252,7 @@ class _Attempt:
         self._end()
         if self._stream is not None:
             self._stream.close()
-        self._connector.failed(self._address, reason, with_secret=self._asks_for_secret)
+        self._connector.failed(self._address, reason, tried=self._tried)
         self._done(None, NodeNotReached(reason))
 
     def _end(self) -> None:

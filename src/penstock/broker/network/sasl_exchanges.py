@@ -30,6 +30,18 @@ class UsedCredential(NamedTuple):
     stored: ScramCredential
 
 
+class _Form(NamedTuple):
+    """What a client sees of a credential before it has proven anything."""
+
+    iterations: int
+    salt_bytes: int
+    # Letters and digits, as Kafka's tools and ours make them, or any bytes, as librdkafka does.
+    has_text_salt: bool
+
+
+USUAL_FORM = _Form(scram.ITERATIONS_MIN, scram.SALT_BYTES, True)
+
+
 class Users:
     """The users of the cluster, and keys for names that nobody has."""
 
@@ -38,7 +50,7 @@ class Users:
         self._stored = stored
         self._secret = secret
         self._seen: StoredCredentials | None = None
-        self._usual_iterations = scram.ITERATIONS_MIN
+        self._forms: dict[ScramMechanism, _Form] = {}
 
     def find(self, user: str, mechanism: ScramMechanism) -> ScramCredential | None:
         return self._stored().get((user, mechanism))
@@ -48,19 +60,32 @@ class Users:
         found = self.find(user, mechanism)
         if found is not None:
             return scram.Keys(*found)
-        return scram.Keys(self.made_up_salt(user, mechanism), b"", b"", self.usual_iterations())
+        return scram.Keys(self.made_up_salt(user, mechanism), b"", b"", self.usual_iterations(mechanism))
 
     def made_up_salt(self, user: str, mechanism: ScramMechanism) -> bytes:
-        return scram.made_up_salt(self._secret().encode(), mechanism.sasl_name, user)
+        form = self._usual_form(mechanism)
+        secret = self._secret().encode()
+        if form.has_text_salt:
+            return scram.made_up_salt(secret, mechanism.sasl_name, user)[: form.salt_bytes]
+        return scram.made_up_bytes(secret, mechanism.sasl_name, user, form.salt_bytes)
 
-    def usual_iterations(self) -> int:
-        """What most credentials have, so that made-up ones do not stand out."""
+    def usual_iterations(self, mechanism: ScramMechanism) -> int:
+        return self._usual_form(mechanism).iterations
+
+    def _usual_form(self, mechanism: ScramMechanism) -> _Form:
+        """What most credentials of the mechanism look like, so that made-up ones do not stand out.
+
+        Without any, as those of the other one. Brokers may have the credentials in another order, and must agree.
+        """
         stored = self._stored()
         if stored is not self._seen:
             self._seen = stored
-            counts = Counter(credential.iterations for credential in stored.values())
-            self._usual_iterations = counts.most_common(1)[0][0] if counts else scram.ITERATIONS_MIN
-        return self._usual_iterations
+            counts = {each: Counter[_Form]() for each in ScramMechanism}
+            for (_, kind), credential in stored.items():
+                counts[kind][_form(credential)] += 1
+            both = sum(counts.values(), Counter[_Form]()) or Counter([USUAL_FORM])
+            self._forms = {kind: _most_common(found or both) for kind, found in counts.items()}
+        return self._forms[mechanism]
 
     def has(self, proof: Proven) -> bool:
         """Whether the credential that was used is still that of the user."""
@@ -81,7 +106,7 @@ class ScramExchange:
             self._find,
             scram.nonce_from(generator.randbytes(NONCE_BYTES)),
             lambda user: users.made_up_salt(user, mechanism),
-            unknown_iterations=users.usual_iterations(),
+            unknown_iterations=users.usual_iterations(mechanism),
         )
 
     @property
@@ -138,6 +163,16 @@ class BearerExchange:
 
     def step(self, message: bytes) -> Challenge | Proven | Check:
         return Check(self._prepare_check(oauthbearer.parse(message).token))
+
+
+def _most_common(forms: Counter[_Form]) -> _Form:
+    return max(forms, key=lambda form: (forms[form], form))
+
+
+def _form(credential: ScramCredential) -> _Form:
+    salt = credential.salt
+    has_text = len(salt) <= scram.SALT_BYTES and salt.isalnum()
+    return _Form(credential.iterations, len(salt), has_text)
 
 
 def _fits(password: str, mechanism: str, keys: scram.Keys) -> bool:

@@ -37,6 +37,8 @@ FRAME_TIMEOUT_MS = 60_000
 FRAME_BYTES_PER_MS_MIN = 64
 # A peer whose frame holds a buffer that other connections wait for has to keep sending.
 STALLED_MS = 5_000
+# Large incomplete requests before authentication, in all. Usual ones have a few hundred bytes and need no buffer.
+STRANGERS_BYTES_MAX = 8 * 1024 * 1024
 # Connections that wait until the node is ready.
 HELD_MAX = 1_000
 # Refusals are logged, but a peer that is refused all the time must not fill the disk.
@@ -96,6 +98,8 @@ class Server:
         self.on_read_failed = on_read_failed
         self.frame_bytes_max = config.socket_request_max_bytes
         self.buffers = BufferPool(config.queued_max_request_bytes)
+        # For requests before authentication, so that strangers cannot take the buffers of clients.
+        self.buffers_of_strangers = BufferPool(STRANGERS_BYTES_MAX)
         # Unsupported (API, version) pairs are not kept: a peer could invent 2**32 of them.
         self._routes: dict[int, Route] = {}
         # With the stream, if it is one of TLS.

@@ -33,6 +33,8 @@ class TokenKeys:
         self._refresh_ms = REFRESH_INTERVAL_MS_MIN if self._is_file else refresh_ms
         self._keys: tuple[Key, ...] = ()
         self._read_ms: int | None = None
+        # Nothing is read before, whatever the reason.
+        self._not_before_ms = 0
         self._is_reading = False
         # A token named a key that is not there. Set by threads.
         self._is_wanted = False
@@ -40,6 +42,7 @@ class TokenKeys:
         if self._is_file:
             self._keys = parse_keys(read(url))
             self._read_ms = environment.clock.now_ms()
+            self._not_before_ms = self._read_ms + REFRESH_INTERVAL_MS_MIN
 
     def prepare_check(self, token: str) -> Callable[[], Proven]:
         """The check of a token, for a worker thread, which raises SaslError."""
@@ -60,8 +63,8 @@ class TokenKeys:
         """From now on read the keys again when it is time."""
         now_ms = self._environment.clock.now_ms()
         age_ms = self._refresh_ms if self._read_ms is None else now_ms - self._read_ms
-        is_due = age_ms >= self._refresh_ms or (self._is_wanted and age_ms >= REFRESH_INTERVAL_MS_MIN)
-        if is_due and not self._is_reading:
+        is_due = age_ms >= self._refresh_ms or self._is_wanted
+        if is_due and now_ms >= self._not_before_ms and not self._is_reading:
             self._is_reading = True
             self._environment.spawn.in_thread(lambda: parse_keys(read(self._url)), self._read, lane="jwks")
         self._timer = self._environment.spawn.later(CHECK_INTERVAL_MS, self.watch)
@@ -73,11 +76,12 @@ class TokenKeys:
     def _read(self, keys: tuple[Key, ...] | None, error: Exception | None) -> None:
         self._is_reading = self._is_wanted = False
         now_ms = self._environment.clock.now_ms()
+        self._not_before_ms = now_ms + REFRESH_INTERVAL_MS_MIN
         if keys is not None:
             self._keys = keys
             self._read_ms = now_ms
             return
-        # As if it had just become due again in ten seconds.
-        self._read_ms = now_ms - self._refresh_ms + REFRESH_INTERVAL_MS_MIN
+        # It is due again as soon as it may be read.
+        self._read_ms = None
         reason = str(error) if isinstance(error, KeysError) else type(error).__name__
         self._logger.error("the keys for tokens cannot be read", url=self._url, reason=reason)
