@@ -96,7 +96,7 @@ chaos: $(VENV)/.installed
 	PENSTOCK_CHAOS_SEED=$${PENSTOCK_CHAOS_SEED:-random} $(BIN)/python -m pytest tests/chaos tests/cluster -m chaos -s --timeout 3600
 
 interop-long: $(VENV)/.installed
-	$(BIN)/python -m pytest tests/interop tests/cluster -m interop_long
+	$(BIN)/python -m pytest tests/interop tests/cluster tests/cli -m interop_long
 
 chaos-transactions: $(VENV)/.installed
 	PENSTOCK_CHAOS_FAULTS=$${PENSTOCK_CHAOS_FAULTS:-500} \
@@ -104,11 +104,11 @@ chaos-transactions: $(VENV)/.installed
 
 sim: $(VENV)/.installed
 	$(BIN)/penstock sim cores --seeds 200
-	$(BIN)/penstock sim --seeds 20 --plans 5
+	$(BIN)/penstock sim --seeds 20 --plans 6
 
 sim-long: $(VENV)/.installed
 	$(BIN)/penstock sim cores --seeds $(SEEDS) --jobs 2
-	$(BIN)/penstock sim --seeds $(CLUSTER_SEEDS) --seconds 60 --plans 5 --jobs 2
+	$(BIN)/penstock sim --seeds $(CLUSTER_SEEDS) --seconds 60 --plans 6 --jobs 2
 
 upgrade: $(VENV)/.installed
 	PENSTOCK_UPGRADE_FROM=$(FROM) $(BIN)/python -m pytest tests/chaos/upgrade.py -s

@@ -52,8 +52,16 @@ _LOG4J = """Configuration:
 class ApacheKafka:
     """Started on entering the context; stopped, and its data removed, on leaving it."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None, *, heap: str = "512m") -> None:
-        self._settings = dict(settings or {})
+    def __init__(
+        self, settings: Mapping[str, str] | None = None, *, heap: str = "512m", protocol: str = "PLAINTEXT"
+    ) -> None:
+        """``protocol`` is that of the listener; SSL needs Kafka's settings for a keystore and a truststore."""
+        self._settings = {
+            "listener.security.protocol.map": f"{protocol}:{protocol},CONTROLLER:PLAINTEXT",
+            "security.inter.broker.protocol": protocol,
+            **(settings or {}),
+        }
+        self._protocol = protocol
         self._heap = heap
         self._process: subprocess.Popen[bytes] | None = None
         self.directory = Path()
@@ -90,7 +98,10 @@ class ApacheKafka:
         port, controller_port = _free_ports(2)
         self.bootstrap = f"127.0.0.1:{port}"
         properties = self.directory / "server.properties"
-        properties.write_text(_properties(self.directory / "data", port, controller_port, self._settings))
+        listeners = f"{self._protocol}://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}"
+        properties.write_text(
+            _properties(self.directory / "data", controller_port, {"listeners": listeners, **self._settings})
+        )
         (self.directory / "log4j2.yaml").write_text(_LOG4J)
         java = [
             program("java"),
@@ -110,7 +121,9 @@ class ApacheKafka:
             str(properties),
         ]
         with self.output.open("ab") as output:
-            subprocess.run([*java, *formatting], stdout=output, stderr=output, check=True)
+            formatted = subprocess.run([*java, *formatting], stdout=output, stderr=output, check=False)
+            if formatted.returncode:
+                raise RuntimeError(f"cannot format its directory:\n{self.output.read_text()[-4000:]}")
             self._process = subprocess.Popen(
                 [*java, "kafka.Kafka", str(properties)], stdout=output, stderr=output, start_new_session=True
             )
@@ -135,13 +148,12 @@ class ApacheKafka:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def _properties(data: Path, port: int, controller_port: int, settings: Mapping[str, str]) -> str:
+def _properties(data: Path, controller_port: int, settings: Mapping[str, str]) -> str:
     values = {
         "process.roles": "broker,controller",
         "node.id": str(NODE_ID),
         "controller.quorum.voters": f"{NODE_ID}@127.0.0.1:{controller_port}",
         "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
         "log.dirs": str(data),
         "offsets.topic.replication.factor": "1",
         "transaction.state.log.replication.factor": "1",

@@ -45,8 +45,9 @@ class MeasuredBroker:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "penstock", "serve", "--listen", "127.0.0.1:0"]
-        command += ["--data-dir", str(self.data_dir)]
+        command = [sys.executable, "-m", "penstock", "serve", "--data-dir", str(self.data_dir)]
+        if "listeners" not in self._settings:
+            command += ["--listen", "127.0.0.1:0"]
         for name, value in self._settings.items():
             command += ["--set", f"{name}={value}"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -55,7 +56,8 @@ class MeasuredBroker:
         self.start_cpu_s = self.cpu_s
         assert " ready kafka=" in line, f"not ready: {line!r}"
         host, port = line.split("kafka=")[1].split()[0].rsplit(":", 1)
-        self.address = (host, int(port))
+        # The first listener has a name if the settings have them.
+        self.address = (host.rpartition("://")[2], int(port))
 
     def stop(self) -> None:
         assert self._process is not None

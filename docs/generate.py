@@ -126,6 +126,10 @@ connection, except ApiVersions, which answers with the range we have.
   most 500,000 array elements.
 - **Pipelined requests are handled as they arrive**, in order, and answered in order. Kafka takes the next request
   of a connection only after answering the one before.
+- **Quotas are token buckets** with a burst of one second, where Kafka averages over eleven. Delays are at most
+  25 s. Every broker counts the partitions that it is asked to create and delete; in Kafka the controller does. An
+  ip is an address, never the name of a host. A connection of an address that connects too often waits; in Kafka it
+  is closed. See [quotas.md](../guide/quotas.md).
 - **A batch of an unknown producer in a log that never held a record is refused once**, with
   NOT_LEADER_OR_FOLLOWER, unless it is the producer's first. It may have overtaken the first one, or its producer
   continues in a recreated topic; then it is accepted on retry. Kafka up to 4.4 accepts it at once and may lose the
@@ -152,9 +156,20 @@ connection, except ApiVersions, which answers with the range we have.
   6).
 - **Every ConsumerGroupHeartbeat is answered with UNSUPPORTED_VERSION**: groups use the classic protocol
   (`group.protocol=classic`).
-- **No SASL and no authorization, and requests about them say so**: SaslHandshake and SaslAuthenticate answer
-  ILLEGAL_SASL_STATE and no mechanisms, the APIs of ACLs SECURITY_DISABLED, as Kafka does on a PLAINTEXT listener
-  without an authorizer.
+- **On a listener without SASL**, SaslHandshake and SaslAuthenticate answer ILLEGAL_SASL_STATE and no mechanisms, as
+  Kafka does.
+- **ACLs** with an operation that the resource type does not have are refused, and so are prefixes of the cluster's
+  name. Numbers without a meaning get INVALID_REQUEST; Kafka closes the connection. Without an authorizer, the APIs
+  of ACLs answer SECURITY_DISABLED, as in Kafka.
+- **Users** have names of at most 255 characters without control characters, and salts of at most 255 bytes. There
+  can be 10,000 credentials and 10,000 ACLs; more are refused with POLICY_VIOLATION.
+- **A transactional id in Produce needs the right on it**, also if no batch is transactional
+  ([0032](../decisions/0032-rights-are-checked-where-the-client-talks-and-where-it-is-decided.md)).
+- **SASL**: SaslHandshake 0, after which Kafka reads tokens without request headers, is answered with
+  ILLEGAL_SASL_STATE. SaslAuthenticate without a handshake, and a second handshake, get ILLEGAL_SASL_STATE before
+  the connection is closed; Kafka only closes it. A refused token gets SASL_AUTHENTICATION_FAILED at once,
+  without the exchange of an error object (RFC 7628). When a credential is removed or replaced, the connections that
+  were authenticated with it are closed; in Kafka they stay. There are no GSSAPI and no delegation tokens.
 - **Listeners**: one that `advertised.listeners` does not name is advertised with the address it listens on; Kafka
   does not advertise it. A listener named like a protocol needs no entry in `listener.security.protocol.map`, even
   if others have one. Names have letters, digits, `-` and `_` only. Keystores and truststores are PEM. The settings
@@ -162,11 +177,12 @@ connection, except ApiVersions, which answers with the range we have.
 - **Only topics and brokers have settings.** Groups, clients' metrics and brokers' loggers are refused with
   INVALID_REQUEST and the reason, and ListConfigResources lists none of them.
 - **Features** are `metadata.version` and `kraft.version`, each at one level, `transaction.version` at 1 or 2, and
-  `penstock.compaction` at 1. The controller sets the last two to their highest levels by itself once every
-  registered broker supports them; UpdateFeatures can set `transaction.version` to 1 and to 2, but turn neither off.
+  `penstock.compaction` and `penstock.security` at 1. The controller sets the last three to their highest levels by
+  itself once every registered broker supports them; UpdateFeatures can set `transaction.version` to 1 and to 2, but
+  turn none off.
   Until `transaction.version` is set, the APIs of transactions are not advertised. Until `penstock.compaction` is
   set, `compact` in `cleanup.policy` or `log.cleanup.policy` is refused with INVALID_CONFIG, and nothing is
-  compacted.
+  compacted. Until `penstock.security` is set, changes of users and ACLs are refused with UNSUPPORTED_VERSION.
 - **DescribeLogDirs says how far logs are compacted**, in tagged fields of our own, if the request asks for it in
   one (`penstock topics cleaning`).
 - **Replicas are not moved between the disks of one broker**: AlterReplicaLogDirs is not served. A reassignment

@@ -59,6 +59,9 @@ class FakeClock:
     def now_ms(self) -> int:
         return self.now
 
+    def work_us(self) -> int:
+        return self.now * 1000
+
     def boot_id(self) -> str:
         return ""
 

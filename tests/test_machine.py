@@ -53,6 +53,26 @@ def test_what_cannot_be_a_host_is_a_host_that_cannot_be_reached(host: str) -> No
     assert isinstance(error, OSError)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_client_of_a_listener_for_both_families_has_its_own_address(host: str) -> None:
+    """An ACL that denies something to 10.0.0.7 must not miss ::ffff:10.0.0.7."""
+
+    async def peer() -> str:
+        loop = asyncio.get_running_loop()
+        accepted: asyncio.Future[Stream] = loop.create_future()
+        try:
+            listener = MachineNetwork(loop).listen("::", 0, accepted.set_result)
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        _, writer = await asyncio.open_connection(host, listener.address[1])
+        stream = await accepted
+        for each in (writer, stream, listener):
+            each.close()
+        return stream.peer
+
+    assert asyncio.run(peer()) == host
+
+
 def test_two_threads_that_replace_a_file_at_the_same_time_do_not_disturb_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

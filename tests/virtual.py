@@ -170,8 +170,9 @@ class VirtualNetwork:
 class Client:
     """A raw client inside the world: one connection, requests numbered in order."""
 
-    def __init__(self, world: World, peer: str = "127.0.0.1") -> None:
+    def __init__(self, world: World, peer: str = "127.0.0.1", client_id: str = "test") -> None:
         self._world = world
+        self._client_id = client_id.encode()
         self.stream = world.network.dial(peer)
         self._sent: deque[tuple[int, type[Message], int]] = deque()
         self._correlation_id = 0
@@ -187,7 +188,8 @@ class Client:
         api = APIS[type(request).KEY]
         self._correlation_id += 1
         body = b"".join(bytes(part) for part in encoder(type(request), version)(request))  # type: ignore[arg-type]
-        header = struct.pack(">hhih", api.key, version, self._correlation_id, 4) + b"test"
+        name = self._client_id
+        header = struct.pack(">hhih", api.key, version, self._correlation_id, len(name)) + name
         header += b"\0" * (api.request_header_version(version) - 1)
         if expects_answer:
             self._sent.append((self._correlation_id, api.response, version))
@@ -243,7 +245,12 @@ class World:
     """One broker and its surroundings, all made from a seed."""
 
     def __init__(
-        self, settings: dict[str, str] | None = None, *, seed: int = 1, files: FakeFiles | None = None
+        self,
+        settings: dict[str, str] | None = None,
+        *,
+        seed: int = 1,
+        files: FakeFiles | None = None,
+        admin: str | None = None,
     ):
         self.clock = FakeClock() if files is None else files.clock
         self.files = files or FakeFiles(self.clock)
@@ -261,11 +268,12 @@ class World:
         options = ServeOptions(
             node_id=1,
             data_dirs=("/data",),
-            listen=("127.0.0.1", 9092),
+            listen=None if settings and "listeners" in settings else ("127.0.0.1", 9092),
             advertise=None,
             rack=None,
             settings=settings or {},
             config_file=None,
+            admin=admin,
         )
         config, _ = BrokerConfig.load(options.settings)
         ready: list[object] = []
@@ -281,8 +289,8 @@ class World:
         self.node.start()
         self.run_until(lambda: bool(ready or self.failures), 60_000)
 
-    def client(self, peer: str = "127.0.0.1") -> Client:
-        return Client(self, peer)
+    def client(self, peer: str = "127.0.0.1", client_id: str = "test") -> Client:
+        return Client(self, peer, client_id)
 
     def run_for(self, duration_ms: int) -> None:
         self.spawn.run_until(self.clock.now_ms() + duration_ms)
@@ -293,8 +301,10 @@ class World:
             assert self.clock.now_ms() < deadline_ms, f"not within {within_ms} ms of virtual time"
             self.run_for(1)
 
-    def restarted(self, *, clean: bool, settings: dict[str, str] | None = None) -> World:
+    def restarted(
+        self, *, clean: bool, settings: dict[str, str] | None = None, admin: str | None = None
+    ) -> World:
         """The same disk under a new process: after a clean stop, or as a killed one left it."""
         if clean:
             self.node.close()
-        return World(settings, files=self.files)
+        return World(settings, files=self.files, admin=admin)

@@ -30,6 +30,10 @@ class Clock(Protocol):
         """Monotonic: for timeouts, sessions and leases. Includes the time the machine sleeps, if possible."""
         ...
 
+    def work_us(self) -> int:
+        """For measuring how long a piece of work takes, in microseconds. It starts anywhere."""
+        ...
+
     def boot_id(self) -> str:
         """The id of this boot of the machine, if ``now_ms`` counts from it in every process; otherwise ""."""
         ...
@@ -233,7 +237,8 @@ class Spawn(Protocol):
     ) -> None:
         """Run ``work`` on a worker thread, then ``done(result, error)`` on the loop.
 
-        The lanes are ``metadata``, ``flush``, ``read`` and ``upkeep``. Work in one does not delay another.
+        The lanes are ``metadata``, ``flush``, ``read``, ``upkeep``, ``login`` and ``jwks``. Work in one does not
+        delay another.
         """
         ...
 

@@ -46,7 +46,7 @@ ACCEPTS_PER_TURN = 64
 # A host that is down does not refuse a connection; it does not answer at all.
 CONNECT_TIMEOUT_S = 3.0
 # These threads wait for the disk, not for a core.
-LANE_THREADS = {"metadata": 1, "flush": 4, "read": 4, "upkeep": 1}
+LANE_THREADS = {"metadata": 1, "flush": 4, "read": 4, "upkeep": 1, "login": 1, "jwks": 1}
 READ_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 # A full garbage collection that takes longer has visited too many objects: about 250,000.
 LONG_COLLECTION_S = 0.05
@@ -70,6 +70,9 @@ CLOCK = _clock_over_sleep()
 class MachineClock:
     def now_ms(self) -> int:
         return time.clock_gettime_ns(CLOCK) // 1_000_000
+
+    def work_us(self) -> int:
+        return time.perf_counter_ns() // 1000
 
     def boot_id(self) -> str:
         # Clocks of other systems do not count sleep, or start with each process.
@@ -481,7 +484,9 @@ class MachineListener:
                 return
             connected.setblocking(False)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._on_connect(MachineStream(self._loop, connected, str(peer[0])))
+            # On a listener for both families, a client that came over IPv4 has the address ::ffff:10.0.0.7. It is
+            # known by the one it has itself, as in Kafka: ACLs, quotas and limits name that.
+            self._on_connect(MachineStream(self._loop, connected, _own_address(str(peer[0]))))
 
     def _resume(self) -> None:
         if self._socket.fileno() >= 0:
@@ -491,6 +496,11 @@ class MachineListener:
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
+
+
+def _own_address(peer: str) -> str:
+    mapped = peer.removeprefix("::ffff:")
+    return mapped if "." in mapped else peer
 
 
 class MachineNetwork:

@@ -37,6 +37,9 @@ class ManualClock:
     def now_ms(self) -> int:
         return self.ms
 
+    def work_us(self) -> int:
+        return self.ms * 1000
+
     def boot_id(self) -> str:
         return ""
 

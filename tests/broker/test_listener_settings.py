@@ -7,13 +7,30 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.config import BrokerConfig, ConfigError
-from penstock.broker.listener_settings import ClientListener, check_reach, client_listeners, unused_settings
+from penstock.broker.listener_settings import (
+    ALLOWED_URLS,
+    AUDIENCE,
+    ISSUER,
+    KEYS_URL,
+    ClientListener,
+    check_reach,
+    client_listeners,
+    unused_settings,
+)
 from penstock.broker.options import ServeOptions
 from penstock.metadata import broker_settings
 from penstock.protocol.listeners import CLIENTS, SecurityProtocol
+from penstock.sasl.tokens import Rules
 from penstock.tls.settings import ClientAuth
 
 TLS_MAP = {"listener.security.protocol.map": "TLS:SSL"}
+SASL = {"listeners": "SASL://127.0.0.1:1", "listener.security.protocol.map": "SASL:SASL_PLAINTEXT"}
+TOKENS = {
+    "sasl.enabled.mechanisms": "OAUTHBEARER",
+    KEYS_URL: "file:///keys.json",
+    ISSUER: "https://issuer",
+    AUDIENCE: "kafka,other",
+}
 
 
 def options(
@@ -114,7 +131,7 @@ def test_settings_of_a_listener_win_over_those_of_the_broker() -> None:
     assert first.tls.settings.chain == second.tls.settings.chain is not None
     assert first.tls.principals.user("CN=a,O=b") == "CN=a,O=b"
     assert second.tls.principals.user("CN=a,O=b") == "A"
-    assert (first.needs_certificate, second.needs_certificate) == (True, False)
+    assert (first.is_closed_to_strangers, second.is_closed_to_strangers) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +155,6 @@ def test_settings_of_a_listener_win_over_those_of_the_broker() -> None:
             {"listeners": "TLS://127.0.0.1:1"},
             "listener.security.protocol.map has no protocol for the listener TLS",
         ),
-        (
-            {"listeners": "SASL_SSL://127.0.0.1:1"},
-            "listeners: SASL_SSL has the protocol SASL_SSL, which is not",
-        ),
-        (
-            {"listeners": "A://127.0.0.1:1", "listener.security.protocol.map": "A:SASL_PLAINTEXT"},
-            "listeners: A has the protocol SASL_PLAINTEXT, which is not supported yet",
-        ),
         ({"listener.security.protocol.map": "TLS"}, "write NAME:PROTOCOL, such as TLS:SSL; got 'TLS'"),
         ({"listener.security.protocol.map": "TLS:TLS"}, "write NAME:PROTOCOL"),
         ({"listener.security.protocol.map": "A:SSL,a:SSL"}, "A is given twice"),
@@ -156,7 +165,24 @@ def test_settings_of_a_listener_win_over_those_of_the_broker() -> None:
         ({"advertised.listeners": "SSL://host:1"}, "there is no listener SSL in listeners"),
         ({"listener.name.ssl.ssl.client.auth": "none"}, "there is no listener SSL in listeners"),
         ({"listener.name.plaintext.max.connections": "1"}, "only the settings of TLS"),
-        ({"listener.name.plaintext.sasl.enabled.mechanisms": "PLAIN"}, "SASL and authorization are not"),
+        ({"listener.name.plaintext.sasl.enabled.mechanisms": "X"}, "must be made of SCRAM-SHA-256"),
+        ({"listener.name.plaintext.scram-sha-256.sasl.jaas.config": "x"}, "make users with `penstock users`"),
+        ({"listener.name.plaintext.sasl.kerberos.service.name": "x"}, "Kerberos (GSSAPI) is not supported"),
+        (
+            SASL | {"sasl.enabled.mechanisms": ""},
+            "listener SASL: sasl.enabled.mechanisms is empty; choose of",
+        ),
+        (SASL | TOKENS | {ISSUER: ""}, f"listener SASL: OAUTHBEARER needs {ISSUER}"),
+        (SASL | TOKENS | {AUDIENCE: " "}, f"listener SASL: OAUTHBEARER needs {AUDIENCE}"),
+        (SASL | TOKENS | {KEYS_URL: ""}, f"listener SASL: OAUTHBEARER needs {KEYS_URL}"),
+        (SASL | TOKENS | {KEYS_URL: "http://a/b"}, "only file: and https: URLs are read"),
+        (SASL | TOKENS | {KEYS_URL: "https://[a/b"}, f"{KEYS_URL} is not a URL"),
+        (
+            SASL | TOKENS | {KEYS_URL: "https://me:secret@a/b"},
+            "a URL with a user or password is not supported",
+        ),
+        (SASL | TOKENS | {KEYS_URL: "file://host/keys"}, "write file:///path/to/keys.json"),
+        (SASL | TOKENS | {KEYS_URL: "https://a/b", ALLOWED_URLS: "https://a"}, f"is not in {ALLOWED_URLS}"),
         ({"listener.name.plaintext.ssl.client.auth": "maybe"}, "must be one of required, requested, none"),
         ({"ssl.client.auth": "maybe"}, "must be one of required, requested, none"),
         ({"ssl.enabled.protocols": "TLSv1.1"}, "must be made of TLSv1.2, TLSv1.3"),
@@ -183,6 +209,7 @@ def test_what_cannot_be_is_refused_in_one_line_that_names_the_setting(
     named = (
         *settings,
         "listener SSL: ssl.",
+        "listener SASL: ",
         "listeners",
         "advertised.listeners",
         "listener.security",
@@ -236,12 +263,31 @@ def test_clients_and_nodes_do_not_share_an_address() -> None:
 def test_settings_of_tls_that_nothing_uses_are_mentioned() -> None:
     settings = {"ssl.keystore.location": "x", "ssl.client.auth": "none"}
     assert list(unused_settings(load(settings), settings)) == [
-        "ssl.client.auth has no effect: no listener has the protocol SSL"
+        "ssl.client.auth has no effect: no listener has the protocol SSL or SASL_SSL"
     ]
     settings["listeners"] = "SSL://127.0.0.1:1"
     assert list(unused_settings(load(settings), settings)) == []
     only_controller = next(unused_settings((), settings))
     assert only_controller == "listeners has no effect: this node is only a controller"
+
+
+def test_listeners_with_sasl_have_mechanisms_of_their_own() -> None:
+    settings = SASL | TOKENS | {"listener.name.sasl.sasl.enabled.mechanisms": "PLAIN, OAUTHBEARER"}
+    (listener,) = load(settings | {"connections.max.reauth.ms": "5000"})
+    assert listener.sasl is not None and listener.sasl.tokens is not None
+    assert listener.sasl.mechanisms == ("PLAIN", "OAUTHBEARER")
+    assert (listener.sasl.session_ms_max, listener.sasl.receive_bytes_max) == (5000, 524_288)
+    assert listener.sasl.tokens.keys_url == "file:///keys.json"
+    assert listener.sasl.tokens.rules == Rules("https://issuer", ("kafka", "other"), "sub", 30)
+    (warning,) = unused_settings((listener,), settings)
+    assert warning == "listener SASL: without TLS, PLAIN sends passwords or tokens that others can read"
+
+
+def test_only_sasl_over_tls_may_be_open_to_other_machines() -> None:
+    check_reach(load({"listeners": "SASL_SSL://10.1.2.3:9092"}), options())
+    assert "is open to other machines without encryption" in complaint(
+        {"listeners": "SASL_PLAINTEXT://10.1.2.3:9092"}
+    )
 
 
 def test_a_file_may_name_listeners_and_their_settings(tmp_path: Path) -> None:
@@ -255,7 +301,7 @@ def test_a_file_may_name_listeners_and_their_settings(tmp_path: Path) -> None:
     config, warnings = BrokerConfig.load({}, str(file))
     assert warnings == []
     plain, secure = client_listeners(options(), config.static)
-    assert (plain.needs_certificate, secure.needs_certificate) == (False, True)
+    assert (plain.is_closed_to_strangers, secure.is_closed_to_strangers) == (False, True)
 
 
 def test_secrets_of_a_listener_are_secrets_too() -> None:

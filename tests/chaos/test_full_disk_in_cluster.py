@@ -173,6 +173,8 @@ def test_all_disks_full_stop_writes_with_an_error_and_lose_nothing(
                 ErrorCode.KAFKA_STORAGE_ERROR,
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                # The leader had room for just this one, and its followers had none.
+                ErrorCode.REQUEST_TIMED_OUT,
             )
         finally:
             for disk in disks.values():

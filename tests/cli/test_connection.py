@@ -98,11 +98,6 @@ def test_every_command_that_reaches_brokers_takes_the_file() -> None:
             assert "--config" in options, words
 
 
-def test_jobs_on_spark_say_that_they_have_no_tls(penstock: Penstock, config: str, tmp_path: Path) -> None:
-    line = failed(penstock("spark", "archive", "a", "--to", str(tmp_path), "--config", config), 2)
-    assert "jobs on Spark do not support TLS yet" in line
-
-
 # Which brokers
 
 
@@ -188,9 +183,17 @@ def test_the_option_of_topics_create_is_explained(penstock: Penstock, config: st
             "line 2: unknown setting bootstrap.server; did you mean bootstrap.servers?",
         ),
         ("ssl.truststore.location=a", "line 1: ssl.truststore.location is a setting of Java's clients"),
-        ("sasl.username=hunter2", "line 1: sasl.username: SASL is not supported yet"),
-        ("security.protocol=sasl_ssl", "security.protocol=sasl_ssl: SASL is not supported yet"),
-        ("security.protocol=tls", "security.protocol: not plaintext or ssl: tls"),
+        ("sasl.username=hunter2", "sasl.username needs security.protocol=sasl_ssl"),
+        ("security.protocol=sasl_ssl", "sasl.mechanism is missing; use SCRAM-SHA-512"),
+        ("security.protocol=tls", "security.protocol: not plaintext, ssl, sasl_plaintext or sasl_ssl: tls"),
+        (
+            "security.protocol=sasl_plaintext\nsasl.mechanism=PLAIN\nsasl.password=hunter2",
+            "sasl.username is missing: PLAIN needs a user and a password",
+        ),
+        (
+            'sasl.jaas.config=some.Module required username="a" password="hunter2";',
+            "line 1: sasl.jaas.config is a setting of Java's clients; use sasl.username and sasl.password",
+        ),
         (
             "ssl.key.password=hunter2",
             "security.protocol is missing; ssl.key.password needs security.protocol=ssl",

@@ -95,7 +95,10 @@ def test_a_listener_is_added_and_removed_by_rolling_restarts(tmp_path: Path) -> 
                     f"{name}://{host}:{port}"
                     for name, (host, port) in (("PLAINTEXT", node.address), ("TLS", secure[node_id]))
                 ),
-                "listener.security.protocol.map": "TLS:SSL",
+                # With clients that are secure, connections between nodes have to be on their way to it.
+                "listener.security.protocol.map": "TLS:SSL,INTERNAL:SSL",
+                "penstock.internal.security": "accepted",
+                "penstock.node.principals": "User:CN=127.0.0.1,OU=x,O=y",
                 **files.settings("none"),
             }
             restart(node_id)

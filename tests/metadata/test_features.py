@@ -15,6 +15,7 @@ from penstock.metadata.features import (
     COMPACTION,
     FEATURES_MAX,
     SAFE_DOWNGRADE,
+    SECURITY,
     SUPPORTED_FEATURES,
     TRANSACTION_VERSION,
     UNSAFE_DOWNGRADE,
@@ -34,8 +35,8 @@ from tests.metadata.ensemble import Ensemble
 
 NEW = SUPPORTED_FEATURES
 OLD: tuple[FeatureRange, ...] = ()
-# Understands compacted logs, and transactions up to this level.
-FIRST_ONLY = (FeatureRange(TRANSACTION_VERSION, 0, 1), FeatureRange(COMPACTION, 0, 1))
+# Understands everything, but transactions only up to this level.
+FIRST_ONLY = (FeatureRange(TRANSACTION_VERSION, 0, 1), *NEW[2:])
 # A release with transactions and without compaction.
 WITHOUT_COMPACTION = NEW[:2]
 
@@ -95,6 +96,7 @@ def test_a_cluster_of_this_release_has_the_highest_level_at_once() -> None:
         METADATA_VERSION,
         TRANSACTION_VERSION,
         COMPACTION,
+        SECURITY,
     ]
 
 

@@ -38,6 +38,8 @@ OTHER_DEFAULTS = {
     "queued.max.request.bytes": str(256 << 20),
     "ssl.cipher.suites": "null",
     "ssl.keystore.type": "PEM",
+    # There is no Kerberos.
+    "sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512",
     "ssl.truststore.type": "PEM",
     "transaction.state.log.min.isr": "1",
     "transaction.state.log.replication.factor": "1",
@@ -54,9 +56,12 @@ OTHER_LIMITS = {
     "log.cleaner.backoff.ms",
     # Kafka excludes 0; it has no meaning here anyway.
     "compression.gzip.level",
+    # Kafka allows any, but a connection that failed to log in must not stay long.
+    "connection.failed.authentication.delay.ms",
 }
-# Kafka changes listeners and their TLS while it runs; here only the files that the settings name are read again.
-FIXED_PREFIXES = ("listener", "ssl.")
+# Kafka changes listeners, their TLS and their SASL while it runs; here only the files that the settings name are
+# read again.
+FIXED_PREFIXES = ("listener", "sasl.", "ssl.")
 NUMBERS = (Kind.SHORT, Kind.INT, Kind.LONG, Kind.DOUBLE)
 
 
@@ -97,7 +102,7 @@ def test_broker_setting_of_kafka_is_known(kafka: KafkaSetting) -> None:
     if ours.status is not Status.IMPLEMENTED or kafka.name in OPTIONS:
         return
     expected = OTHER_DEFAULTS.get(kafka.name, kafka.default)
-    assert (ours.kind.name, ours.default or "null") == (kafka.kind, expected)
+    assert (ours.kind.name, ours.default or "null") == (kafka.kind, expected or "null")
     # What is implemented and can be changed in Kafka while it runs can be changed here.
     assert ours.is_dynamic == (kafka.is_dynamic and not kafka.name.startswith(FIXED_PREFIXES))
     assert_same_limits(ours, kafka)
@@ -106,9 +111,17 @@ def test_broker_setting_of_kafka_is_known(kafka: KafkaSetting) -> None:
 def test_settings_of_our_own_say_so_in_their_names() -> None:
     # In Kafka they exist only while they are set, so they are not in its table of settings.
     only_while_running = {"follower.replication.throttled.rate", "leader.replication.throttled.rate"}
-    ours = BROKER.keys() - {kafka.name for kafka in kafka_settings("broker")} - only_while_running
+    # In Kafka they belong to the authorizer.
+    of_authorizer = {"super.users", "allow.everyone.if.no.acl.found"}
+    # In Kafka it is a property of the JVM.
+    of_jvm = {"sasl.oauthbearer.allowed.urls"}
+    others = only_while_running | of_authorizer | of_jvm
+    ours = BROKER.keys() - {kafka.name for kafka in kafka_settings("broker")} - others
     assert ours == {
         "penstock.durability",
+        "penstock.internal.secret.file",
+        "penstock.internal.security",
+        "penstock.node.principals",
         "penstock.rebalance.delay.ms",
         "penstock.rebalance.enable",
         "penstock.rebalance.partitions.max",

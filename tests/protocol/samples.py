@@ -73,6 +73,14 @@ OTHER_NAMES = {
     "DescribeProducersRequestTopic": "TopicRequest",
     "DescribeProducersTopic": "TopicResponse",
     "ListedTransaction": "TransactionState",
+    "QuotaAlteration": "EntryData",
+    "QuotaAlterationResult": "EntryData",
+    "QuotaEntityPart": "EntityData",
+    "QuotaEntry": "EntryData",
+    "QuotaFilterComponent": "ComponentData",
+    "QuotaOp": "OpData",
+    "QuotaValue": "ValueData",
+    "ScramCredentialInfo": "CredentialInfo",
     "TransactionTopic": "TopicData",
 }
 
@@ -119,6 +127,8 @@ class Samples:
         match field.kind:
             case "?":
                 return self.random.random() < 0.5
+            case "d":
+                return self.random.choice((0.0, -1.5, 1e300, 1048576.0))
             case "16s":
                 return self.random.choice((NO_UUID, b"\xff" * 16, self.random.randbytes(16)))
             case "string":

@@ -15,7 +15,13 @@ import pytest
 from penstock.model import parse_id
 from penstock.protocol.schema import Field, Message, decode, encode
 from tests import vectors
-from tests.protocol.samples import API_MESSAGES, CONTROL_RECORDS, EVERY_API, GROUP_RECORDS, METADATA_RECORDS
+from tests.protocol.samples import (
+    API_MESSAGES,
+    CONTROL_RECORDS,
+    EVERY_API,
+    GROUP_RECORDS,
+    METADATA_RECORDS,
+)
 
 LINES = [
     line

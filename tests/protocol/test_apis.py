@@ -34,6 +34,7 @@ def test_what_only_nodes_may_ask_is_not_advertised_to_clients() -> None:
         "EndQuorumEpoch",
         "AlterPartition",
         "FetchSnapshot",
+        "Envelope",
         "BrokerRegistration",
         "BrokerHeartbeat",
         "AllocateProducerIds",

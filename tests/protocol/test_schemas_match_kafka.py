@@ -20,6 +20,7 @@ from penstock.protocol.messages.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
 )
+from penstock.protocol.messages.forwarding import DefaultPrincipalData
 from penstock.protocol.messages.quorum import CONTROL_TYPE
 from penstock.protocol.schema import NO_UUID, OWN_TAGS, Field, Message, version_range
 from tests import java
@@ -32,6 +33,7 @@ TYPES = {
     "uint16": "H",
     "int32": "i",
     "int64": "q",
+    "float64": "d",
     "uuid": "16s",
     "string": "string",
     "bytes": "binary",
@@ -39,7 +41,8 @@ TYPES = {
 }
 
 CLASSES = [cls for api in EVERY_API for cls in (api.request, api.response)]
-CLASSES += [ConsumerProtocolSubscription, ConsumerProtocolAssignment, *CONTROL_TYPE.values()]
+CLASSES += [ConsumerProtocolSubscription, ConsumerProtocolAssignment, DefaultPrincipalData]
+CLASSES += CONTROL_TYPE.values()
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
@@ -132,6 +135,8 @@ def default_of(kind: str, text: Any) -> Any:
             return NO_UUID
         case "?":
             return str(text).lower() == "true"
+        case "d":
+            return float(text or 0)
         case _:
             return int(str(text or 0), 0)
 

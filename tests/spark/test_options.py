@@ -184,10 +184,22 @@ STREAM, BATCH = "stream", "batch"
         (BATCH, {"kafka.isolation.level": "serializable"}, "must be read_committed or read_uncommitted"),
         (
             BATCH,
-            {"kafka.security.protocol": "SASL_SSL"},
-            "SASL_SSL is not supported so far, only PLAINTEXT and SSL",
+            {"kafka.security.protocol": "TLS"},
+            "kafka.security.protocol must be one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL",
         ),
-        (BATCH, {"kafka.sasl.mechanism": "PLAIN"}, "kafka.sasl.mechanism: SASL is not supported so far"),
+        (
+            BATCH,
+            {"kafka.security.protocol": "SASL_SSL"},
+            "kafka.sasl.mechanism is missing; use SCRAM-SHA-512",
+        ),
+        (
+            BATCH,
+            {"kafka.sasl.mechanism": "PLAIN"},
+            "kafka.sasl.mechanism needs kafka.security.protocol SASL_SSL",
+        ),
+        (BATCH, {"kafka.sasl.kerberos.service.name": "kafka"}, "is not supported: use SCRAM or PLAIN"),
+        (BATCH, {"kafka.sasl.password": "x"}, "setting of librdkafka; use kafka.sasl.jaas.config"),
+        (BATCH, {"kafka.sasl.login.class": "x"}, "classes of Java are not loaded"),
         (BATCH, {"kafka.ssl.truststore.location": "x"}, "needs kafka.security.protocol SSL"),
         (
             BATCH,

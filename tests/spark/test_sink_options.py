@@ -88,7 +88,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one() -> None:
         ("kafka.key.serializer", "x", "cast the column"),
         ("kafka.partitioner.class", "x", "column partition"),
         ("kafka.ssl.keystore.location", "x", "needs kafka.security.protocol SSL"),
-        ("kafka.security.protocol", "SASL_SSL", "only PLAINTEXT"),
+        ("kafka.security.protocol", "SASL_PLAINTEXT", "kafka.sasl.mechanism is missing"),
         ("path", "/events", "option topic"),
         ("subscribe", "events", "option topic"),
         ("kafka.acks", "0", "all, -1, 1"),

@@ -83,7 +83,7 @@ def test_options_reach_executors_and_hide_the_password(options: dict[str, str]) 
     parsed = parse({**options, "subscribe": "t"}, "batch")
     again = pickle.loads(pickle.dumps(parsed))
     assert again == parsed
-    assert again.read.security.key_password == PASSWORD
+    assert again.read.security.tls.key_password == PASSWORD
     assert PASSWORD not in repr(parsed)
 
 

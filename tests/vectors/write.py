@@ -3,9 +3,10 @@
     python -m tests.vectors.write
 
 Nodes of a cluster talk to each other in messages that the proxy of ``record`` never sees, and so does the
-quorum in its control records. For each of them and each version one full and one bare value is drawn from the
-schema in Kafka's jar; ``KafkaMessages.java`` has Kafka encode them; ``tests/protocol/kafka_messages.txt`` keeps
-value and bytes. The values come from a seed, so that the file changes only with Kafka or with the list below.
+quorum in its control records and in records of security. For each of them and each version one full and one bare
+value is drawn from the schema in Kafka's jars; ``KafkaMessages.java`` has Kafka encode them;
+``tests/protocol/kafka_messages.txt`` keeps value and bytes. The values come from a seed, so that the file changes
+only with Kafka or with the list below.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ COORDINATES = (
 )
 WRITTEN = ROOT / "tests" / "protocol" / "kafka_messages.txt"
 HEAD = f"""\
-# What nodes say to each other, what administrators ask, and the control records of the metadata log, as
-# Apache Kafka {java.KAFKA_VERSION} encodes them: name, version, bytes, and the value in Kafka's JSON.
+# What nodes say to each other, what administrators ask, and control records and records of security of the
+# metadata log, as Apache Kafka {java.KAFKA_VERSION} encodes them: name, version, bytes, and the value in its JSON.
 # Made by tests.vectors.write.
 """
 
@@ -48,6 +49,10 @@ APIS = {
     "ElectLeaders": None,
     "AlterPartitionReassignments": None,
     "ListPartitionReassignments": None,
+    "DescribeClientQuotas": None,
+    "AlterClientQuotas": None,
+    "DescribeUserScramCredentials": None,
+    "AlterUserScramCredentials": None,
     "Vote": None,
     "BeginQuorumEpoch": None,
     "EndQuorumEpoch": None,
@@ -62,6 +67,7 @@ APIS = {
     "DescribeTransactions": None,
     "ListTransactions": 1,
     "UpdateFeatures": None,
+    "Envelope": None,
     "FetchSnapshot": None,
     "BrokerRegistration": None,
     "BrokerHeartbeat": None,
@@ -79,6 +85,14 @@ RECORDS = (
     "SnapshotFooterRecord",
     "KRaftVersionRecord",
     "VotersRecord",
+)
+
+METADATA_RECORDS = (
+    "UserScramCredentialRecord",
+    "RemoveUserScramCredentialRecord",
+    "AccessControlEntryRecord",
+    "RemoveAccessControlEntryRecord",
+    "ClientQuotaRecord",
 )
 
 INTEGER_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
@@ -120,6 +134,8 @@ class Values:
                 return not self.bare
             case "uint16":
                 return self.random.choice((0, 1, 9092, 2**16 - 1))
+            case "float64":
+                return self.random.choice((0.0, -1.5, 1048576.0, 1e300))
             case "uuid":
                 return urlsafe_b64encode(self.random.randbytes(16)).decode().rstrip("=")
             case "string":
@@ -136,19 +152,20 @@ class Values:
         return self.random.choice(("żółć ☃ 𝄞", "".join(self.random.choices(string.ascii_letters, k=12))))
 
 
-def _schema(jar: Path, name: str) -> dict[str, Any]:
-    with ZipFile(jar) as files:
-        text = files.read(f"common/message/{name}.json").decode()
+def _schema(jars: list[Path], name: str) -> dict[str, Any]:
+    part, folder = ("metadata", "metadata") if name in METADATA_RECORDS else ("clients", "message")
+    with ZipFile(next(jar for jar in jars if jar.name.startswith(f"kafka-{part}-"))) as files:
+        text = files.read(f"common/{folder}/{name}.json").decode()
     schema: dict[str, Any] = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
     return schema
 
 
-def _drawn(jar: Path) -> list[str]:
+def _drawn(jars: list[Path]) -> list[str]:
     """Lines of name, version and JSON."""
     names = [(api + way, newest) for api, newest in APIS.items() for way in ("Request", "Response")]
     lines = []
-    for name, newest in names + [(record, None) for record in RECORDS]:
-        schema = _schema(jar, name)
+    for name, newest in names + [(record, None) for record in RECORDS + METADATA_RECORDS]:
+        schema = _schema(jars, name)
         structs = {each["name"]: each["fields"] for each in schema.get("commonStructs", ())}
         for version in version_range(schema["validVersions"]):
             for bare in (False, True):
@@ -165,7 +182,7 @@ def main() -> None:
     jars = java.jars(*COORDINATES)
     class_path = os.pathsep.join(map(str, jars))
     classes = java.compiled(HERE / "KafkaMessages.java", class_path)
-    drawn = _drawn(next(jar for jar in jars if jar.name.startswith("kafka-clients-")))
+    drawn = _drawn(jars)
     done = subprocess.run(
         [program("java"), "-cp", f"{classes}{os.pathsep}{class_path}", "KafkaMessages"],
         input="".join(f"{line}\n" for line in drawn),

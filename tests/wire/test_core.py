@@ -9,6 +9,7 @@ import pytest
 from penstock.model import TopicPartition
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.cluster import ApiVersionsResponse
+from penstock.protocol.messages.fetch import FetchResponse
 from penstock.protocol.messages.groups import FindCoordinatorResponse
 from penstock.protocol.messages.topics import MetadataRequest, MetadataResponse
 from penstock.protocol.records import batches, decode_records
@@ -421,6 +422,20 @@ def test_an_offset_that_has_come_into_range_since_is_fetched_again(cluster: Fake
 
     cluster.interfere = interfere
     assert fetch(shell, 3).next_offset == 12
+
+
+def test_an_empty_answer_of_a_broker_that_throttles_is_fetched_again(cluster: FakeCluster) -> None:
+    shell = FakeShell(cluster)
+    tries = 0
+
+    def interfere(broker: int, key: int, version: int, request: Any) -> Any:
+        nonlocal tries
+        tries += key == FETCH
+        return FetchResponse(throttle_time_ms=700, responses=[]) if key == FETCH and tries < 3 else None
+
+    cluster.interfere = interfere
+    assert fetch(shell, 3).next_offset == 12
+    assert tries == 3
 
 
 def test_an_error_that_no_retry_changes_is_raised_at_once(cluster: FakeCluster) -> None:

@@ -17,6 +17,7 @@ from penstock.broker.config import BrokerConfig
 from penstock.broker.controller.active_controller import ActiveController
 from penstock.broker.controller.broker_connections import BrokerConnections
 from penstock.broker.controller.controller_client import ControllerClient
+from penstock.broker.controller.first_users import FirstUsers, check_admin
 from penstock.broker.coordination.coordinator_partition import CoordinatorHost
 from penstock.broker.coordination.coordinators import CoordinatorRegistry
 from penstock.broker.coordination.group_coordinators import group_coordinators
@@ -32,7 +33,9 @@ from penstock.broker.network.connection import Encoded
 from penstock.broker.network.connection_limits import ConnectionLimits
 from penstock.broker.network.fetch_sessions import FetchSessions
 from penstock.broker.network.metadata_pages import MetadataPages
+from penstock.broker.network.node_connector import NodeConnector
 from penstock.broker.network.peers import Peers
+from penstock.broker.network.throttling import Throttling
 from penstock.broker.node_partition_host import NodePartitionHost
 from penstock.broker.options import ServeOptions
 from penstock.broker.partition.cleaner import Cleaner
@@ -54,7 +57,7 @@ from penstock.environment import Environment
 from penstock.metadata.features import TRANSACTION_VERSION, may_compact
 from penstock.metadata.image import Delta, Endpoint, Image
 from penstock.model import BrokerId
-from penstock.protocol.listeners import NODES, ListenerDescription
+from penstock.protocol.listeners import NODES, ListenerDescription, SecurityProtocol
 
 # So that the last messages to other nodes are sent before the connections close.
 LAST_WORDS_MS = 50
@@ -70,19 +73,28 @@ class Broker:
         *,
         on_failure: Callable[[str], None],
         on_active: Callable[[], None],
+        nodes: NodeConnector | None = None,
+        internal_protocol: SecurityProtocol = NODES.security_protocol,
     ) -> None:
+        """``nodes`` connects to other nodes; None: in plain text."""
         self.environment = environment
+        self._nodes = nodes
+        self._internal_protocol = internal_protocol
         self.config = config
         self.logger = logger
         self.node_id = BrokerId(options.node_id)
         self.rack = options.rack
         # The number of configured controllers, running or not.
         self.brokers_expected = max(1, len(options.controllers))
+        # Decides by the committed image; None: every client may do everything.
+        self.authorizer = config.make_authorizer()
         self._is_alone = not options.controllers
         self._is_broker = "broker" in options.roles
         self._fail = on_failure
         # Called when this broker has handed over its leaderships and stops answering clients.
         self.on_left: Callable[[], None] = lambda: None
+        # Called when users were added, changed or removed.
+        self.on_credentials_changed: Callable[[], None] = lambda: None
 
         self._make_storage_and_network(options)
         self._make_cluster_parts(options, on_active)
@@ -104,12 +116,13 @@ class Broker:
         )
         self._registration = Registration(self.storage, self.logger)
         self.clocks = ClockWatch(environment, self.storage.path, self.node_id, self.logger)
-        self.peers = Peers(environment)
+        self.peers = Peers(environment, None if self._nodes is None else self._nodes.connect)
         for node, (host, port) in options.controllers.items():
             self.peers.set_address(node, host, port)
         self.connection_limits = ConnectionLimits(
             self.config.max_connections, self.config.max_connections_per_ip
         )
+        self.throttling = Throttling(environment)
         # Encoded ApiVersions responses by (listener, version), each with the image offset it was made at.
         self.encoded_api_versions: dict[tuple[str, int], tuple[int, Encoded]] = {}
         self.metadata_pages = MetadataPages(environment.spawn)
@@ -133,6 +146,9 @@ class Broker:
             reserve=self.storage.directories[0].reserve,
             settings=ConsensusSettings(raft=self.config.raft),
         )
+        self._first_users = FirstUsers(
+            environment, self.storage.path, check_admin(options.admin), self.logger
+        )
         self.active_controller = ActiveController(
             environment,
             self.consensus,
@@ -141,6 +157,8 @@ class Broker:
             node_id=self.node_id,
             cluster_id=self.storage.cluster_id or "",
             brokers_expected=self.brokers_expected,
+            first_users=self._first_users.for_new_cluster,
+            authorizer=self.config.make_authorizer(),
         )
         self.controller = ControllerClient(
             environment, self.consensus, self.active_controller, self.peers, node_id=self.node_id
@@ -297,7 +315,9 @@ class Broker:
             self.membership,
             self.freshness,
             self.controller,
+            self.throttling,
             node_id=self.node_id,
+            on_credentials_changed=self._credentials_changed,
             on_failure=self._fail,
         )
 
@@ -309,6 +329,7 @@ class Broker:
         internal: tuple[str, int] | None,
     ) -> None:
         """Join the cluster; clients and nodes reach this node at these addresses."""
+        self._follow_acls(self.image)
         self._publisher.publish_first(self.image)
         self.consensus.start()
         if self._is_broker:
@@ -316,7 +337,7 @@ class Broker:
                 Endpoint(listener.name, *address, listener.security_protocol) for listener, address in clients
             ]
             if internal is not None:
-                endpoints.append(Endpoint(NODES.name, *internal, NODES.security_protocol))
+                endpoints.append(Endpoint(NODES.name, *internal, self._internal_protocol))
             self.membership.start(endpoints)
 
     def stop(self, then: Callable[[], None]) -> None:
@@ -352,6 +373,11 @@ class Broker:
     # Committed state
 
     @property
+    def has_authorizer(self) -> bool:
+        """Whether ACLs decide what clients may do."""
+        return self.authorizer is not None
+
+    @property
     def serves_transactions(self) -> bool:
         """Whether every broker of the cluster supports transactions. If not, transactional ids are refused."""
         return self.image.features.get(TRANSACTION_VERSION, 0) > 0
@@ -381,13 +407,23 @@ class Broker:
     # Callbacks of the parts
 
     def _committed(self, image: Image, delta: Delta) -> None:
+        # First: what waits for the other changes is answered by the new ACLs.
+        self._follow_acls(image)
         self._publisher.publish(image, delta)
+        self._first_users.committed(image)
+
+    def _follow_acls(self, image: Image) -> None:
+        if self.authorizer is not None:
+            self.authorizer.follow(image.security.acls)
 
     def _prepare_partitions(self, then: Callable[[], None]) -> None:
         self.startup.prepare(then)
 
     def _role_changed(self, hosted: HostedPartition) -> None:
         self.partition_host.role_changed(hosted)
+
+    def _credentials_changed(self) -> None:
+        self.on_credentials_changed()
 
     def _became_active(self, is_active: bool) -> None:
         self.active_controller.on_active(is_active)

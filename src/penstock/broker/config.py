@@ -16,6 +16,7 @@ from typing import Any
 from penstock.groups.settings import GroupSettings
 from penstock.log.config import KEEP, LogConfig
 from penstock.metadata import broker_settings
+from penstock.metadata.authorizer import Authorizer, super_users
 from penstock.metadata.configs import Layers, broker_value, layers_of, topic_value
 from penstock.metadata.image import Image
 from penstock.metadata.settings import LONG_MAX, InvalidSetting, Status, check, format_value
@@ -85,6 +86,7 @@ class BrokerConfig:
     max_connections_per_ip: int
     # LONG_MAX: never.
     connections_max_idle_ms: int
+    connection_failed_authentication_delay_ms: int
     socket_request_max_bytes: int
     # LONG_MAX: no limit.
     queued_max_request_bytes: int
@@ -109,6 +111,9 @@ class BrokerConfig:
     transaction_state_log_replication_factor: int
     transaction_state_log_min_isr: int
     transaction_state_log_segment_bytes: int
+    authorizer_class_name: str
+    super_users: str
+    allow_everyone_if_no_acl_found: bool
 
     groups: GroupSettings
     transactions: TransactionSettings
@@ -158,6 +163,12 @@ class BrokerConfig:
             io_buffer_size=broker_value("log.cleaner.io.buffer.size", layers),
             io_max_bytes_per_second=broker_value("log.cleaner.io.max.bytes.per.second", layers),
         )
+
+    def make_authorizer(self) -> Authorizer | None:
+        """None: every client may do everything."""
+        if not self.authorizer_class_name:
+            return None
+        return Authorizer(super_users(self.super_users), allow_everyone=self.allow_everyone_if_no_acl_found)
 
     @property
     def raft(self) -> RaftSettings:
@@ -342,6 +353,25 @@ def _check_together(config: BrokerConfig, static: Mapping[str, str]) -> None:
         raise ConfigError(
             f"broker.session.timeout.ms ({config.broker_session_timeout_ms}) must exceed"
             f" broker.heartbeat.interval.ms ({config.broker_heartbeat_interval_ms})"
+        )
+    _check_authorizer(config)
+
+
+def _check_authorizer(config: BrokerConfig) -> None:
+    """Refuse a class that is not implemented, and settings that would seem to protect and do not."""
+    if config.authorizer_class_name not in broker_settings.AUTHORIZERS:
+        raise ConfigError(
+            f"{broker_settings.AUTHORIZER}={config.authorizer_class_name}: there is no JVM to load a class into; "
+            f"use {broker_settings.STANDARD_AUTHORIZER} or acls, which decide by the cluster's ACLs"
+        )
+    try:
+        super_users(config.super_users)
+    except ValueError as error:
+        raise ConfigError(f"{broker_settings.SUPER_USERS}: {error}") from None
+    if config.super_users and not config.authorizer_class_name:
+        raise ConfigError(
+            f"{broker_settings.SUPER_USERS} is set, but everybody may do everything; set"
+            f" {broker_settings.AUTHORIZER}=acls too"
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from copy import copy
 from typing import Any
 
 
@@ -14,6 +15,13 @@ class Logger:
     def __init__(self, **context: Any) -> None:
         self._context = context
         self._log: Any = None
+
+    def named(self, name: str) -> Logger:
+        """A logger whose lines have a name of their own."""
+        # A copy: loggers of simulations write elsewhere.
+        other = copy(self)
+        other._context, other._log = {**self._context, "logger": name}, None
+        return other
 
     def info(self, event: str, **values: Any) -> None:
         self._say("info", event, values)
@@ -51,5 +59,5 @@ class Logger:
                 ],
                 logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
             )
-            self._log = structlog.get_logger(**self._context)
+            self._log = structlog.get_logger().bind(**self._context)
         return self._log

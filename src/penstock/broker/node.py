@@ -7,19 +7,28 @@ Internal requests are never answered on client listeners.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from penstock.broker.broker import Broker
 from penstock.broker.config import BrokerConfig, ConfigError
 from penstock.broker.handlers.routes import make_route
+from penstock.broker.internal_settings import InternalSecurity, internal_security
 from penstock.broker.listener_settings import LISTENERS, ClientListener, client_listeners
 from penstock.broker.logs import Logger
+from penstock.broker.network.audit import Audit
 from penstock.broker.network.connection_limits import ConnectionLimits
+from penstock.broker.network.listener_sasl import ListenerSasl
 from penstock.broker.network.listener_tls import ListenerTls
+from penstock.broker.network.node_admission import NodeAdmission
+from penstock.broker.network.node_connector import NodeConnector
+from penstock.broker.network.node_security import NodeSecurity
+from penstock.broker.network.sasl_exchanges import Users
 from penstock.broker.network.server import Server
 from penstock.broker.options import ServeError, ServeOptions
 from penstock.environment import Environment
 from penstock.protocol.apis import INTERNAL
 from penstock.protocol.listeners import NODES, ListenerDescription
+from penstock.sasl.tokens import KeysError
 from penstock.tls.pem import TlsSettingsError
 
 # The listeners for clients and where they are bound, in the order of the settings.
@@ -48,15 +57,35 @@ class Node:
         self._listeners: list[tuple[ClientListener, ListenerTls | None]] = []
         if "broker" in options.roles:
             self._listeners = _with_tls(environment, options, config, logger)
+        users = Users(
+            stored=lambda: self.broker.image.security.credentials,
+            secret=lambda: self.broker.cluster_id or "",
+        )
+        self._sasl = _with_sasl(environment, logger, [each for each, _ in self._listeners], users)
+        internal = _internal(options, config)
+        self._security = None if internal.is_plain else NodeSecurity(environment, logger, internal)
+        self._admission: NodeAdmission | None = None
         self.broker = Broker(
-            environment, options, config, logger, on_failure=on_failure, on_active=self._became_active
+            environment,
+            options,
+            config,
+            logger,
+            on_failure=on_failure,
+            on_active=self._became_active,
+            nodes=None if self._security is None else NodeConnector(environment, logger, self._security),
+            internal_protocol=internal.protocol,
         )
         self.internal: Server | None = None
         self.client: Server | None = None
         self._bound: Bound = ()
         if options.controllers:
+            admitted = environment
+            if self._security is not None:
+                self._admission = NodeAdmission(environment, logger, self._security)
+                # The server only gets connections of nodes.
+                admitted = replace(environment, network=self._admission)
             self.internal = Server(
-                environment,
+                admitted,
                 self.broker,
                 config,
                 logger,
@@ -75,9 +104,14 @@ class Node:
                 make_route=make_route,
                 limits=self.broker.connection_limits,
                 connections_max=connections_max,
+                throttling=self.broker.throttling,
                 on_read_failed=self.broker.storage.read_failed,
             )
+            self.client.authorizer = self.broker.authorizer
+            if self.broker.has_authorizer or any(each.is_secured for each, _ in self._listeners):
+                self.client.audit = Audit(logger.named("audit"), environment.clock)
             self.broker.on_left = self.client.close
+            self.broker.on_credentials_changed = self.client.sasl.credentials_changed
 
     def start(self) -> None:
         """Listen and join the cluster. Raises ServeError when it cannot listen on an address."""
@@ -85,6 +119,8 @@ class Node:
         internal = None
         if self.internal is not None:
             assert options.internal is not None
+            if self._security is not None:
+                self._security.watch()
             bound = self._listen(self.internal, NODES, options.internal, "--internal")
             told = options.internal_told
             internal = told if told is not None and told[1] else bound
@@ -94,7 +130,15 @@ class Node:
         for each, tls in self._listeners:
             assert self.client is not None
             # A broker that is not in the cluster yet would report no brokers or topics, and clients believe it.
-            bound = self._listen(self.client, each.description, each.address, option, tls, hold=True)
+            bound = self._listen(
+                self.client,
+                each.description,
+                each.address,
+                option,
+                tls,
+                self._sasl.get(each.description.name),
+                hold=True,
+            )
             bound_clients.append((each.description, bound))
             # By the name that was given: certificates are for names.
             advertised.append((each.description, each.advertised or (each.address[0], bound[1])))
@@ -110,11 +154,12 @@ class Node:
         address: tuple[str, int],
         option: str,
         tls: ListenerTls | None = None,
+        sasl: ListenerSasl | None = None,
         *,
         hold: bool = False,
     ) -> tuple[str, int]:
         try:
-            return server.listen(*address, listener=listener, tls=tls, hold=hold)
+            return server.listen(*address, listener=listener, tls=tls, sasl=sasl, hold=hold)
         except OSError as error:
             wanted = f"{address[0]}:{address[1]}"
             raise ServeError(
@@ -144,6 +189,20 @@ class Node:
         for server in (self.client, self.internal):
             if server is not None:
                 server.close()
+        if self._admission is not None:
+            self._admission.close()
+        if self._security is not None:
+            self._security.close()
+
+
+def _internal(options: ServeOptions, config: BrokerConfig) -> InternalSecurity:
+    """Raises ServeError."""
+    if not options.controllers:
+        return InternalSecurity()
+    try:
+        return internal_security(config.static)
+    except ConfigError as error:
+        raise ServeError(str(error)) from None
 
 
 def _with_tls(
@@ -163,4 +222,19 @@ def _with_tls(
             found.append((each, tls))
     except ConfigError as error:
         raise ServeError(str(error)) from None
+    return found
+
+
+def _with_sasl(
+    environment: Environment, logger: Logger, listeners: Sequence[ClientListener], users: Users
+) -> dict[str, ListenerSasl]:
+    """The SASL of the listeners that have it, by their names. Raises ServeError when keys cannot be used."""
+    found: dict[str, ListenerSasl] = {}
+    for each in listeners:
+        if each.sasl is not None:
+            name = each.description.name
+            try:
+                found[name] = ListenerSasl(environment, logger, each.sasl, users)
+            except KeysError as error:
+                raise ServeError(f"listener {name}: sasl.oauthbearer.jwks.endpoint.url: {error}") from None
     return found

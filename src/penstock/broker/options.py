@@ -39,6 +39,8 @@ class ServeOptions:
     roles: tuple[str, ...] = (BROKER, CONTROLLER)
     # Other machines may connect without authentication.
     is_insecure: bool = False
+    # USER:PASSWORD of the first administrator, for a cluster that does not exist yet.
+    admin: str | None = field(default=None, repr=False)
 
     @property
     def internal_told(self) -> tuple[str, int] | None:

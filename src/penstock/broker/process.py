@@ -10,6 +10,12 @@ from typing import Any
 
 from penstock.addresses import format_address
 from penstock.broker.config import BrokerConfig, ConfigError
+from penstock.broker.internal_settings import (
+    InternalSecurity,
+    check_internal,
+    internal_advice,
+    internal_security,
+)
 from penstock.broker.listener_settings import check_reach, client_listeners, unused_settings
 from penstock.broker.logs import Logger
 from penstock.broker.node import Bound, Node
@@ -28,7 +34,11 @@ def run(options: ServeOptions) -> int:
         )
         listeners = client_listeners(options, config.static) if BROKER in options.roles else ()
         check_reach(listeners, options)
-        advice = unused_settings(listeners, config.static)
+        internal = internal_security(config.static) if options.controllers else InternalSecurity()
+        check_internal(internal, listeners, options)
+        advice = list(internal_advice(internal))
+        if internal.tls is None:
+            advice += unused_settings(listeners, config.static)
     except ConfigError as error:
         raise ServeError(str(error)) from None
     logger = Logger(node=options.node_id)

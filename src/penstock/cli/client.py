@@ -75,12 +75,12 @@ def connect(bootstrap: Brokers) -> AdminClient:
 
     Keep it as long as its futures: they fail when it is garbage-collected.
     """
-    if bootstrap.context is None:
+    if bootstrap.context is None and bootstrap.sasl is None:
         knock(bootstrap.servers, CONNECT_TIMEOUT_S)
     else:
         from penstock.cli.raw import RawClient  # noqa: PLC0415  # our own codec
 
-        # librdkafka retries a handshake that fails, and says why only in its log.
+        # librdkafka retries a handshake or a login that fails, and says why only in its log.
         with RawClient(bootstrap, timeout_s=CONNECT_TIMEOUT_S):
             pass
     admin = AdminClient(settings(bootstrap))
@@ -91,6 +91,13 @@ def connect(bootstrap: Brokers) -> AdminClient:
             raise Failure(
                 f"the broker at {bootstrap} speaks TLS; write security.protocol=ssl and ssl.ca.location into a "
                 "file and pass it with --config, or choose another listener with --bootstrap"
+            ) from None
+        if bootstrap.sasl is None and (mechanisms := _mechanisms(bootstrap)):
+            protocol = "sasl_plaintext" if bootstrap.context is None else "sasl_ssl"
+            raise Failure(
+                f"the broker at {bootstrap} wants a user and password (it offers {', '.join(mechanisms)}); write "
+                f"security.protocol={protocol}, sasl.mechanism, sasl.username and sasl.password into a file and "
+                "pass it with --config"
             ) from None
         raise Failure(
             f"no broker answers at {bootstrap}, though the port is open; "
@@ -283,6 +290,17 @@ def _speaks_tls(servers: str) -> bool:
         except OSError:
             continue
     return False
+
+
+def _mechanisms(bootstrap: Brokers) -> list[str]:
+    """The SASL mechanisms of the first broker that can be reached; none if it has no SASL."""
+    from penstock.cli.raw import RawClient  # noqa: PLC0415  # our own codec
+
+    try:
+        with RawClient(bootstrap, timeout_s=1.0) as raw:
+            return raw.mechanisms()
+    except Failure:
+        return []
 
 
 def collect(producer: Any, timeout_s: float) -> None:

@@ -14,6 +14,7 @@ import typer.core
 import typer.main
 
 from penstock import __version__
+from penstock.cli.completion import profile_names
 from penstock.cli.failures import Failure, WrongUsage, near_name
 from penstock.cli.serve import SUMMARY as SERVE_SUMMARY
 
@@ -27,12 +28,17 @@ COMMANDS = (
     "groups",
     "transactions",
     "configs",
+    "users",
+    "acls",
+    "quotas",
     "brokers",
     "quorum",
     "features",
+    "profiles",
     "sim",
     "bench",
     "capacity",
+    "tls",
     "spark",
 )
 
@@ -64,6 +70,9 @@ class Commands(typer.core.TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] == "serve" and not ctx.resilient_parsing:
+            # Only an option before it leads here.
+            raise WrongUsage("a broker has no profile; write `penstock serve` without options before `serve`")
         # Typer suggests names only from the commands it has loaded, which are none here.
         near = near_name(args[0], COMMANDS)
         if near and args[0] not in COMMANDS and not ctx.resilient_parsing:
@@ -86,7 +95,8 @@ def without_types_of_flags(command: Any, context: Any) -> None:
 app = typer.Typer(
     cls=Commands,
     help="A distributed message queue that speaks the Kafka protocol.",
-    epilog="PENSTOCK_BOOTSTRAP and PENSTOCK_CONFIG set the defaults of --bootstrap and --config.",
+    epilog="PENSTOCK_BOOTSTRAP, PENSTOCK_CONFIG and PENSTOCK_PROFILE set the defaults of --bootstrap, --config and "
+    "--profile.",
     invoke_without_command=True,
     context_settings=CONTEXT,
 )
@@ -104,6 +114,17 @@ def _root(
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
+    # Used by ``options.Bootstrap``.
+    _profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            envvar="PENSTOCK_PROFILE",
+            metavar="NAME",
+            autocompletion=profile_names,
+            help="How to connect, from the file of profiles. See `penstock profiles`.",
+        ),
+    ] = None,
 ) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -138,6 +159,10 @@ def _refusal(error: Exception) -> Failure | WrongUsage | None:
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "penstock"
+        if getattr(error, "option_name", None) == "--profile":
+            return WrongUsage(
+                "write --profile NAME before the command: `penstock --profile NAME topics list`"
+            )
         message = error.format_message().strip().rstrip(".").replace("Value error, ", "")
         return WrongUsage(f"{message}; see `{where} --help`")
     if "confluent_kafka" in sys.modules:

@@ -1,4 +1,4 @@
-"""Shell completion for the names of topics and groups.
+"""Shell completion for the names of topics, groups and profiles.
 
 The shell calls this on every Tab: if the cluster does not answer quickly, nothing is completed. Nothing is ever
 printed.
@@ -21,6 +21,14 @@ def topic_names(context: typer.Context, incomplete: str) -> list[str]:
 
 def group_names(context: typer.Context, incomplete: str) -> list[str]:
     return _completed(context, incomplete, _groups)
+
+
+def profile_names(incomplete: str) -> list[str]:
+    with suppress(Exception):
+        from penstock.cli.profile_file import read_profiles  # noqa: PLC0415
+
+        return sorted(name for name in read_profiles().profiles if name.startswith(incomplete))
+    return []
 
 
 def _topics(admin: Any) -> Iterator[str]:

@@ -22,15 +22,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.serve import CLUSTER_FILE, DATA_DIR
 from penstock.cli.settings import parse_settings
+
+if TYPE_CHECKING:
+    from penstock.cli.dev_security import DevSecurity
 
 app = typer.Typer(add_completion=False)
 
@@ -56,6 +59,8 @@ class Plan:
     ports: dict[int, int]
     internal_ports: dict[int, int]
     controllers: tuple[int, ...]
+    # None: anybody on this machine may do everything.
+    security: DevSecurity | None = None
 
     @property
     def bootstrap(self) -> str:
@@ -65,13 +70,12 @@ class Plan:
         voters = ",".join(f"{each}@{HOST}:{self.internal_ports[each]}" for each in self.controllers)
         words = [sys.executable, "-m", "penstock", "serve", "--node-id", str(node), "--stop-with-stdin"]
         words += ["--data-dir", str(self.directory / f"node-{node}")]
-        words += [
-            "--listen",
-            f"{HOST}:{self.ports[node]}",
-            "--internal",
-            f"{HOST}:{self.internal_ports[node]}",
-        ]
-        words += ["--controllers", voters]
+        address = f"{HOST}:{self.ports[node]}"
+        if self.security is None:
+            words += ["--listen", address]
+        else:
+            settings = [*self.security.settings(node, address), *settings]
+        words += ["--internal", f"{HOST}:{self.internal_ports[node]}", "--controllers", voters]
         return words + [word for setting in settings for word in ("--set", setting)]
 
 
@@ -95,6 +99,10 @@ def dev(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of every broker. Repeatable."),
     ] = None,
+    secure: Annotated[
+        bool,
+        typer.Option("--secure", help="TLS, users with passwords, and ACLs; writes client.properties."),
+    ] = False,
 ) -> int:
     """Run a cluster of several brokers on this machine until Ctrl-C.
 
@@ -103,13 +111,24 @@ def dev(
     parse_settings("--set", settings or [])
     if port and port + brokers - 1 > 65_535:
         raise WrongUsage(f"--port {port} leaves no room for {brokers} brokers below 65536")
-    plan = make_plan(data_dir, brokers, port)
+    plan = make_plan(data_dir, brokers, port, is_secure=secure)
+    if secure:
+        from penstock.cli.dev_security import DevSecurity  # noqa: PLC0415  # cryptography
+
+        security = DevSecurity(data_dir, list(plan.ports), plan.controllers)
+        security.write_clients(plan.bootstrap)
+        plan = replace(plan, security=security)
     return Cluster(plan, settings or []).run()
 
 
-def make_plan(directory: Path, count: int, port: int) -> Plan:
+def make_plan(directory: Path, count: int, port: int, *, is_secure: bool = False) -> Plan:
     """The saved plan, completed with newly chosen ports; saved before any node is started."""
     remembered = _remembered(directory)
+    if remembered["internal_ports"] and remembered["is_secure"] != is_secure:
+        was, advice = ("without", "without --secure") if is_secure else ("with", "with --secure")
+        raise Failure(
+            f"{directory} holds a cluster that began {was} --secure; run it {advice} or choose another --data-dir"
+        )
     internal_ports: dict[int, int] = remembered["internal_ports"]
     if count < len(internal_ports):
         raise Failure(
@@ -132,7 +151,8 @@ def make_plan(directory: Path, count: int, port: int) -> Plan:
     controllers = remembered["controllers"] or list(
         range(1, 1 + (CONTROLLERS_MAX if count >= CONTROLLERS_MAX else 1))
     )
-    _remember(directory, {"internal_ports": internal_ports, "controllers": controllers})
+    what = {"internal_ports": internal_ports, "controllers": controllers}
+    _remember(directory, {**what, "is_secure": True} if is_secure else what)
     return Plan(directory, ports, internal_ports, tuple(controllers))
 
 
@@ -188,6 +208,8 @@ class Cluster:
             if self._waiting_for:
                 return
         self._say(f"penstock dev ready bootstrap={self._plan.bootstrap}")
+        for line in [] if self._plan.security is None else self._plan.security.advice(self._plan.bootstrap):
+            self._say(f"penstock dev: {line}")
 
     def _gave_up(self, reason: str) -> None:
         self._end(Failure(reason))
@@ -293,13 +315,15 @@ def _remembered(directory: Path) -> dict[str, Any]:
     try:
         stored = json.loads(path.read_text())
         internal = {int(node): int(port) for node, port in stored["internal_ports"].items()}
-        return {"internal_ports": internal, "controllers": [int(node) for node in stored["controllers"]]}
+        controllers = [int(node) for node in stored["controllers"]]
+        is_secure = bool(stored.get("is_secure", False))
+        return {"internal_ports": internal, "controllers": controllers, "is_secure": is_secure}
     except FileNotFoundError:
         if any(directory.glob("meta.properties")):
             raise Failure(
                 f"{directory} belongs to a single broker (`penstock serve`); choose another --data-dir"
             ) from None
-        return {"internal_ports": {}, "controllers": []}
+        return {"internal_ports": {}, "controllers": [], "is_secure": False}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Failure(f"{path} cannot be read; move it away if its nodes are new") from None
 

@@ -6,13 +6,14 @@ for a timeout with others. The usual cause is an unset shell variable.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from penstock.cli.completion import group_names, topic_names
-from penstock.cli.connection import Brokers, ClientConfig, load_client_config
+from penstock.cli.connection import Brokers, ClientSettings, merge, read_client_file, read_environment
 from penstock.cli.failures import WrongUsage
 from penstock.groups.settings import NAME_BYTES_MAX
 from penstock.metadata.topics import name_error
@@ -56,22 +57,50 @@ Groups = Annotated[
 ]
 
 
-def _chosen(context: typer.Context, value: Brokers) -> Brokers:
-    """The brokers to connect to.
+# How strongly something was said, in Typer's words.
+_STRENGTHS = ("DEFAULT", "ENVIRONMENT", "COMMANDLINE")
+_BY_ENVIRONMENT, _BY_COMMAND_LINE = 1, 2
 
-    The command line wins over the environment, and in both --bootstrap wins over the file.
+
+def _strength(context: Any, name: str) -> int:
+    return _STRENGTHS.index(getattr(context.get_parameter_source(name), "name", "DEFAULT"))
+
+
+def _chosen(context: typer.Context, value: Brokers) -> Brokers:
+    """The brokers to connect to, and how.
+
+    What is on the command line wins over the environment. Of a file and a profile only one is used. On the same
+    level, --bootstrap wins over the servers that it names, and PENSTOCK_SSL_* and the like over its security
+    settings. If it was chosen on the command line, they only add what it leaves out.
     """
-    config: ClientConfig | None = context.params.get("_config")
-    if config is None:
+    base, strength = _file_or_profile(context)
+    environment = read_environment(os.environ)
+    if base is None and environment is None:
         return value
-    servers, order = value.servers, ("DEFAULT", "ENVIRONMENT", "COMMANDLINE")
-    given, file_given = (
-        order.index(getattr(context.get_parameter_source(name), "name", "DEFAULT"))
-        for name in ("bootstrap", "_config")
-    )
-    if config.servers is not None and given < max(file_given, 1):
+    sources = [environment, base] if strength < _BY_COMMAND_LINE else [base, environment]
+    config = merge(*(each for each in sources if each is not None))
+    servers = value.servers
+    if config.servers is not None and _strength(context, "bootstrap") < max(strength, _BY_ENVIRONMENT):
         servers = config.servers
-    return Brokers(servers, config.security, config.context)
+    return Brokers(servers, config.security, config.context, config.sasl)
+
+
+def _file_or_profile(context: typer.Context) -> tuple[ClientSettings | None, int]:
+    file: ClientSettings | None = context.params.get("_config")
+    file_strength = _strength(context, "_config")
+    root = context.find_root()
+    profile: str | None = root.params.get("_profile")
+    profile_strength = _strength(root, "_profile")
+    if file is not None and profile is not None and file_strength == profile_strength:
+        names = ("--config", "--profile")
+        if file_strength < _BY_COMMAND_LINE:
+            names = ("PENSTOCK_CONFIG", "PENSTOCK_PROFILE")
+        raise WrongUsage(f"{names[0]} and {names[1]} both say how to connect; give one of them")
+    if profile is None or file_strength > profile_strength:
+        return file, file_strength
+    from penstock.cli.profile_file import load_profile  # noqa: PLC0415  # most commands have none
+
+    return load_profile(profile), profile_strength
 
 
 # Parsed like an argument.
@@ -95,16 +124,16 @@ def _config_option(*names: str) -> Any:
         *names,
         envvar="PENSTOCK_CONFIG",
         metavar="FILE",
-        parser=load_client_config,
+        parser=read_client_file,
         # Before --bootstrap, which is completed from it.
         is_eager=True,
-        help="A file with bootstrap.servers, security.protocol and ssl.* settings.",
+        help="A file with bootstrap.servers, security.protocol, ssl.* and sasl.* settings.",
     )
 
 
 # Commands need not use it: it is part of ``Bootstrap``. The second name is that of Kafka's tools.
-Config = Annotated[ClientConfig | None, _config_option("--config", "--command-config")]
+Config = Annotated[ClientSettings | None, _config_option("--config", "--command-config")]
 # For commands with another --config.
-CommandConfig = Annotated[ClientConfig | None, _config_option("--command-config")]
+CommandConfig = Annotated[ClientSettings | None, _config_option("--command-config")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

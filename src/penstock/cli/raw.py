@@ -6,6 +6,7 @@ purpose: they show what a user's client sees.
 
 from __future__ import annotations
 
+import secrets
 import socket
 import ssl
 import struct
@@ -18,9 +19,19 @@ from penstock.cli.failures import Failure, WrongUsage
 from penstock.protocol.apis import API_VERSIONS, APIS
 from penstock.protocol.errors import DecodeError, ErrorCode
 from penstock.protocol.messages.cluster import ApiVersionsRequest
+from penstock.protocol.messages.security import SaslHandshakeRequest
 from penstock.protocol.requests import InFlight
 from penstock.protocol.schema import Message
-from penstock.wire.security import tls_advice
+from penstock.sasl.client import SaslClient
+from penstock.sasl.scram import nonce_from
+from penstock.wire.authentication import (
+    AUTHENTICATE,
+    HANDSHAKE,
+    HANDSHAKE_VERSION_MIN,
+    Authentication,
+    Denied,
+)
+from penstock.wire.security import plain_words, tls_advice
 
 CLIENT_ID = b"penstock-cli"
 CONNECT_TIMEOUT_S = 5.0
@@ -38,6 +49,8 @@ class RawClient:
         self._host = ""
         self._socket = self._connected()
         self._in_flight: InFlight[None] = InFlight(CLIENT_ID)
+        # More than the versions of its APIs.
+        self._has_answered = False
         # API key -> the newest version the broker supports.
         self._newest = {API_VERSIONS: 0}
         try:
@@ -46,6 +59,12 @@ class RawClient:
             self._socket.close()
             raise
         self._newest.update({each.api_key: each.max_version for each in answer.api_keys})
+        if bootstrap.sasl is not None:
+            try:
+                self._authenticate(SaslClient(bootstrap.sasl, lambda: nonce_from(secrets.token_bytes(18))))
+            except Failure:
+                self._socket.close()
+                raise
 
     def __enter__(self) -> RawClient:
         return self
@@ -64,15 +83,38 @@ class RawClient:
         version = min(newest, api.version_max)
         try:
             self._socket.sendall(b"".join(self._in_flight.add(api, version, request, None)))
-            return self._receive()
+            answer = self._receive()
+            self._has_answered = api.key != API_VERSIONS
+            return answer
         except ssl.SSLError as error:
             # Of TLS 1.3, in which the broker refuses a client after the handshake.
             raise Failure(f"the broker at {self._bootstrap}: {tls_advice(error, self._host)}") from None
         except (OSError, DecodeError) as error:
             hint = ""
+            sasl = "sasl_" if self._bootstrap.sasl is not None else ""
             if self._bootstrap.context is None and len(self._newest) == 1:
-                hint = "; does it use TLS (security.protocol=ssl in a file for --config)?"
+                hint = f"; does it use TLS (security.protocol={sasl}ssl in a file for --config)?"
+            elif not sasl and not self._has_answered:
+                hint = "; does it want a user and password (sasl.* in a file for --config)?"
             raise Failure(f"the broker at {self._bootstrap} did not answer: {error}{hint}") from None
+
+    def mechanisms(self) -> list[str]:
+        """The SASL mechanisms that the listener offers; none if it has no SASL."""
+        if self._newest.get(HANDSHAKE, -1) < HANDSHAKE_VERSION_MIN:
+            return []
+        found: list[str] = self.ask(SaslHandshakeRequest(mechanism="")).mechanisms
+        return [plain_words(name) for name in found[:10]]
+
+    def _authenticate(self, client: SaslClient) -> None:
+        authentication = Authentication(client, has_tls=self._bootstrap.context is not None)
+        try:
+            if self._newest.get(HANDSHAKE, -1) < HANDSHAKE_VERSION_MIN or AUTHENTICATE not in self._newest:
+                raise Denied(authentication.unsupported)
+            request: Message | None = authentication.begin()
+            while request is not None:
+                request = authentication.step(self.ask(request))
+        except Denied as denied:
+            raise Failure(f"{self._bootstrap}: {denied}") from None
 
     def _connected(self) -> socket.socket:
         trouble = ""

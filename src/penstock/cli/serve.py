@@ -34,6 +34,8 @@ LISTEN = "127.0.0.1:9092"
 NODE_ID_MAX = 2**31 - 1
 # How long a node may take to stop cleanly after its parent has died.
 ORPHAN_STOP_S = 30.0
+# Of a new cluster: USER:PASSWORD. Not an option, which every user of the machine could read.
+ADMIN_VARIABLE = "PENSTOCK_ADMIN"
 
 Address = tuple[str, int]
 
@@ -141,6 +143,8 @@ def _options(arguments: argparse.Namespace) -> ServeOptions:
         controllers=controllers,
         roles=roles,
         is_insecure=arguments.insecure,
+        # Out of the environment, which the processes that the broker starts would inherit.
+        admin=os.environ.pop(ADMIN_VARIABLE, "") or None,
     )
 
 
@@ -235,7 +239,8 @@ def _check_reach(options: ServeOptions) -> None:
     """
     insecure = options.is_insecure
     if options.internal is not None:
-        _check_open("--internal", options.internal, insecure=insecure)
+        # Whether it may be open to other machines depends on the settings: ``broker/internal_settings.py``.
+        _check_name("--internal", options.internal)
         if BROKER in options.roles and options.internal == options.listen and options.listen[1] != 0:
             raise WrongUsage("--internal and --listen are the same address; clients and nodes need one each")
     if options.listen is not None:
@@ -250,12 +255,16 @@ def _check_reach(options: ServeOptions) -> None:
         raise WrongUsage(f"--advertise: clients cannot connect to {told}; give a host and a port")
 
 
-def _check_open(option: str, address: Address, *, insecure: bool) -> None:
+def _check_name(option: str, address: Address) -> bool:
+    """Whether only this machine can reach the address."""
     try:
-        private = is_loopback(address[0])
+        return is_loopback(address[0])
     except ValueError as error:
         raise WrongUsage(f"{option}: {error}") from None
-    if not private and not insecure:
+
+
+def _check_open(option: str, address: Address, *, insecure: bool) -> None:
+    if not _check_name(option, address) and not insecure:
         raise WrongUsage(
             f"{format_address(*address)} is open to other machines without authentication; "
             "listen on 127.0.0.1, or pass --insecure if the network is trusted"

@@ -127,6 +127,7 @@ def archive(
             value_schema=value_schema,
             every_seconds=every,
             file_mb=file_mb,
+            options=_source_options(bootstrap),
             fail_on_data_loss=not allow_data_loss,
             catalog=catalog,
             stop=stop,
@@ -182,6 +183,7 @@ def table(
             format=None if format is None else format.value,
             catalog=catalog,
             view=f"`{view}`",  # quoted, or topics 2024 and 1e5 would be numbers
+            options=_source_options(bootstrap),
             fail_on_data_loss=not allow_data_loss,
         )
         found = frame if sql is None else spark.sql(sql)
@@ -270,6 +272,7 @@ def snapshot(
             value_schema=value_schema,
             grace_hours=grace_hours,
             full=full,
+            options=_source_options(bootstrap),
             fail_on_data_loss=not allow_data_loss,
             progress=bar.show,
         )
@@ -347,6 +350,7 @@ def replay(
                 compression=compression.value,
                 create_target=create,
                 into_itself=into_itself,
+                options=_source_options(bootstrap),
                 fail_on_data_loss=not allow_data_loss,
                 dry_run=dry_run,
                 run_id=run,
@@ -395,7 +399,13 @@ def profile(
         from penstock.spark import jobs  # noqa: PLC0415  # pyspark
 
         result = jobs.profile(
-            spark, bootstrap.servers, list(dict.fromkeys(topics)), to, sample=sample, progress=bar.show
+            spark,
+            bootstrap.servers,
+            list(dict.fromkeys(topics)),
+            to,
+            sample=sample,
+            progress=bar.show,
+            options=_source_options(bootstrap),
         )
         from penstock.spark.jobs.profile_tables import tables  # noqa: PLC0415
     if as_json:
@@ -420,12 +430,19 @@ def _spark_settings(conf: Sequence[str] | None) -> dict[str, str]:
 
 
 def _connect(bootstrap: Brokers) -> AdminClient:
-    if bootstrap.context is not None:
-        raise WrongUsage(
-            "jobs on Spark do not support TLS yet; give the brokers a plaintext listener for them, "
-            "and name it with --bootstrap in a command without --config"
-        )
+    _source_options(bootstrap)  # before anything takes time
     return client.connect(bootstrap)
+
+
+def _source_options(bootstrap: Brokers) -> dict[str, str]:
+    """How the jobs connect, under Spark's names."""
+    from penstock.spark.errors import SparkOptionError  # noqa: PLC0415
+    from penstock.spark.librdkafka import spark_options  # noqa: PLC0415
+
+    try:
+        return spark_options(bootstrap.security)
+    except SparkOptionError as error:
+        raise WrongUsage(str(error)) from None
 
 
 def _check_topics(bootstrap: Brokers, topics: Iterable[str]) -> None:

@@ -61,6 +61,9 @@ _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 # A command is short and draws its own bar. `--conf spark.ui.enabled=true` enables Spark's web page.
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+# Names of options whose values Spark hides in plans and event logs. Its own list does not have Java's line with a
+# user's password.
+REDACTED = {"spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|keystore[.]key"}
 
 
 class JobBar:
@@ -114,7 +117,7 @@ def spark_session(
 def _start(description: str, master: str | None, conf: dict[str, str], bar: JobBar) -> SparkSession:
     from penstock import spark as source  # noqa: PLC0415
 
-    spark = source.start(f"penstock {description}", master, conf, defaults=QUIET)
+    spark = source.start(f"penstock {description}", master, conf, defaults=QUIET | REDACTED)
     bar.begin(description)
     return spark
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock.metadata.sasl_settings import NO_JAAS, NO_KERBEROS, SASL, SASL_OF_BROKER
 from penstock.metadata.settings import (
     DOUBLE_MAX,
     INT_MAX,
@@ -33,16 +34,27 @@ from penstock.metadata.ssl_settings import SSL
 from penstock.metadata.topic_settings import DURABILITY, FLUSHED, NO_TIERS, REPLICATED, SYNONYMS, TOPIC
 from penstock.protocol.listeners import NODES
 
-_NO_SECURITY = "SASL and authorization are not implemented yet"
-_ONLY_SSL_PER_LISTENER = "only the settings of TLS, listener.name.<name>.ssl.*, can differ between listeners"
+_NO_SUCH_SASL = "this setting of SASL is not supported"
+_ONLY_SECURITY_PER_LISTENER = (
+    "only the settings of TLS and SASL, listener.name.<name>.ssl.* and .sasl.*, can differ between listeners"
+)
 _NO_TWO_PHASES = "two-phase commit is not implemented yet"
 _NO_JAVA = "there is no JVM to load a class into"
+
+AUTHORIZER = "authorizer.class.name"
+STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+# A class, or the short name of ours.
+AUTHORIZERS = ("", STANDARD_AUTHORIZER, "acls")
+SUPER_USERS = "super.users"
 
 # Settings that Kafka does not have.
 REBALANCE = "penstock.rebalance.enable"
 REBALANCE_DELAY_MS = "penstock.rebalance.delay.ms"
 REBALANCE_PARTITIONS_MAX = "penstock.rebalance.partitions.max"
 REBUILD_DELAY_MS = "penstock.replica.rebuild.delay.ms"
+INTERNAL_SECURITY = "penstock.internal.security"
+INTERNAL_SECRET_FILE = "penstock.internal.secret.file"
+NODE_PRINCIPALS = "penstock.node.principals"
 
 # Settings with an option of ``penstock serve``; only the option can set them.
 OPTIONS = {
@@ -149,7 +161,7 @@ _WITHOUT_MEANING = {
         remote.log.storage.manager.class.path remote.log.storage.manager.impl.prefix""",
     "offset commits are stored like any other batch": """
         offsets.commit.timeout.ms offsets.topic.compression.codec""",
-    "quotas are not implemented yet": """
+    "quotas are token buckets with a burst of one second": """
         controller.quota.window.num controller.quota.window.size.seconds quota.window.num
         quota.window.size.seconds""",
     "delegation tokens are not implemented": """
@@ -161,7 +173,6 @@ _WITHOUT_MEANING = {
     "values are used literally": "config.providers",
     "metadata is kept in the first data directory": "metadata.log.dir",
     "new partitions may go to any data directory": "cordoned.log.dirs",
-    "there is no authentication": "connection.failed.authentication.delay.ms",
     "connections are limited by number, not by rate": "max.connection.creation.rate",
 }
 
@@ -368,6 +379,38 @@ BROKER: dict[str, Setting] = table(
         "The protocol of each listener, as in TLS:SSL. A listener with the name of a protocol needs no entry.",
     ),
     *SSL.values(),
+    *SASL.values(),
+    *SASL_OF_BROKER.values(),
+    # Between nodes, with listener.security.protocol.map=INTERNAL:SSL, SASL_SSL or SASL_PLAINTEXT.
+    string(
+        INTERNAL_SECURITY,
+        "required",
+        "Whether nodes connect securely and accept nothing else (required), connect securely (preferred), or only"
+        " accept it (accepted); the last two are for rolling restarts.",
+        *("required", "preferred", "accepted"),
+    ),
+    string(
+        INTERNAL_SECRET_FILE,
+        None,
+        "With INTERNAL:SASL_SSL or SASL_PLAINTEXT: the file with the secret that all nodes share.",
+    ),
+    string(
+        NODE_PRINCIPALS,
+        None,
+        "With INTERNAL:SSL: the principals of the nodes' certificates, separated by semicolons; *: all that the"
+        " internal listener's own truststore vouches for.",
+    ),
+    # Kafka takes the last two from the same file, but they are settings of its authorizer.
+    string(
+        AUTHORIZER,
+        "",
+        f"Who decides what clients may do. With {STANDARD_AUTHORIZER}, or acls for short, the ACLs of the"
+        " cluster do; if not set, every client may do everything. Set it on every node, controllers too.",
+    ),
+    string(
+        SUPER_USERS, "", "The principals that may do everything, separated by semicolons, as in User:admin."
+    ),
+    boolean("allow.everyone.if.no.acl.found", False, "Whether a resource without ACLs is open to everybody."),
     # Settings that must not be ignored.
     *refused(
         "max.connections.per.ip is the same for all addresses",
@@ -389,15 +432,19 @@ BROKER: dict[str, Setting] = table(
         string("create.topic.policy.class.name", None, "A class that validates new topics."),
     ),
     *refused(
-        _NO_SECURITY,
-        string("authorizer.class.name", "", "A class that decides who may do what."),
-        long("connections.max.reauth.ms", 0, "How long an authentication is valid."),
+        "there are no delegation tokens",
         string("delegation.token.secret.key", None, "The key that signs delegation tokens."),
+    ),
+    *refused(
+        _NO_JAVA,
         string("principal.builder.class", None, "A class that determines the user of a connection."),
+        string("security.providers", None, "Java security providers."),
+    ),
+    *refused(
+        "the listener for nodes is INTERNAL; set listener.security.protocol.map=INTERNAL:SSL",
         string(
             "security.inter.broker.protocol", NODES.security_protocol.name, "The protocol between brokers."
         ),
-        string("security.providers", None, "Java security providers."),
     ),
     *(
         setting
@@ -417,10 +464,18 @@ def find(name: str) -> Setting | None:
     of_listener = (
         name.removeprefix(LISTENER_PREFIX).partition(".")[2] if name.startswith(LISTENER_PREFIX) else ""
     )
-    if of_listener in SSL:
-        return SSL[of_listener]._replace(name=name)
-    if name.startswith("sasl.") or of_listener.startswith("sasl."):
-        return Setting(name, Kind.PASSWORD, None, "", status=Status.REFUSED, reason=_NO_SECURITY)
-    if name.startswith(LISTENER_PREFIX):
-        return Setting(name, Kind.PASSWORD, None, "", status=Status.REFUSED, reason=_ONLY_SSL_PER_LISTENER)
-    return None
+    per_listener = SSL.get(of_listener) or SASL.get(of_listener)
+    if per_listener is not None:
+        return per_listener._replace(name=name)
+    # In Kafka also per mechanism: listener.name.NAME.scram-sha-256.sasl.jaas.config.
+    if of_listener.endswith("sasl.jaas.config"):
+        reason = NO_JAAS
+    elif name.startswith("sasl.kerberos.") or of_listener.startswith("sasl.kerberos."):
+        reason = NO_KERBEROS
+    elif name.startswith("sasl.") or of_listener.startswith("sasl."):
+        reason = _NO_SUCH_SASL
+    elif name.startswith(LISTENER_PREFIX):
+        reason = _ONLY_SECURITY_PER_LISTENER
+    else:
+        return None
+    return Setting(name, Kind.PASSWORD, None, "", status=Status.REFUSED, reason=reason)

@@ -2,7 +2,8 @@
 
 This file dispatches requests and handles topics, settings and producer ids. Brokers and their sessions are in
 ``broker_registry.py``, ISR proposals in ``isr.py``, reassignments by administrators in ``reassignment.py``,
-automatic moves in ``rebalancing.py``, elections in ``elections.py``, and feature levels in ``features.py``.
+automatic moves in ``rebalancing.py``, elections in ``elections.py``, feature levels in ``features.py``, users in
+``users.py`` and ACLs in ``acls.py``.
 
 The controller never writes and never sends. ``handle`` looks at its image and returns the changes to append to
 the metadata log, with the response to send once they are committed. It has then already applied the changes to
@@ -22,13 +23,15 @@ from random import Random
 from typing import NamedTuple
 
 from penstock.decision import Decision
+from penstock.metadata.acls import create_acls, delete_acls
 from penstock.metadata.alterations import alter_configs, incremental_alter_configs
 from penstock.metadata.auto_creation import AutoCreation
 from penstock.metadata.broker_registry import BrokerRegistry
 from penstock.metadata.changes import METADATA_VERSION, METADATA_VERSION_LEVEL
 from penstock.metadata.creation import Creation
 from penstock.metadata.decided_state import UNCLEAN, DecidedState
-from penstock.metadata.features import raise_levels, update_features
+from penstock.metadata.features import SECURITY, SECURITY_LEVEL, raise_levels, update_features
+from penstock.metadata.first_users import Credentials
 from penstock.metadata.image import (
     BROKER_RESOURCE,
     ConfigResource,
@@ -37,10 +40,13 @@ from penstock.metadata.image import (
     config_record,
 )
 from penstock.metadata.isr import alter_partition, assign_replicas_to_dirs, without_outdated_eligible
+from penstock.metadata.quotas import alter_client_quotas
 from penstock.metadata.reassignment import alter_reassignments, elect_leaders, list_reassignments
 from penstock.metadata.rebalancing import Rebalancing
 from penstock.metadata.refusal import Refusal
+from penstock.metadata.security import credential_record
 from penstock.metadata.topics import is_internal
+from penstock.metadata.users import alter_credentials
 from penstock.metadata.values import CLUSTER_ID, NO_LEADER
 from penstock.model import NO_TOPIC_ID, BrokerId, TopicId
 from penstock.protocol.errors import ErrorCode
@@ -67,6 +73,12 @@ from penstock.protocol.messages.placement import (
     AlterPartitionReassignmentsRequest,
     ElectLeadersRequest,
     ListPartitionReassignmentsRequest,
+)
+from penstock.protocol.messages.quotas import AlterClientQuotasRequest
+from penstock.protocol.messages.security import (
+    AlterUserScramCredentialsRequest,
+    CreateAclsRequest,
+    DeleteAclsRequest,
 )
 from penstock.protocol.messages.topics import (
     CreatableTopicResult,
@@ -182,8 +194,17 @@ class Controller:
                 return self._complete(list_reassignments(decided, request))
             case ElectLeadersRequest():
                 return self._complete(elect_leaders(decided, request))
+            case AlterClientQuotasRequest():
+                quotas = alter_client_quotas(request, self.image)
+                return self._decide(*quotas, validate_only=request.validate_only)
             case UpdateFeaturesRequest():
                 return self._complete(update_features(decided, request, version))
+            case AlterUserScramCredentialsRequest():
+                return self._complete(alter_credentials(decided, request))
+            case CreateAclsRequest():
+                return self._complete(create_acls(decided, request, self._random))
+            case DeleteAclsRequest():
+                return self._complete(delete_acls(decided, request))
             case _:
                 raise AssertionError(f"{type(request).__name__} is not for the controller")
 
@@ -234,11 +255,21 @@ class Controller:
                         or partition.replicas == (member,)
                     ), (topic.name, partition)
 
-    def found_cluster(self, cluster_id: str = "") -> Decision[Message]:
-        """The first changes of a metadata log; none when the log already has them."""
+    def found_cluster(
+        self, cluster_id: str = "", first_users: Credentials | None = None
+    ) -> Decision[Message]:
+        """The first changes of a metadata log; none when the log already has them.
+
+        With ``first_users``, every broker of the new cluster must know their records: one that does not is not
+        registered.
+        """
         changes: list[Message] = []
         if METADATA_VERSION not in self.image.features:
             changes.append(FeatureLevelRecord(name=METADATA_VERSION, feature_level=METADATA_VERSION_LEVEL))
+            if first_users:
+                changes.append(FeatureLevelRecord(name=SECURITY, feature_level=SECURITY_LEVEL))
+            for (user, mechanism), credential in (first_users or {}).items():
+                changes.append(credential_record(user, mechanism, credential))
         # Also added to the log of an older release, which kept the cluster id elsewhere.
         if cluster_id and not self.image.cluster_id:
             changes.append(config_record(ConfigResource(BROKER_RESOURCE, ""), CLUSTER_ID, cluster_id))

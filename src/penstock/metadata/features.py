@@ -10,7 +10,8 @@ that back until it is unregistered. UpdateFeatures can set another level; it is 
 
 Controllers do not register, so a node that is only a controller is not asked. It needs no feature to lead the
 quorum: it may be upgraded last, but until then it registers brokers without their features, which they report
-again in their heartbeats when a newer controller has taken over.
+again in their heartbeats when a newer controller has taken over. Once penstock.security has a level, it cannot
+handle the requests of clients either, which come in envelopes that it does not know; so upgrade controllers first.
 """
 
 from __future__ import annotations
@@ -40,11 +41,17 @@ TRANSACTION_VERSION = "transaction.version"
 # take such a log for a damaged one. Without a level, nothing is compacted, and users cannot ask for it.
 COMPACTION = "penstock.compaction"
 
+# 1: brokers read records of credentials, ACLs and quotas, and forward clients' requests in envelopes. Without a
+# level, no such record is written, and requests that would write one are refused.
+SECURITY = "penstock.security"
+SECURITY_LEVEL = 1
+
 # What brokers of this release register. The metadata records have one format, so one level.
 SUPPORTED_FEATURES = (
     FeatureRange(METADATA_VERSION, METADATA_VERSION_LEVEL, METADATA_VERSION_LEVEL),
     FeatureRange(TRANSACTION_VERSION, 0, 2),
     FeatureRange(COMPACTION, 0, 1),
+    FeatureRange(SECURITY, 0, SECURITY_LEVEL),
 )
 
 # Upgrade types of UpdateFeatures. No feature here loses anything by a lower level, so the last two are the same.
@@ -60,6 +67,11 @@ NAME_MAX = 1000
 def may_compact(image: Image) -> bool:
     """Whether every broker understands a log that was compacted."""
     return image.features.get(COMPACTION, 0) >= 1
+
+
+def may_secure(image: Image) -> bool:
+    """Whether every broker reads records of credentials, ACLs and quotas."""
+    return image.features.get(SECURITY, 0) >= 1
 
 
 def ranges_of(features: Iterable[Feature]) -> tuple[FeatureRange, ...]:

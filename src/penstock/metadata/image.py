@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from penstock.metadata.security import NO_SECURITY_CHANGE, SecurityDraft, SecurityImage
 from penstock.metadata.topic_settings import CREATED
 from penstock.metadata.values import (
     BROKER_RESOURCE,
@@ -41,7 +42,9 @@ from penstock.metadata.values import (
 from penstock.model import BrokerId, TopicId
 from penstock.protocol.listeners import ListenerDescription
 from penstock.protocol.messages.metadata_records import (
+    AccessControlEntryRecord,
     BrokerRegistrationChangeRecord,
+    ClientQuotaRecord,
     ConfigRecord,
     FeatureLevelRecord,
     FenceBrokerRecord,
@@ -50,10 +53,13 @@ from penstock.protocol.messages.metadata_records import (
     PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
+    RemoveAccessControlEntryRecord,
     RemoveTopicRecord,
+    RemoveUserScramCredentialRecord,
     TopicRecord,
     UnfenceBrokerRecord,
     UnregisterBrokerRecord,
+    UserScramCredentialRecord,
 )
 from penstock.protocol.schema import Message
 
@@ -100,6 +106,7 @@ class Image:
     newcomers: tuple[BrokerId, ...] = ()
     # The longest session that brokers may hold; 0 means the default.
     session_ms: int = 0
+    security: SecurityImage = field(default_factory=SecurityImage)
 
     def topic_config(self, name: str) -> Mapping[str, str]:
         """The settings of the topic itself, without defaults."""
@@ -185,6 +192,7 @@ class Image:
                 )
         for resource, settings in self.configs.items():
             changes += [config_record(resource, name, value) for name, value in settings.items()]
+        changes += self.security.snapshot()
         if self.next_producer_id:
             # The broker that got the last block no longer matters.
             changes.append(
@@ -211,6 +219,7 @@ class Image:
                 f"{resource}: no such topic"
             )
         assert self.partition_count == sum(len(topic.partitions) for topic in self.topics.values())
+        self.security.check()
         assert self.next_producer_id >= 0
         assert list(self.newcomers) == sorted(self.newcomers) and self.brokers.keys() >= set(self.newcomers)
 
@@ -231,6 +240,7 @@ class _Draft:
         self._cluster_id = base.cluster_id
         self._newcomers = base.newcomers
         self._session_ms = base.session_ms
+        self._security: SecurityDraft | None = None
         # The topics' dictionaries; copied at the first change of any topic.
         self._topics: dict[str, TopicImage] | None = None
         self._topics_by_id: dict[TopicId, TopicImage] = {}
@@ -276,6 +286,16 @@ class _Draft:
                 self._next_producer_id = change.next_producer_id
             case NoOpRecord():
                 pass
+            case (
+                UserScramCredentialRecord()
+                | RemoveUserScramCredentialRecord()
+                | AccessControlEntryRecord()
+                | RemoveAccessControlEntryRecord()
+                | ClientQuotaRecord()
+            ):
+                if self._security is None:
+                    self._security = SecurityDraft(self._base.security)
+                self._security.apply(change)
             case _:
                 raise AssertionError(f"cannot apply {type(change).__name__}")
 
@@ -283,6 +303,9 @@ class _Draft:
         base = self._base
         for id in list(self._open):
             self._close(id)
+        security, security_delta = base.security, NO_SECURITY_CHANGE
+        if self._security is not None:
+            security, security_delta = self._security.finish()
         image = Image(
             offset=offset,
             epoch=epoch,
@@ -296,6 +319,7 @@ class _Draft:
             cluster_id=self._cluster_id,
             newcomers=self._newcomers,
             session_ms=self._session_ms,
+            security=security,
         )
         return image, Delta(
             created=tuple(self._created),
@@ -308,6 +332,7 @@ class _Draft:
             ),
             brokers_changed=tuple(self._brokers_changed),
             partitions_changed=tuple(self._partitions_changed),
+            security=security_delta,
         )
 
     # Topics.

@@ -58,9 +58,10 @@ SSL: dict[str, Setting] = table(
         "there is no JVM to load a class into",
         string("ssl.engine.factory.class", None, "A class that makes TLS engines."),
     ),
-    *without_meaning(
-        "a broker does not check the names of clients",
-        string("ssl.endpoint.identification.algorithm", "https", "How a server's name is checked."),
+    string(
+        "ssl.endpoint.identification.algorithm",
+        "https",
+        "Whether a node checks that another one's certificate is for its host (https) or not (empty).",
     ),
     *without_meaning(
         "new certificates may have other names",

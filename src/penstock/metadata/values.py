@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from penstock.metadata.security import NO_SECURITY_CHANGE, SecurityDelta
 from penstock.model import BrokerId, TopicId
 from penstock.protocol.apis import INTERNAL
 from penstock.protocol.listeners import NODES, ListenerDescription
@@ -179,6 +180,7 @@ class Delta(NamedTuple):
     brokers_changed: tuple[BrokerId, ...] = ()
     # The new and changed partitions of the ``changed`` topics: name and index.
     partitions_changed: tuple[tuple[str, int], ...] = ()
+    security: SecurityDelta = NO_SECURITY_CHANGE
 
 
 def partition_record(topic_id: bytes, partition: PartitionImage) -> PartitionRecord:

@@ -23,7 +23,7 @@ from penstock.protocol.primitives import ONE_BYTE, ArrayStructs, join_tags, read
 from penstock.protocol.schema import ELEMENTS_MAX, Field, Message, is_flexible
 
 # The kind of a fixed-width field is its code in the struct module.
-FIXED = frozenset(("?", "b", "h", "H", "i", "q", "16s"))
+FIXED = frozenset(("?", "b", "h", "H", "i", "q", "d", "16s"))
 
 UNPACK_ARRAY = {code: ArrayStructs(code, "unpack_from") for code in FIXED}
 PACK_ARRAY = {code: ArrayStructs(code, "pack") for code in FIXED}

@@ -85,11 +85,14 @@ class BufferPool:
 
 
 class Framer:
-    __slots__ = ("_end", "_frame_bytes_max", "_lent", "_pool", "_start", "_view")
+    __slots__ = ("_end", "_lent", "_next_pool", "_pool", "_start", "_view", "frame_bytes_max")
 
     def __init__(self, pool: BufferPool, frame_bytes_max: int) -> None:
         self._pool = pool
-        self._frame_bytes_max = frame_bytes_max
+        # The pool for the frames to come, if it changes.
+        self._next_pool: BufferPool | None = None
+        # May change between frames: before authentication it is smaller.
+        self.frame_bytes_max = frame_bytes_max
         # Bytes received and not taken yet are view[start:end]. The view is the scratch buffer during a turn, and
         # between turns a copy of the rest or, when ``lent``, a buffer of the pool.
         self._view: memoryview | None = None
@@ -106,8 +109,16 @@ class Framer:
         """Bytes that have arrived and are not taken yet."""
         return self._end - self._start
 
+    def move(self, pool: BufferPool, frame_bytes_max: int) -> None:
+        """Use another pool and limit for the frames to come; also during a turn."""
+        self._next_pool = pool
+        self.frame_bytes_max = frame_bytes_max
+
     def space(self) -> memoryview | None:
         """The buffer to receive into next; None when the pool is exhausted."""
+        if self._next_pool is not None and not self._lent:
+            # A turn begins, so what is left is in a copy, and nothing of the old pool is in use.
+            self._pool, self._next_pool = self._next_pool, None
         view, start, end = self._view, self._start, self._end
         left = end - start
         wanted = LENGTH_BYTES
@@ -145,7 +156,7 @@ class Framer:
         if view is None or available < LENGTH_BYTES:
             return None
         size: int = _length_of(view, start)[0]
-        if size < HEADER_BYTES_MIN or size > self._frame_bytes_max:
+        if size < HEADER_BYTES_MIN or size > self.frame_bytes_max:
             raise DecodeError(f"a frame of {size} bytes")
         if size > CONTROL_FRAME_BYTES_MAX and available >= 6 and _key_of(view, start + 4)[0] != PRODUCE_KEY:
             raise DecodeError(f"a frame of {size} bytes that is not a Produce")

@@ -101,6 +101,10 @@ def int64(versions: str = "0+", *, default: int = 0, tag: int | None = None) -> 
     return Field("q", versions, default, False, tag)
 
 
+def float64(versions: str = "0+", *, default: float = 0.0, tag: int | None = None) -> Any:
+    return Field("d", versions, default, False, tag)
+
+
 def uuid(versions: str = "0+", *, tag: int | None = None) -> Any:
     """16 raw bytes; zero means none."""
     return Field("16s", versions, NO_UUID, False, tag)

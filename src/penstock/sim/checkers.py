@@ -249,6 +249,8 @@ class Inspector:
         self._expected: dict[Place, None] = {}
         self._checked: dict[str, Image] = {}
         self._bytes_compared = 0
+        # How often a connection was seen that is over a quota.
+        self.delayed = 0
 
     @property
     def compared(self) -> int:
@@ -314,6 +316,7 @@ class Inspector:
                         hosted.log.log_end_offset,
                     )
             node.check()
+            self.delayed += node.delayed
 
     # At the end
 

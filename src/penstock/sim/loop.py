@@ -250,6 +250,9 @@ class SimClock:
     def now_ms(self) -> int:
         return self._monotonic_start_ms + int(self._loop.now_us * self.rate / 1000)
 
+    def work_us(self) -> int:
+        return self._loop.now_us  # work takes no time
+
     def boot_id(self) -> str:
         return ""  # every start counts as one after a reboot
 

@@ -5,7 +5,7 @@ Only this file knows how a node is put together. The checkers see a running node
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from penstock.broker.broker import Broker
 from penstock.broker.config import BrokerConfig
@@ -15,7 +15,10 @@ from penstock.broker.node import Bound, Node
 from penstock.broker.options import ServeOptions
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.environment import Environment
+from penstock.metadata.features import may_secure
 from penstock.metadata.image import Image
+from penstock.metadata.security import Acl
+from penstock.protocol.schema import Message
 
 
 class RunningNode:
@@ -111,17 +114,31 @@ class RunningNode:
                     )
         return False
 
+    @property
+    def delayed(self) -> int:
+        """Connections that are over a quota."""
+        return self.broker.throttling.delayed
+
     def check(self) -> None:
         """Assert the invariants between two events."""
         broker = self.broker
         broker.membership.check()
         broker.replication.check()
         broker.verification.check()
+        broker.throttling.check()
         for coordinator in broker.transaction_coordinators:
             coordinator.core.check()
         for hosted in broker.partitions:
             if hosted.is_open and not hosted.is_offline:
                 hosted.replication.check()
+
+    def change_acls(self, changes_for: Callable[[Mapping[bytes, Acl]], list[Message]]) -> None:
+        """Have the active controller, if this is it, change ACLs; ``changes_for`` gets those it has decided on."""
+        active = self.broker.active_controller
+        controller = active._controller
+        if controller is not None and may_secure(controller.image):
+            decision = controller._decide(changes_for(controller.image.security.acls))
+            active._propose(decision, lambda _: None, lambda: None, lambda: None)
 
     def stop(self, done: Callable[[], None]) -> None:
         self.node.stop(done)

@@ -56,7 +56,7 @@ CHANGED_SETTINGS = (
 # The transaction timeouts of clients.
 TRANSACTION_TIMEOUTS_MS = (2_000, 6_000, 15_000)
 
-NEWEST = 5
+NEWEST = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,12 @@ class Plan:
     # Compacted topics; None for none.
     compaction: Compaction | None = None
 
+    # Fields since the sixth generation.
+    # Whether there is a client whose rights on a topic are taken away and given back again and again.
+    has_guest: bool = False
+    # The mean time between two changes of client quotas; 0 for none.
+    quota_interval_ms: float = 0.0
+
     @property
     def has_transactions(self) -> bool:
         return bool(self.tellers or self.processors)
@@ -198,6 +204,9 @@ class Plan:
             }
         else:
             settings["log.cleaner.enable"] = "false"
+        if self.has_guest:
+            # Only the guest's topic has ACLs.
+            settings |= {"authorizer.class.name": "acls", "allow.everyone.if.no.acl.found": "true"}
         return settings
 
     @property
@@ -225,7 +234,10 @@ def plan_for(seed: int, *, seconds: float, nodes: int | None = None, generation:
     if generation == 3:
         return third
     fourth = _fourth_generation(third)
-    return fourth if generation == 4 else _fifth_generation(fourth)
+    if generation == 4:
+        return fourth
+    fifth = _fifth_generation(fourth)
+    return fifth if generation == 5 else _sixth_generation(fifth)
 
 
 def _first_generation(seed: int, seconds: float, nodes: int | None) -> Plan:
@@ -356,3 +368,13 @@ def _fifth_generation(plan: Plan) -> Plan:
         # The other traffic takes most of the time of a run.
         made = replace(made, tellers=(), processors=(), has_receipts=False)
     return replace(made, later_faults=(*plan.later_faults, *faults))
+
+
+def _sixth_generation(plan: Plan) -> Plan:
+    streams = Streams(plan.seed)
+    return replace(
+        plan,
+        generation=6,
+        has_guest=streams["plan guest"].random() < 0.6,
+        quota_interval_ms=streams["plan quotas"].choice([0.0, 1_000.0, 4_000.0]),
+    )

@@ -19,6 +19,7 @@ from penstock.sim.client_checkers import ClientCheckers
 from penstock.sim.cluster import Cluster, rack_of
 from penstock.sim.compaction_workload import CompactionWorkload
 from penstock.sim.faults import Nemesis
+from penstock.sim.guests import GUEST, Guest, Warden
 from penstock.sim.loop import Loop, Process, Streams, start
 from penstock.sim.members import Member
 from penstock.sim.network import Fabric
@@ -26,6 +27,7 @@ from penstock.sim.offset_clients import OffsetCommitter, TimeQuerier
 from penstock.sim.operators import Operator, Recreator
 from penstock.sim.plans import Plan, plan_for
 from penstock.sim.producers import IdempotentProducer, Identity, OneShotProducer
+from penstock.sim.quota_operator import QuotaOperator
 from penstock.sim.readers import Reader
 from penstock.sim.report import Report, Violation
 from penstock.sim.topics import COMPACTED, RECEIPTS, RECREATED, TRANSACTIONAL, Topics
@@ -86,9 +88,11 @@ class Run:
         self.members: list[Member] = []
         self.administrator: Administrator | None = None
         self.operator: Operator | None = None
+        self.quota_operator: QuotaOperator | None = None
         self.recreator: Recreator | None = None
         self.archivist: Recreator | None = None
         self.table_recreator: Recreator | None = None
+        self.guest: Guest | None = None
         # The latest producers of the recreated topic, by partition and number.
         self._recreated_producers: dict[tuple[int, int], IdempotentProducer] = {}
 
@@ -194,6 +198,8 @@ class Run:
         self.administrator.is_open = False
         if self.operator is not None:
             self.operator.is_open = False
+        if self.quota_operator is not None:
+            self.quota_operator.is_open = False
         for recreator in (self.recreator, self.archivist, self.table_recreator):
             if recreator is not None:
                 recreator.is_open = False
@@ -205,6 +211,9 @@ class Run:
         if not self.loop.run_until(is_whole, LIVENESS_MS):
             missing = self.inspector.what_is_missing() or "a node that was wiped does not vote again"
             raise Violation(f"not whole {LIVENESS_MS} ms after everything was healed: {missing}")
+        quotas = self.quota_operator
+        if quotas is not None and not self.loop.run_until(lambda: quotas.is_done, LIVENESS_MS):
+            raise Violation(f"quotas could not be removed within {LIVENESS_MS} ms without faults")
         # Everything that can be written is written in a healthy cluster.
         before = [producer.acknowledged for producer in self.producers]
         heartbeats = sum(member.heartbeats for member in self.members)
@@ -322,6 +331,10 @@ class Run:
                 interval_ms=3_000,
             )
             start(client.process, self.operator.run())
+        if plan.quota_interval_ms:
+            client = self._client("quota-operator")
+            self.quota_operator = QuotaOperator(client, plan.quota_interval_ms)
+            start(client.process, self.quota_operator.run())
         if plan.recreates:
             client = self._client("recreator")
             self.recreator = Recreator(self._administrator(client), self.topics, client, RECREATED)
@@ -339,6 +352,11 @@ class Run:
                 self._administrator(client), self.topics, client, COMPACTED[1], plan.compaction.configs
             )
             start(client.process, self.table_recreator.run())
+        if plan.has_guest:
+            self.guest = Guest(self._client(GUEST), self.cluster, copies=plan.replication_factor)
+            start(self.guest.process, self.guest.run())
+            warden = Warden(self._client("warden"), self.cluster)
+            start(warden.process, warden.run())
         if plan.asks_by_time:
             client = self._client("timekeeper")
             querier = TimeQuerier(client, self.checkers, self.topics, "timekeeper", interval_ms=1_500)
@@ -449,6 +467,13 @@ class Run:
             counts |= self.compaction.counts()
             if self.table_recreator is not None:
                 counts["tables recreated"] = self.table_recreator.recreations
+        if self.guest is not None:
+            counts |= self.guest.counts()
+        if self.quota_operator is not None:
+            counts |= {
+                "quotas changed": self.quota_operator.changes,
+                "connections seen delayed": self.inspector.delayed,
+            }
         if self.nemesis is not None:
             counts["faults"] = sum(self.nemesis.counts.values())
             counts |= {f"fault: {name}": count for name, count in sorted(self.nemesis.counts.items())}

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.protocol.listeners import SecurityProtocol
+from penstock.sasl.settings import KAFKA_NAMES as SASL_NAMES
+from penstock.sasl.settings import SaslSettings
 from penstock.spark.errors import SparkOptionError
 from penstock.tls.settings import TlsSettings, make_context
-from penstock.wire import BadBootstrap, parse_bootstrap
+from penstock.wire import BadBootstrap, Security, parse_bootstrap
 
 PLAIN, TLS = SecurityProtocol.PLAINTEXT.name, SecurityProtocol.SSL.name
 # Limits of protocol fields and of Java's integers.
@@ -31,6 +33,7 @@ SECURITY = (
     "kafka.ssl.enabled.protocols",
     "kafka.ssl.protocol",
     "kafka.ssl.cipher.suites",
+    *(f"kafka.{name}" for name in SASL_NAMES),
 )
 # Spark shows options in plans, and hides only those that are called password, secret or token.
 _SHOWN = (
@@ -41,6 +44,11 @@ SECURITY_REFUSED = {
     "kafka.ssl.keystore.certificate.chain": _SHOWN,
     "kafka.ssl.keystore.password": "a PEM file has no password, only its key has: kafka.ssl.key.password",
     "kafka.ssl.truststore.password": "a PEM file has no password",
+    "kafka.sasl.username": "it is a setting of librdkafka; use kafka.sasl.jaas.config",
+    "kafka.sasl.password": "it is a setting of librdkafka; use kafka.sasl.jaas.config",
+    "kafka.sasl.login.callback.handler.class": "classes of Java are not loaded",
+    "kafka.sasl.client.callback.handler.class": "classes of Java are not loaded",
+    "kafka.sasl.login.class": "classes of Java are not loaded",
 }
 # Java client settings that tune connections, retries and metrics which this client does not have.
 OF_JAVA_CLIENTS = (
@@ -78,6 +86,15 @@ class Names:
     without_effect: tuple[str, ...]
     # Options of that connector that contradict this one, and what to do instead.
     refused: Mapping[str, str]
+
+
+# Of the jobs, which have parameters for everything else.
+_SECURITY_ONLY = Names(of="job", meant=SECURITY, without_effect=(), refused={})
+
+
+def parse_security(options: Mapping[str, str] | None) -> Security | None:
+    """How a job connects, from options of the source. Raises SparkOptionError."""
+    return OptionValues(options or {}, _SECURITY_ONLY).security()
 
 
 class OptionValues:
@@ -131,27 +148,34 @@ class OptionValues:
             raise SparkOptionError(f"kafka.bootstrap.servers {text}: {error}") from None
         return text
 
-    def security(self) -> TlsSettings | None:
+    def security(self) -> Security | None:
         """How to connect; None for plaintext. The files are checked here, and read again by the executors."""
         protocol = self.text("kafka.security.protocol", PLAIN).upper()
-        if protocol not in (PLAIN, TLS):
+        if protocol not in SecurityProtocol.__members__:
             raise SparkOptionError(
-                f"kafka.security.protocol {protocol} is not supported so far, only {PLAIN} and {TLS}"
+                f"kafka.security.protocol must be one of {', '.join(SecurityProtocol.__members__)}"
             )
         given = {name.removeprefix("kafka."): self[name] for name in SECURITY[1:] if name in self}
-        if protocol == PLAIN:
-            if given:
+        has_tls, has_sasl = protocol.endswith(TLS), protocol.startswith("SASL_")
+        for name in given:
+            # Also the files of TLS, unlike in librdkafka: a job that names them means TLS.
+            is_used, wanted = (has_sasl, "SASL_SSL") if name in SASL_NAMES else (has_tls, TLS)
+            if not is_used:
                 raise SparkOptionError(
-                    f"option kafka.{next(iter(given))} needs kafka.security.protocol {TLS}; "
-                    "set it, or omit the option"
+                    f"option kafka.{name} needs kafka.security.protocol {wanted}; set it, or omit the option"
                 )
+        if protocol == PLAIN:
             return None
+        tls = sasl = None
         try:
-            settings = TlsSettings.from_kafka(given)
-            make_context(settings, server_side=False)
+            if has_tls:
+                tls = TlsSettings.from_kafka(given)
+                make_context(tls, server_side=False)
+            if has_sasl:
+                sasl = SaslSettings.from_kafka(given)
         except ValueError as error:
             raise SparkOptionError(f"kafka.{error}") from None
-        return settings
+        return Security(tls, sasl, kafka_names=True)
 
     def client_id(self, default: str) -> str:
         text = self.text("kafka.client.id", default)
@@ -177,7 +201,7 @@ def _check_names(values: Mapping[str, str], names: Names) -> None:
     for name in values:
         if name in known:
             continue
-        if name.startswith("kafka.sasl."):
-            raise SparkOptionError(f"option {name}: SASL is not supported so far; omit it")
+        if name.startswith(("kafka.sasl.kerberos.", "kafka.sasl.oauthbearer.")):
+            raise SparkOptionError(f"option {name} is not supported: use SCRAM or PLAIN; omit it")
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
         raise SparkOptionError(f"unknown option {name} of the {names.of}; did you mean {known[near[0]]}?")

@@ -28,8 +28,16 @@ from penstock.columnar import columns
 from penstock.model import TopicPartition
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode
-from penstock.tls.settings import TlsSettings
-from penstock.wire import BrokerRefused, Client, Producer, TopicInfo, TopicReplaced, UnknownTopic, shared
+from penstock.wire import (
+    BrokerRefused,
+    Client,
+    Producer,
+    Security,
+    TopicInfo,
+    TopicReplaced,
+    UnknownTopic,
+    shared,
+)
 
 # Gathered before encoding. Arrow batches from Spark hold some ten thousand rows; split over many partitions that is
 # little for a record batch, and less for a compressor. It also bounds a task's memory: this, the same again sorted
@@ -69,7 +77,7 @@ class ProduceSettings:
     request_timeout_ms: int = REQUEST_TIMEOUT_MS
     deadline_ms: int = DELIVERY_TIMEOUT_MS
     # None: plaintext.
-    security: TlsSettings | None = None
+    security: Security | None = None
 
 
 @dataclass(frozen=True, slots=True)

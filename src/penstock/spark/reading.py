@@ -22,8 +22,7 @@ from penstock.columnar.columns import HEADERS_TYPE, Columns, decode
 from penstock.protocol.records import CorruptBatch
 from penstock.spark.errors import DataLossError
 from penstock.spark.ranges import OffsetRange
-from penstock.tls.settings import TlsSettings
-from penstock.wire import Client, OffsetOutOfRange, TopicReplaced, UnknownTopic, shared
+from penstock.wire import Client, OffsetOutOfRange, Security, TopicReplaced, UnknownTopic, shared
 
 CLIENT_ID = "penstock-spark"
 REQUEST_TIMEOUT_MS = 30_000
@@ -55,7 +54,7 @@ class ReadSettings:
     deadline_ms: int = DEADLINE_MS
     fetch_bytes_max: int = FETCH_BYTES_MAX
     # None: plaintext.
-    security: TlsSettings | None = None
+    security: Security | None = None
 
     def client(self) -> Client:
         """This process's shared client: Spark reuses its workers, and so their connections."""

@@ -1,8 +1,8 @@
 """PEM text: read from a file or given inline, split into blocks, and loaded into a context.
 
-The only module of this package that uses the file system. OpenSSL, as Python has it, loads a private key only from
-a file. So it gets the key through a file in memory, or a temporary one that nobody else may read and that is
-removed at once. Texts and passwords do not appear in errors or in ``repr``.
+With ``private_file``, the only module of this package that uses the file system. OpenSSL, as Python has it, loads a
+private key only from a file. So it gets the key through a file in memory, or a temporary one that nobody else may
+read and that is removed at once. Texts and passwords do not appear in errors or in ``repr``.
 """
 
 from __future__ import annotations

@@ -52,6 +52,8 @@ BARREN_BYTES_MAX = 256 * 1024
 # How long a closed stream waits for the peer to read what was taken from the owner.
 LINGER_MS = 5_000.0
 
+CLOSED_IN_HANDSHAKE = "the peer closed the connection during the TLS handshake"
+
 # Buffers for received ciphertext, each used within one call. Usually there is one for the whole process.
 _scratches: list[memoryview] = []
 
@@ -345,7 +347,7 @@ class TlsStream:
                 if self._records_left == 0 or self._error is not None or not self._feed(RECEIVED_BYTES):
                     return
                 if self._inner_ended:
-                    raise TlsError("the peer closed the connection during the TLS handshake")
+                    raise TlsError(CLOSED_IN_HANDSHAKE)
             certificate = self._engine.getpeercert(True)
             if certificate is not None:
                 self.peer_name = subject_name(certificate)
@@ -596,7 +598,7 @@ def plain_error(error: OSError | ValueError) -> OSError:
     if isinstance(error, ssl.SSLCertVerificationError):
         return TlsError(f"the peer's certificate is not accepted: {error.verify_message}")
     if isinstance(error, ssl.SSLEOFError):
-        return TlsError("the peer closed the connection during the TLS handshake")
+        return TlsError(CLOSED_IN_HANDSHAKE)
     if isinstance(error, ssl.SSLError):
         reason = error.reason or "unknown error"
         if reason in _REASONS:

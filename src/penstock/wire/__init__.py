@@ -11,6 +11,7 @@ from penstock.model import TopicPartition
 from penstock.wire.client import Client, shared
 from penstock.wire.cluster import PartitionInfo, TopicInfo, parse_bootstrap
 from penstock.wire.errors import (
+    AuthenticationFailed,
     BadBootstrap,
     BadSecurity,
     BatchTooLarge,
@@ -30,6 +31,7 @@ from penstock.wire.errors import (
 )
 from penstock.wire.operations import EARLIEST, LATEST, MAX_TIMESTAMP, Fetched, OffsetAt
 from penstock.wire.producer import Producer
+from penstock.wire.security import Security
 from penstock.wire.transactional_producer import TransactionalProducer
 from penstock.wire.transactions import GroupMember
 
@@ -37,6 +39,7 @@ __all__ = [
     "EARLIEST",
     "LATEST",
     "MAX_TIMESTAMP",
+    "AuthenticationFailed",
     "BadBootstrap",
     "BadSecurity",
     "BatchTooLarge",
@@ -51,6 +54,7 @@ __all__ = [
     "PartitionInfo",
     "Producer",
     "ProducerFenced",
+    "Security",
     "TimedOut",
     "TlsFailed",
     "TopicInfo",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import secrets
 import selectors
 import socket
 import ssl
@@ -23,6 +24,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from penstock.environment import Buffer
+from penstock.sasl.client import SaslClient
+from penstock.sasl.scram import nonce_from
+from penstock.sasl.settings import SaslSettings
 from penstock.wire.core import Core, Task
 from penstock.wire.errors import WireError
 from penstock.wire.links import Address, Connect, Disconnect, Send
@@ -88,17 +92,24 @@ class Shell:
         request_timeout_ms: int,
         deadline_ms: int,
         context: ssl.SSLContext | None = None,
+        sasl: SaslSettings | None = None,
         kafka_names: bool = False,
     ) -> None:
-        """With a context all connections use TLS. ``kafka_names`` is for its errors."""
+        """With a context all connections use TLS, with ``sasl`` they authenticate.
+
+        ``kafka_names`` is for errors of TLS.
+        """
         self.core = Core(
             bootstrap,
             random.Random(),
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
             deadline_ms=deadline_ms,
+            sasl=None if sasl is None else SaslClient(sasl, lambda: nonce_from(secrets.token_bytes(18))),
+            has_tls=context is not None,
         )
         self._context = context
+        self._sasl = sasl
         self._kafka_names = kafka_names
         self._selector = selectors.DefaultSelector()
         self._sockets: dict[int, _Socket] = {}
@@ -365,7 +376,8 @@ class Shell:
             assert isinstance(error, OSError)
             why = _reason(error)
             if self._context is None and each.is_connected and not each.has_answered:
-                why += "; does it use TLS (security.protocol=ssl)?"
+                protocol = "ssl" if self._sasl is None else "sasl_ssl"
+                why += f"; does it use TLS (security.protocol={protocol})?"
             self.core.lost(each.link, why, self.now_ms())
 
     def _drop(self, each: _Socket) -> None:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from penstock.model import TopicPartition
+from penstock.sasl.settings import TokenSource
 from penstock.tls.settings import TlsSettings
 from penstock.wire import admin, groups, log_dirs, operations, transaction_admin
 from penstock.wire.blocking import Shell
@@ -26,7 +27,7 @@ from penstock.wire.cluster import TopicInfo
 from penstock.wire.core import Core, Steps, Task
 from penstock.wire.errors import TimedOut
 from penstock.wire.operations import Fetched, FetchSettings, OffsetAt
-from penstock.wire.security import client_context
+from penstock.wire.security import Security, client_context, client_security
 from penstock.wire.transaction_admin import (
     DescribedTransaction,
     ListedTransaction,
@@ -50,12 +51,15 @@ class Client:
         client_id: str = "penstock-wire",
         request_timeout_ms: int = 30_000,
         deadline_ms: int = 120_000,
-        security: Mapping[str, str] | TlsSettings | None = None,
+        security: Mapping[str, str] | Security | TlsSettings | None = None,
+        token: TokenSource | None = None,
     ) -> None:
         """``security`` has librdkafka's names: ``{"security.protocol": "ssl", "ssl.ca.location": "ca.pem"}``.
 
-        From other names one makes ``TlsSettings``. Files are read now. Raises BadBootstrap and BadSecurity.
+        From other names one makes ``Security``. Files are read now. ``token`` is for OAUTHBEARER: it returns a
+        token, and is called for each connection. Raises BadBootstrap and BadSecurity.
         """
+        how = client_security(security, token)
         self.bootstrap = bootstrap
         # Reentrant: a producer's callbacks may call the client.
         self.lock = threading.RLock()
@@ -64,8 +68,9 @@ class Client:
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
             deadline_ms=deadline_ms,
-            context=client_context(security or {}),
-            kafka_names=isinstance(security, TlsSettings),
+            context=client_context(how),
+            sasl=how.sasl,
+            kafka_names=how.kafka_names,
         )
 
     def __enter__(self) -> Client:
@@ -297,7 +302,7 @@ _inherited: list[Client] = []
 def shared(bootstrap: str, **settings: Any) -> Client:
     """This process's client for these settings (see ``Client``). Do not close it."""
     security = settings.pop("security", None) or {}
-    marks = security if isinstance(security, TlsSettings) else tuple(sorted(security.items()))
+    marks = tuple(sorted(security.items())) if isinstance(security, Mapping) else security
     key = (bootstrap, *sorted(settings.items()), marks)
     with _clients_lock:
         client = _clients.get(key)

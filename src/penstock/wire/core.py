@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from penstock.sasl.client import SaslClient
 from penstock.wire.cluster import Cluster, parse_bootstrap
 from penstock.wire.errors import TimedOut, Unreachable, WireError
 from penstock.wire.links import Address, Answer, Ask, Channel, Effect, Links
@@ -98,13 +99,17 @@ class Core:
         client_id: str = "penstock-wire",
         request_timeout_ms: int = 30_000,
         deadline_ms: int = 120_000,
+        sasl: SaslClient | None = None,
+        has_tls: bool = False,
     ) -> None:
         self.bootstrap = bootstrap
         self.chance = chance
         self.request_timeout_ms = request_timeout_ms
         self.deadline_ms = deadline_ms
         self.cluster = Cluster(parse_bootstrap(bootstrap))
-        self.links = Links(client_id, chance, request_timeout_ms=request_timeout_ms)
+        self.links = Links(
+            client_id, chance, request_timeout_ms=request_timeout_ms, sasl=sasl, has_tls=has_tls
+        )
         # Time of the current event. Monotonic.
         self.now_ms = 0
         self.participants: list[Participant] = []

@@ -61,6 +61,10 @@ class TlsFailed(WireError):
     """No broker could be reached, because TLS with each of them failed. A retry would fail too."""
 
 
+class AuthenticationFailed(WireError):
+    """No broker accepts the user or the token, or none offers the mechanism. A retry would fail too."""
+
+
 class Unreachable(WireError):
     """No broker of the bootstrap list, and no other known broker, could be reached."""
 

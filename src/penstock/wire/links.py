@@ -2,13 +2,18 @@
 
 A link is one connection to an address on a channel. Its states:
 
-    CONNECTING   the shell was told to connect
-    GREETING     connected; ApiVersions was sent, and requests wait for its response
-    READY        requests are sent at once, responses come in the same order
-    gone         closed, refused or silent for too long; all its requests fail
+    CONNECTING      the shell was told to connect
+    GREETING        connected; ApiVersions was sent, and requests wait for its response
+    AUTHENTICATING  with SASL only: SaslHandshake or SaslAuthenticate was sent, and requests still wait
+    READY           requests are sent at once, responses come in the same order
+    gone            closed, refused or silent for too long; all its requests fail
 
 It never goes back: the next request gets a new link. The shell carries out ``effects`` in order and reports with
 ``connected``, ``received`` and ``lost``.
+
+A broker may end the session of an authenticated connection after some time (KIP-368). A request that comes late
+in the session first makes the link authenticate again: it stays READY, the responses of earlier requests arrive,
+and new requests wait.
 
 Channels exist because a broker answers in order: metadata must not wait behind a fetch that waits for records. A
 failure says whether the request may have been executed. A request that was never sent can always be repeated; one
@@ -33,6 +38,8 @@ from penstock.protocol.errors import DecodeError, ErrorCode
 from penstock.protocol.messages.cluster import ApiVersionsRequest
 from penstock.protocol.requests import CORRELATION_BYTES, InFlight
 from penstock.protocol.schema import VERSION_MAX, Message
+from penstock.sasl.client import SaslClient
+from penstock.wire.authentication import HANDSHAKE, HANDSHAKE_VERSION_MIN, Authentication, Denied
 from penstock.wire.frames import FRAME_BYTES_MAX, Buffers, Inbox
 
 # Connecting and greeting together. A dead host, unlike a dead process, never answers at all.
@@ -41,6 +48,10 @@ RECONNECT_MS = 50
 RECONNECT_MS_MAX = 1_000
 # The first version with the client's name; every broker since Kafka 2.4 supports it.
 GREETING_VERSION = 3
+# The parts of a session after which a link authenticates again, as in Java's client.
+SESSION_PART_MIN, SESSION_PART_MAX = 0.85, 0.95
+# After this many it is not a broker that happens to stop.
+CLOSED_AT_ONCE_MAX = 3
 
 _error_of = Struct(">h").unpack_from
 
@@ -110,6 +121,8 @@ class Failed(NamedTuple):
     is_unsupported: bool = False
     # TLS with the broker failed, which a retry would not change soon.
     is_tls: bool = False
+    # The broker does not accept the user, or not in this way.
+    is_denied: bool = False
 
 
 Answer: TypeAlias = Answered | Failed
@@ -119,6 +132,7 @@ Done: TypeAlias = Callable[[Answer], None]
 class State(Enum):
     CONNECTING = auto()
     GREETING = auto()
+    AUTHENTICATING = auto()
     READY = auto()
 
 
@@ -134,8 +148,11 @@ class _Asked:
 class Link:
     __slots__ = (
         "address",
+        "authenticate_at_ms",
+        "authentication",
         "begun_ms",
         "channel",
+        "has_answered",
         "heard_ms",
         "id",
         "in_flight",
@@ -165,31 +182,51 @@ class Link:
         # API key -> (oldest, newest) version of the broker. Empty until READY.
         self.versions: dict[int, tuple[int, int]] = {}
         self.in_flight = in_flight
-        # Not sent yet, because the link is not READY.
+        # A request was answered since the link became READY.
+        self.has_answered = False
+        # Under way: the first one, or another one of a READY link.
+        self.authentication: Authentication | None = None
+        # From then on a request has to wait for another authentication. None: the session has no end.
+        self.authenticate_at_ms: int | None = None
+        # Not sent yet, because the link is not READY or authenticates again.
         self.waiting: deque[_Asked] = deque()
 
 
 class _Failures:
     """Failures of one address since its last answer."""
 
-    __slots__ = ("count", "is_tls", "no_attempt_before_ms", "why")
+    __slots__ = ("count", "is_denied", "is_tls", "no_attempt_before_ms", "why")
 
     def __init__(self) -> None:
         self.count = 0
+        self.is_denied = False
         self.is_tls = False
         self.no_attempt_before_ms = 0
         self.why = ""
 
 
 class Links:
-    def __init__(self, client_id: str, chance: random.Random, *, request_timeout_ms: int) -> None:
+    def __init__(
+        self,
+        client_id: str,
+        chance: random.Random,
+        *,
+        request_timeout_ms: int,
+        sasl: SaslClient | None = None,
+        has_tls: bool = False,
+    ) -> None:
+        """With ``sasl`` every link authenticates. ``has_tls`` is for errors."""
         self._client_id = client_id.encode()
         self._chance = chance
         self._request_timeout_ms = request_timeout_ms
+        self._sasl = sasl
+        self._has_tls = has_tls
         self._buffers = Buffers()
         self._by_id: dict[int, Link] = {}
         self._by_place: dict[tuple[Address, Channel], Link] = {}
         self._failures: dict[Address, _Failures] = {}
+        # How often each address closed a connection instead of answering the first request. 0: it has answered one.
+        self._closed_at_once: dict[Address, int] = {}
         self._links_made = 0
         self.effects: list[Effect] = []
         # Whether any broker has ever answered.
@@ -206,11 +243,19 @@ class Links:
         if link is None:
             failures = self._failures.get(address)
             if failures is not None and now_ms < failures.no_attempt_before_ms:
-                done(Failed(failures.why, may_be_done=False, is_tls=failures.is_tls))
+                done(
+                    Failed(
+                        failures.why, may_be_done=False, is_tls=failures.is_tls, is_denied=failures.is_denied
+                    )
+                )
                 return
             link = self._open(address, channel, now_ms)
         asked = _Asked(ask, done)
-        if link.state is State.READY:
+        at_ms = link.authenticate_at_ms
+        if at_ms is not None and now_ms >= at_ms and link.authentication is None:
+            link.waiting.append(asked)
+            self._authenticate(link, now_ms)
+        elif link.state is State.READY and link.authentication is None:
             self._send(link, asked, now_ms)
         else:
             link.waiting.append(asked)
@@ -253,7 +298,7 @@ class Links:
                 if link_id not in self._by_id:
                     return
         except DecodeError as error:
-            if link.state is State.READY:
+            if link.state in (State.AUTHENTICATING, State.READY):
                 self._fail(link, f"{link.address} sent bytes that break the protocol: {error}", now_ms)
             else:
                 self._fail(
@@ -266,8 +311,17 @@ class Links:
     def lost(self, link_id: int, why: str, now_ms: int, *, is_tls: bool = False) -> None:
         """The connection failed or has ended; with ``is_tls``, one side refused the other."""
         link = self._by_id.get(link_id)
-        if link is not None:
-            self._fail(link, f"{link.address}: {why}", now_ms, is_tls=is_tls)
+        if link is None:
+            return
+        is_denied = False
+        if self._sasl is None and link.state is State.READY and self._wants_sasl(link):
+            protocol = "sasl_ssl" if self._has_tls else "sasl_plaintext"
+            why += f"; does the listener want a user and password (security.protocol={protocol})?"
+            is_denied = self._closed_at_once[link.address] >= CLOSED_AT_ONCE_MAX
+        elif link.authentication is not None:
+            assert self._sasl is not None
+            why += f", while {self._sasl.settings.who} was authenticated"
+        self._fail(link, f"{link.address}: {why}", now_ms, is_tls=is_tls, is_denied=is_denied)
 
     def tick(self, now_ms: int) -> None:
         for link in list(self._by_id.values()):
@@ -291,10 +345,12 @@ class Links:
         for place, link in self._by_place.items():
             assert self._by_id[link.id] is link and place == (link.address, link.channel)
             if link.state is State.READY:
-                assert not link.waiting, "no request waits on a ready link"
+                assert not link.waiting or link.authentication, "no request waits on a ready link"
                 assert link.versions
             else:
-                assert len(link.in_flight) == (link.state is State.GREETING), "only the greeting was sent"
+                sent = link.state is not State.CONNECTING
+                assert len(link.in_flight) == sent, "only the greeting, or a step of SASL, was sent"
+                assert (link.authentication is not None) == (link.state is State.AUTHENTICATING)
             link.in_flight.check()
 
     # Private
@@ -344,6 +400,9 @@ class Links:
             self._greeted(link, frame, now_ms)
             return
         asked, message = link.in_flight.answered(frame)
+        if link.state is State.READY and not link.has_answered:
+            link.has_answered = True
+            self._closed_at_once[link.address] = 0
         asked.done(Answered(message, asked.version))
 
     def _greeted(self, link: Link, frame: memoryview, now_ms: int) -> None:
@@ -364,13 +423,70 @@ class Links:
         if message.finalized_features_epoch >= self._features_epoch:
             self._features_epoch = message.finalized_features_epoch
             self.features = {each.name: each.max_version_level for each in message.finalized_features}
+        if self._sasl is None:
+            self._become_ready(link, now_ms)
+        else:
+            link.state = State.AUTHENTICATING
+            self._authenticate(link, now_ms)
+
+    def _become_ready(self, link: Link, now_ms: int) -> None:
         link.state = State.READY
         link.inbox.frame_bytes_max = FRAME_BYTES_MAX
         self.has_contact = True
         self._failures.pop(link.address, None)
+        self._send_waiting(link, now_ms)
+
+    def _send_waiting(self, link: Link, now_ms: int) -> None:
         waiting, link.waiting = link.waiting, deque()
         for each in waiting:
             self._send(link, each, now_ms)
+
+    def _authenticate(self, link: Link, now_ms: int) -> None:
+        """Send the first request of an authentication; the others follow from the answers."""
+        assert self._sasl is not None
+        link.authentication = authentication = Authentication(self._sasl, has_tls=self._has_tls)
+        self._send_step(link, authentication, authentication.begin(), now_ms)
+
+    def _send_step(self, link: Link, authentication: Authentication, message: Message, now_ms: int) -> None:
+        version_min = HANDSHAKE_VERSION_MIN if message.KEY == HANDSHAKE else 0
+        ask = Ask(message.KEY, lambda _: message, version_min=version_min)
+        self._send(
+            link, _Asked(ask, lambda answer: self._stepped(link, authentication, answer, now_ms)), now_ms
+        )
+
+    def _stepped(self, link: Link, authentication: Authentication, answer: Answer, sent_ms: int) -> None:
+        if link.id not in self._by_id:
+            # It ended meanwhile.
+            return
+        now_ms = link.heard_ms
+        if isinstance(answer, Failed):
+            self._fail(link, f"{link.address}: {authentication.unsupported}", now_ms, is_denied=True)
+            return
+        try:
+            following = authentication.step(answer.message)
+        except Denied as denied:
+            self._fail(link, f"{link.address}: {denied}", now_ms, is_denied=denied.is_final)
+            return
+        if following is not None:
+            self._send_step(link, authentication, following, now_ms)
+            return
+        link.authentication = None
+        link.authenticate_at_ms = None
+        if authentication.lifetime_ms:
+            # Of the session the broker knows when it began, which was after this request was sent.
+            part = self._chance.uniform(SESSION_PART_MIN, SESSION_PART_MAX)
+            link.authenticate_at_ms = sent_ms + int(authentication.lifetime_ms * part)
+        if link.state is State.READY:
+            self._send_waiting(link, now_ms)
+        else:
+            self._become_ready(link, now_ms)
+
+    def _wants_sasl(self, link: Link) -> bool:
+        """Whether a lost link looks like that: a broker closes when a stranger asks for more than ApiVersions."""
+        if link.has_answered or not link.in_flight or self._closed_at_once.get(link.address) == 0:
+            return False
+        self._closed_at_once[link.address] = self._closed_at_once.get(link.address, 0) + 1
+        return True
 
     def _due_ms(self, link: Link) -> int | None:
         if link.state is not State.READY:
@@ -391,22 +507,24 @@ class Links:
             if other.address == link.address and other.state is State.READY and other.heard_ms <= since_ms:
                 self._end(other, why)
 
-    def _fail(self, link: Link, why: str, now_ms: int, *, is_tls: bool = False) -> None:
+    def _fail(
+        self, link: Link, why: str, now_ms: int, *, is_tls: bool = False, is_denied: bool = False
+    ) -> None:
         if link.state is not State.READY:
             failures = self._failures.setdefault(link.address, _Failures())
             failures.count += 1
-            failures.why, failures.is_tls = why, is_tls
+            failures.why, failures.is_tls, failures.is_denied = why, is_tls, is_denied
             delay_ms = min(RECONNECT_MS_MAX, RECONNECT_MS * 2 ** min(failures.count - 1, 10))
             # Clients that lost the same broker at the same time should not reconnect at the same time.
             failures.no_attempt_before_ms = now_ms + int(delay_ms * self._chance.uniform(0.8, 1.2))
-        self._end(link, why, is_tls=is_tls)
+        self._end(link, why, is_tls=is_tls, is_denied=is_denied)
 
-    def _end(self, link: Link, why: str, *, is_tls: bool = False) -> None:
+    def _end(self, link: Link, why: str, *, is_tls: bool = False, is_denied: bool = False) -> None:
         del self._by_id[link.id], self._by_place[link.address, link.channel]
         self.effects.append(Disconnect(link.id))
         asked, waiting = link.in_flight.clear(), list(link.waiting)
         link.waiting.clear()
         for each in asked:
-            each.done(Failed(why, may_be_done=True, is_tls=is_tls))
+            each.done(Failed(why, may_be_done=True, is_tls=is_tls, is_denied=is_denied))
         for each in waiting:
-            each.done(Failed(why, may_be_done=False, is_tls=is_tls))
+            each.done(Failed(why, may_be_done=False, is_tls=is_tls, is_denied=is_denied))

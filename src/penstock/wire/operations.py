@@ -25,6 +25,7 @@ from penstock.wire.core import FIRST_CONTACT_MS, Core, Pause, Question, Steps, T
 from penstock.wire.errors import (
     BUSY,
     LEADER_MOVED,
+    AuthenticationFailed,
     BrokerRefused,
     OffsetOutOfRange,
     TlsFailed,
@@ -86,7 +87,7 @@ class Fetched:
 def ask_anybody(core: Core, task: Task[Any], ask: Ask) -> Steps[Answered]:
     """Send to one broker after the other until one answers."""
     while True:
-        all_tls = True
+        all_tls, denied = True, ""
         for address in core.candidates():
             answer = (yield [Question(address, Channel.CONTROL, ask)])[0]
             if isinstance(answer, Answered):
@@ -96,11 +97,16 @@ def ask_anybody(core: Core, task: Task[Any], ask: Ask) -> Steps[Answered]:
                 raise UnsupportedBroker(answer.why)
             task.trouble = answer.why
             all_tls &= answer.is_tls
+            denied = answer.why if answer.is_denied else denied
         task.is_cut_off = True
+        waited_ms = core.now_ms - task.begun_ms
+        if denied and (not core.links.has_contact or waited_ms >= FIRST_CONTACT_MS):
+            # Later it may be a broker that does not know a new password yet.
+            raise AuthenticationFailed(denied)
         if all_tls and not core.links.has_contact:
             # Later it may be a certificate that is being replaced. The first time it is a wrong setting.
             raise TlsFailed(task.trouble)
-        if not core.links.has_contact and core.now_ms - task.begun_ms >= FIRST_CONTACT_MS:
+        if not core.links.has_contact and waited_ms >= FIRST_CONTACT_MS:
             raise core.unreachable(task.trouble)
         task.failures += 1
         yield Pause(core.back_off_ms(task.failures + 1))
@@ -331,6 +337,10 @@ def fetch(
             continue
         response = answer.message
         data = _only_partition(response)
+        if data is None and not response.error_code and response.throttle_time_ms > 0:
+            # KIP-219: nothing now. The broker handles the next request when the delay is over.
+            task.trouble = f"the client is over its quota for another {response.throttle_time_ms} ms"
+            continue
         code = response.error_code or (
             data.error_code if data is not None else ErrorCode.UNKNOWN_SERVER_ERROR
         )

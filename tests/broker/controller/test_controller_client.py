@@ -68,7 +68,7 @@ class Node:
         assert node == OTHER
         self.sent.append((request, done))
 
-    def _handle(self, request: Any, version: int, answer: Any, *, from_broker: bool) -> None:
+    def _handle(self, request: Any, version: int, answer: Any, *, from_broker: bool, requester: Any) -> None:
         self.handled_here.append(request)
         answer(ANSWER)
 

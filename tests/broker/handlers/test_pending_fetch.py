@@ -69,7 +69,7 @@ class Scene:
             config=SimpleNamespace(fetch_max_bytes=1 << 20),
             membership=SimpleNamespace(is_serving=lambda: True),
         )
-        call: Any = SimpleNamespace(answer=self.answers.append, on_abandoned=None)
+        call: Any = SimpleNamespace(answer=self.answers.append, on_abandoned=None, allows=lambda *_: True)
         request = FetchRequest(
             replica_state=ReplicaState(replica_id=3, replica_epoch=1),
             max_wait_ms=500,

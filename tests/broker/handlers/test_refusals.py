@@ -105,7 +105,13 @@ def test_features_are_those_that_work_and_only_those(wire: Wire) -> None:
     response = wire.call(named, 4)
     supported = {each.name: (each.min_version, each.max_version) for each in response.supported_features}
     finalized = {each.name: each.max_version_level for each in response.finalized_features}
-    names = {"metadata.version", "kraft.version", "transaction.version", "penstock.compaction"}
+    names = {
+        "metadata.version",
+        "kraft.version",
+        "transaction.version",
+        "penstock.compaction",
+        "penstock.security",
+    }
     assert finalized.keys() == supported.keys() == names
     assert (supported["transaction.version"], finalized["transaction.version"]) == ((0, 2), 2)
     assert (supported["penstock.compaction"], finalized["penstock.compaction"]) == ((0, 1), 1)

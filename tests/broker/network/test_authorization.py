@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ from tests.protocol.samples import Samples
 
 # Before anybody has said who they are, or telling only what every client must know.
 OPEN = {"ApiVersions", "SaslHandshake", "SaslAuthenticate", "DescribeCluster"}
+# Other rules have another version, so that no connection remembers decisions of the last ones.
+VERSIONS = count(1)
 Question = tuple[Principal, str, Operation, ResourceType, str]
 
 
@@ -39,14 +42,17 @@ class Rules:
     """An authorizer that does as the test says, and remembers what it was asked."""
 
     def __init__(self, allows: Callable[[Operation, ResourceType, str], bool]) -> None:
+        self.version = next(VERSIONS)
         self.asked: list[Question] = []
         self._allows = allows
 
-    def allows(
-        self, principal: Principal, host: str, operation: Operation, resource: ResourceType, name: str
-    ) -> bool:
-        self.asked.append((principal, host, operation, resource, name))
-        return self._allows(operation, resource, name)
+    def allows(self, principal: object, host: str, operation: int, resource: int, name: str) -> bool:
+        assert isinstance(principal, Principal)
+        self.asked.append((principal, host, Operation(operation), ResourceType(resource), name))
+        return self._allows(Operation(operation), ResourceType(resource), name)
+
+    def allows_any(self, principal: object, host: str, operation: int, resource: int) -> bool:
+        return False
 
 
 def nothing(operation: Operation, resource: ResourceType, name: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
 from penstock.broker.network.fetch_sessions import FetchPartition, FetchSession, FetchSessions, session_key
 from penstock.model import NO_TOPIC_ID
 from penstock.protocol.errors import ErrorCode
@@ -45,15 +47,24 @@ def test_topics_asked_for_by_name_are_told_apart_by_name() -> None:
     assert [partition.fetch_offset for partition in session.candidates()] == [1, 2]
 
 
-def test_another_isolation_level_looks_at_every_partition_again() -> None:
+@pytest.mark.parametrize("other", [(0, 5), (1, 6)], ids=["isolation level", "ACLs"])
+def test_another_isolation_level_or_other_acls_look_at_every_partition_again(other: tuple[int, int]) -> None:
     session = session_of(asked("a", ID, 9))
-    session.isolate(1)
+    session.look_again_if_changed((1, 5))
     (partition,) = session.candidates()
     session.answered([(partition, told())])
-    session.isolate(1)
+    session.look_again_if_changed((1, 5))
     assert session.candidates() == []
-    session.isolate(0)
+    session.look_again_if_changed(other)
     assert session.candidates() == [partition]
+
+
+def test_a_client_does_not_find_the_session_of_a_follower() -> None:
+    sessions = FetchSessions(10, FakeClock(), random.Random(1))
+    session = sessions.create([], is_replica=True)
+    assert session is not None
+    assert sessions.resume(session.id, 1) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert sessions.resume(session.id, 1, is_replica=True) is session
 
 
 def told(**what: Any) -> PartitionData:

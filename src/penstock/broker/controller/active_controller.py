@@ -14,10 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from penstock.broker.controller import authorized
+from penstock.broker.controller.authorized import Checked
 from penstock.broker.logs import Logger
+from penstock.broker.network.authorization import Operation, Requester, ResourceType
 from penstock.decision import Decision
 from penstock.environment import Environment, Timer
+from penstock.metadata.authorizer import Authorizer
 from penstock.metadata.controller import Controller
+from penstock.metadata.first_users import Credentials
 from penstock.metadata.image import Image
 from penstock.model import BrokerId, format_id
 from penstock.protocol.apis import error_response
@@ -62,19 +67,25 @@ class ActiveController:
         node_id: int = -1,
         cluster_id: str = "",
         brokers_expected: int = 1,
+        first_users: Callable[[], Credentials] = dict,
+        authorizer: Authorizer | None = None,
     ) -> None:
-        """``cluster_id`` comes from this node's disk, for a log that has none.
+        """``cluster_id`` comes from this node's disk, for a log that has none, and so do ``first_users``.
 
         ``brokers_expected`` is the number of brokers that the cluster should have, for topics created before all of
         them are registered.
+
+        ``authorizer`` checks forwarded requests; it is for the controller alone, whose image is ahead of others.
         """
         self._environment = environment
+        self._authorizer = authorizer
         self._consensus = consensus
         self._config = config
         self._logger = logger
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._brokers_expected = brokers_expected
+        self._first_users = first_users
         # Only while this node is the active controller.
         self._controller: Controller | None = None
         # Timed decisions that are not committed yet.
@@ -100,7 +111,8 @@ class ActiveController:
         controller = self._begin()
         if not controller.image.cluster_id or not controller.image.features:
             cluster_id = self._cluster_id or format_id(self._environment.random.randbytes(CLUSTER_ID_BYTES))
-            self._propose(controller.found_cluster(cluster_id), _ignore, _nothing, _nothing)
+            users = {} if controller.image.features else self._first_users()
+            self._propose(controller.found_cluster(cluster_id, users), _ignore, _nothing, _nothing)
         self._plan()
 
     def close(self) -> None:
@@ -114,15 +126,23 @@ class ActiveController:
         *,
         from_host: str | None = None,
         from_broker: bool = False,
+        requester: Requester | None = None,
     ) -> None:
         """Call ``answer(response)`` now or when the decision is committed; NOT_CONTROLLER if it is not active.
 
-        ``from_broker``: a broker asks for itself, and may create internal topics.
+        ``from_broker``: a broker asks for itself, and may create internal topics. ``requester``: the client that
+        asks; None if a node asks for itself, or a broker that does not say for whom.
         """
         controller = self._controller
         if controller is None:
             answer(error_response(request, version, ErrorCode.NOT_CONTROLLER))
             return
+        if requester is not None and self._authorizer is not None:
+            checked = self._checked(self._authorizer, controller.image, request, version, requester)
+            if checked.request is None:
+                answer(checked.complete(None))
+                return
+            request, answer = checked.request, _completing(checked, answer)
         clock = self._environment.clock
         decision = controller.handle(
             request, version, clock.wall_ms(), clock.now_ms(), from_host=from_host, from_broker=from_broker
@@ -139,6 +159,17 @@ class ActiveController:
             ),
         )
         self._plan()
+
+    def _checked(
+        self, authorizer: Authorizer, image: Image, request: Message, version: int, requester: Requester
+    ) -> Checked:
+        # The decided image: a right that was taken away is gone for whatever is decided later.
+        authorizer.follow(image.security.acls)
+
+        def allows(operation: Operation, resource: ResourceType, name: str, *, quietly: bool = False) -> bool:
+            return authorizer.allows(requester.principal, requester.host, operation, resource, name)
+
+        return authorized.check(request, version, image, allows)
 
     def broker_lost(self, broker_id: int, epoch: int = -1) -> None:
         """The broker's connection closed, and its address refuses new ones."""
@@ -248,6 +279,10 @@ class ActiveController:
             return False
         known = self._controller.image.brokers.get(BrokerId(broker_id))
         return known is not None and known.in_controlled_shutdown
+
+
+def _completing(checked: Checked, answer: Callable[[Any], None]) -> Callable[[Any], None]:
+    return lambda response: answer(checked.complete(response))
 
 
 def _nothing() -> None:

@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from penstock.broker.controller import authorized
 from penstock.broker.controller.active_controller import ActiveController
+from penstock.broker.controller.envelopes import VERSION as ENVELOPE_VERSION
+from penstock.broker.controller.envelopes import BadEnvelope, disclosed, enclosed, sealed, unsealed
+from penstock.broker.network.authorization import Requester
 from penstock.broker.network.connection import WAITING, Call
 from penstock.broker.network.peers import Peers
 from penstock.broker.quorum.consensus import Consensus
 from penstock.environment import Environment
+from penstock.metadata.features import may_secure
 from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.messages.forwarding import EnvelopeRequest, EnvelopeResponse
 from penstock.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from penstock.protocol.schema import Message
 
@@ -53,14 +59,30 @@ class ControllerClient:
         *,
         channel: str = "forward",
         timeout_ms: int = FORWARD_TIMEOUT_MS,
+        requester: Requester | None = None,
     ) -> None:
-        """Ask the active controller, here or on another node; ``done(None)`` when there is no answer."""
+        """Ask the active controller, here or on another node; ``done(None)`` when there is no answer.
+
+        ``requester``: the client that asks; None: this node does.
+        """
         leader = self._consensus.leader_id
         if self._consensus.is_active:
-            self._active_controller.handle(request, version, done, from_broker=True)
+            self._active_controller.handle(
+                request, version, done, from_broker=requester is None, requester=requester
+            )
         elif leader is None or leader == self._node_id:
             self._environment.spawn.soon(lambda: done(None))
+        elif requester is not None and may_secure(self._consensus.image):
+            self._peers.call(
+                leader,
+                channel,
+                sealed(request, version, requester),
+                ENVELOPE_VERSION,
+                lambda envelope: done(disclosed(envelope, request, version)),
+                timeout_ms=timeout_ms,
+            )
         else:
+            # Without the feature there are no rights to check, and another node may not know envelopes.
             self._peers.call(leader, channel, request, version, done, timeout_ms=timeout_ms)
 
     def decide(self, request: Message, call: Call) -> Any:
@@ -68,10 +90,47 @@ class ControllerClient:
         if call.is_internal:
             self._active_controller.handle(request, call.version, call.answer, from_broker=True)
         else:
-            self.forward(request, call.version, call.answer)
+            self.forward_checked(request, call, call.answer)
         return WAITING
 
-    def forward(self, request: Message, version: int, answer: Callable[[Any], None]) -> None:
+    def open(self, envelope: EnvelopeRequest, call: Call) -> Any:
+        """Have this node's controller handle the request of a client that another broker sent in an envelope."""
+        try:
+            request, version, requester = unsealed(envelope)
+        except BadEnvelope as bad:
+            return EnvelopeResponse(error_code=bad.error)
+        self._active_controller.handle(
+            request,
+            version,
+            lambda response: call.answer(enclosed(response, version)),
+            requester=requester,
+        )
+        return WAITING
+
+    def forward_checked(self, request: Message, call: Call, answer: Callable[[Any], None]) -> None:
+        """Forward a client's request without what the client may not do, and add the refusals to the response."""
+        requester = Requester(call.principal, call.host)
+        if call.authorizer is None:
+            self.forward(request, call.version, answer, requester)
+            return
+        checked = authorized.check(request, call.version, self._consensus.image, call.allows)
+        if checked.request is None:
+            answer(checked.complete(None))
+            return
+        self.forward(
+            checked.request,
+            call.version,
+            lambda response: answer(checked.complete(response)),
+            requester,
+        )
+
+    def forward(
+        self,
+        request: Message,
+        version: int,
+        answer: Callable[[Any], None],
+        requester: Requester | None = None,
+    ) -> None:
         """Call ``answer(response)`` with the active controller's response, waiting until there is a controller."""
         deadline_ms = self._environment.clock.now_ms() + FORWARD_TIMEOUT_MS
 
@@ -95,7 +154,7 @@ class ControllerClient:
                     # It may have been carried out. Only the client knows whether it may be repeated.
                     answer(error_response(request, version, ErrorCode.NOT_CONTROLLER))
 
-            self.ask(request, version, done)
+            self.ask(request, version, done, requester=requester)
 
         ask()
 

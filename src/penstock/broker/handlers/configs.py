@@ -7,6 +7,8 @@ huge response.
 from __future__ import annotations
 
 from penstock.broker.broker import Broker
+from penstock.broker.controller.authorized import config_refusal
+from penstock.broker.network.authorization import Operation
 from penstock.broker.network.connection import Call
 from penstock.metadata import configs
 from penstock.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
@@ -14,6 +16,7 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.configs import (
     DescribeConfigsRequest,
     DescribeConfigsResponse,
+    DescribeConfigsResult,
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
     ListConfigResourcesResponseConfigResource,
@@ -26,10 +29,25 @@ RESOURCE_TYPES = (TOPIC_RESOURCE, BROKER_RESOURCE, 8, 16, 32)
 
 def describe_configs(broker: Broker, request: DescribeConfigsRequest, call: Call) -> DescribeConfigsResponse:
     once = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
-    request.resources = list(once.values())
-    return configs.describe_configs(
+    refused: list[DescribeConfigsResult] = []
+    request.resources = []
+    for resource in once.values():
+        error = config_refusal(resource, Operation.DESCRIBE_CONFIGS, call.allows)
+        if error:
+            refused.append(
+                DescribeConfigsResult(
+                    error_code=error,
+                    resource_type=resource.resource_type,
+                    resource_name=resource.resource_name,
+                )
+            )
+        else:
+            request.resources.append(resource)
+    response = configs.describe_configs(
         request, broker.image, broker.node_id, broker.config.static, broker.brokers_expected
     )
+    response.results += refused
+    return response
 
 
 def list_config_resources(

@@ -20,6 +20,7 @@ from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.handlers.leader_hints import endpoints_of, name_leader
+from penstock.broker.network.authorization import Operation, ResourceType
 from penstock.broker.network.connection import CLOSE, WAITING, Call
 from penstock.broker.network.fetch_sessions import (
     SESSIONLESS_EPOCH,
@@ -53,6 +54,7 @@ RANGES_MAX = 256
 LEADER_ERRORS = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 NONE = ErrorCode.NONE
+READ, TOPIC = Operation.READ, ResourceType.TOPIC
 
 
 def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
@@ -67,6 +69,10 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
             return broker.consensus.handle(request, call)
         broker.replication.follower_activity.heard(replica, broker.environment.clock.now_ms())
     asked = _asked_partitions(broker, request, version)
+    throttling = broker.throttling
+    is_limited = throttling.limits_fetch and not call.is_internal
+    # Over the quota of the client: a session goes on, but there is nothing in the response.
+    is_over = is_limited and throttling.must_wait_to_fetch(call)
     session: FetchSession | None = None
     if version >= SESSIONS_SINCE_VERSION:
         sessions = broker.fetch_sessions
@@ -74,7 +80,7 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
             if request.session_epoch == SESSIONLESS_EPOCH:
                 sessions.close(request.session_id)
             else:
-                found = sessions.resume(request.session_id, request.session_epoch)
+                found = sessions.resume(request.session_id, request.session_epoch, is_replica=replica >= 0)
                 if not isinstance(found, FetchSession):
                     return FetchResponse(error_code=found)
                 session = found
@@ -82,10 +88,17 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
                 session.resolve(lambda partition: _find(broker, partition))
         elif request.session_epoch == 0:
             sessions.close(request.session_id)
-            session = sessions.create(asked, is_replica=replica >= 0)
+            # A client takes an empty response to its first fetch, with a throttle time, for no session (KIP-219).
+            session = None if is_over else sessions.create(asked, is_replica=replica >= 0)
         if session is not None:
-            session.isolate(request.isolation_level)
+            # With other ACLs, partitions may have become readable, or have to be refused.
+            acls = 0 if call.authorizer is None else call.authorizer.version
+            session.look_again_if_changed((request.isolation_level, acls))
+    if is_over:
+        return FetchResponse(session_id=0 if session is None else session.id, responses=[])
     pending = PendingFetch(broker, call, request, session, asked)
+    if is_limited:
+        pending.limit(throttling.fetch_bytes_max(call))
     response = pending.try_now()
     if response is not None:
         return response
@@ -101,6 +114,7 @@ class PendingFetch:
         "_bytes_max",
         "_bytes_min",
         "_call",
+        "_is_limited",
         "_is_scheduled",
         "_leaders",
         "_partitions",
@@ -138,8 +152,17 @@ class PendingFetch:
         self._bytes_min = request.min_bytes if request.max_wait_ms > 0 else 0
         self._bytes_max = max(0, min(request.max_bytes, broker.config.fetch_max_bytes))
         self._read_committed = request.isolation_level == READ_COMMITTED
+        # Whether the client has a quota.
+        self._is_limited = False
         self._timer: Any = None
         self._is_scheduled = False
+
+    def limit(self, bytes_max: int | None) -> None:
+        """The client has a quota: one response is not larger than this, if batches are not."""
+        if bytes_max is not None:
+            self._is_limited = True
+            self._bytes_max = min(self._bytes_max, bytes_max)
+            self._bytes_min = min(self._bytes_min, bytes_max)
 
     def try_now(self) -> FetchResponse | None:
         """The response, if there is enough data for one now."""
@@ -163,6 +186,8 @@ class PendingFetch:
                 found.append((partition, data))
         if total < self._bytes_min and not has_error and (session is not None or found):
             return None
+        if self._is_limited and total:
+            self._broker.throttling.fetched(self._call, total)
         return self._respond(found)
 
     def wait(self, max_wait_ms: int) -> None:
@@ -193,7 +218,7 @@ class PendingFetch:
         self._is_scheduled = False
         if self._timer is None:
             return
-        response = self.try_now()
+        response = self._if_over() or self.try_now()
         if response is not None:
             self._stop()
             self._call.answer(response)
@@ -202,9 +227,20 @@ class PendingFetch:
         if self._timer is None:
             return
         self._bytes_min = 0
-        response = self.try_now()
+        response = self._if_over() or self.try_now()
         self._stop()
         self._call.answer(response)
+
+    def _if_over(self) -> FetchResponse | None:
+        """The empty response, if the quota was used up by other fetches that have waited on this connection."""
+        if not self._is_limited or not self._broker.throttling.must_end_empty(self._call):
+            return None
+        session = self._session
+        if session is not None and session.is_new:
+            # As in a first fetch that is over the quota when it comes.
+            self._broker.fetch_sessions.close(session.id)
+            return FetchResponse(responses=[])
+        return FetchResponse(session_id=0 if session is None else session.id, responses=[])
 
     def _stop(self) -> None:
         # Otherwise this and the call refer to each other, and freeing them takes a pause of the garbage collector.
@@ -311,7 +347,14 @@ class PendingFetch:
         return data, size
 
     def _refusal(self, partition: FetchPartition, may_serve: bool) -> ErrorCode:
-        """The error if the partition cannot be read here."""
+        """The error if the partition cannot be read here, or not by this client.
+
+        Checked for each response, also of a fetch that has waited or that belongs to a session: rights may be taken
+        away meanwhile.
+        """
+        # Nobody has rights on a topic without a name: it does not exist here.
+        if partition.topic and not self._call.allows(READ, TOPIC, partition.topic):
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
         hosted = partition.hosted
         if hosted is None or hosted.is_deleted:
             if self._broker.image.has_partition(partition.topic, partition.index):

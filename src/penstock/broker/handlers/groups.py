@@ -16,7 +16,14 @@ from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.coordination.coordinators import Coordinators
-from penstock.broker.network.authorization import ResourceType, authorized_operations
+from penstock.broker.network.authorization import (
+    CLUSTER_NAME,
+    DENIED,
+    Operation,
+    ResourceType,
+    allowed_and_denied,
+    authorized_operations,
+)
 from penstock.broker.network.connection import WAITING, Call
 from penstock.decision import Decision
 from penstock.groups.changes import Change
@@ -53,6 +60,9 @@ from penstock.protocol.messages.groups import (
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
     OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchResponse,
@@ -77,6 +87,10 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
     coordinators: Coordinators[Any] = broker.group_coordinators
     if request.key_type == TRANSACTION_KEY:
         coordinators = broker.transaction_coordinators
+    resource = ResourceType.TRANSACTIONAL_ID if request.key_type == TRANSACTION_KEY else ResourceType.GROUP
+
+    def is_denied(key: str) -> bool:
+        return not call.allows(Operation.DESCRIBE, resource, key)
 
     def coordinator(key: str, error: int, message: str | None) -> Coordinator:
         leader = None if error else coordinators.broker_of(key)
@@ -106,6 +120,7 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
         return shown([coordinator(key, error, message) for key in keys])
 
     def shown(found: list[Coordinator]) -> FindCoordinatorResponse:
+        found = [nowhere(each.key, DENIED[resource], None) if is_denied(each.key) else each for each in found]
         if batched:
             return FindCoordinatorResponse(coordinators=found)
         only = found[0]
@@ -124,11 +139,15 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, call: Call
         return found_here()
     if request.key_type not in (GROUP_KEY, TRANSACTION_KEY):
         return answer(ErrorCode.INVALID_REQUEST, f"coordinators of type {request.key_type} do not exist here")
+    if all(map(is_denied, keys)):
+        # Not even the topic is created for such a client.
+        return answer(DENIED[resource])
     coordinators.when_topic_exists(lambda error: call.answer(answer(error)))
     return WAITING
 
 
 def join_group(broker: Broker, request: JoinGroupRequest, call: Call) -> Any:
+    call.connection.is_of_member = True
     if sum(len(protocol.metadata) for protocol in request.protocols) > SUBSCRIPTION_BYTES_MAX:
         return error_response(request, call.version, ErrorCode.MESSAGE_TOO_LARGE)
     # It goes into Kafka's group record, whose strings are shorter than those of a request header.
@@ -155,6 +174,7 @@ def sync_group(broker: Broker, request: SyncGroupRequest, call: Call) -> Any:
 
 
 def heartbeat(broker: Broker, request: HeartbeatRequest, call: Call) -> Any:
+    call.connection.is_of_member = True
     return _decide(
         broker,
         call,
@@ -166,6 +186,9 @@ def heartbeat(broker: Broker, request: HeartbeatRequest, call: Call) -> Any:
 def consumer_group_heartbeat(
     broker: Broker, request: ConsumerGroupHeartbeatRequest, call: Call
 ) -> ConsumerGroupHeartbeatResponse:
+    for name in request.subscribed_topic_names or ():
+        if not call.allows(Operation.DESCRIBE, ResourceType.TOPIC, name):
+            return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     return ConsumerGroupHeartbeatResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=NO_CONSUMER_PROTOCOL
     )
@@ -181,6 +204,22 @@ def leave_group(broker: Broker, request: LeaveGroupRequest, call: Call) -> Any:
 
 
 def offset_delete(broker: Broker, request: OffsetDeleteRequest, call: Call) -> Any:
+    request.topics, denied = allowed_and_denied(call, Operation.READ, request.topics)
+    refused = [
+        OffsetDeleteResponseTopic(
+            name=topic.name,
+            partitions=[
+                OffsetDeleteResponsePartition(
+                    partition_index=item.partition_index, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                )
+                for item in topic.partitions
+            ],
+        )
+        for topic in denied
+    ]
+    if refused and not request.topics:
+        return OffsetDeleteResponse(topics=refused)
+
     def delete(core: GroupCoordinator, now_ms: int, wall_ms: int) -> Decision[Change]:
         decision = core.delete_offsets(request, now_ms=now_ms, wall_ms=wall_ms)
         # The coordinator does not know topics. For a partition that does not exist it had nothing to delete.
@@ -188,6 +227,8 @@ def offset_delete(broker: Broker, request: OffsetDeleteRequest, call: Call) -> A
             for result in topic.partitions:
                 if not broker.image.has_partition(topic.name, result.partition_index):
                     result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if not decision.response.error_code:
+            decision.response.topics += refused
         return decision
 
     return _decide(broker, call, request, delete)
@@ -197,7 +238,9 @@ def offset_commit(broker: Broker, request: OffsetCommitRequest, call: Call) -> A
     if call.version >= TOPIC_IDS_SINCE_VERSION:
         for topic in request.topics:
             topic.name = broker.image.topic_name(topic.topic_id)
-    refused = _refuse_unknown_partitions(broker, request, call.version)
+    request.topics, denied = allowed_and_denied(call, Operation.READ, request.topics)
+    refused = _refused_topics(denied)
+    refused += _refuse_unknown_partitions(broker, request, call.version)
     if refused and not request.topics:
         return OffsetCommitResponse(topics=refused)
 
@@ -212,6 +255,22 @@ def offset_commit(broker: Broker, request: OffsetCommitRequest, call: Call) -> A
         return decision
 
     return _decide(broker, call, request, commit)
+
+
+def _refused_topics(denied: list[OffsetCommitRequestTopic]) -> list[OffsetCommitResponseTopic]:
+    return [
+        OffsetCommitResponseTopic(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partitions=[
+                OffsetCommitResponsePartition(
+                    partition_index=item.partition_index, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                )
+                for item in topic.partitions
+            ],
+        )
+        for topic in denied
+    ]
 
 
 def _refuse_unknown_partitions(
@@ -270,13 +329,49 @@ def _fetched_offsets(broker: Broker, request: OffsetFetchRequest, call: Call) ->
             )
             continue
         seen.add(group.group_id)
+        if not call.allows(Operation.DESCRIBE, ResourceType.GROUP, group.group_id):
+            partition = ErrorCode.GROUP_AUTHORIZATION_FAILED
         if isinstance(partition, ErrorCode):
             answers.append(OffsetFetchResponseGroup(group_id=group.group_id, error_code=partition))
-        elif by_id:
-            answers.append(_fetch_by_id(broker, partition.core, group, request.require_stable))
+            continue
+        names_all = group.topics is None
+        refused = _refuse_topics(broker, group, call)
+        if by_id:
+            answer = _fetch_by_id(broker, partition.core, group, request.require_stable)
         else:
-            answers.append(partition.core.fetch_offsets(group, require_stable=request.require_stable))
+            answer = partition.core.fetch_offsets(group, require_stable=request.require_stable)
+        if names_all:
+            answer.topics = [
+                topic
+                for topic in answer.topics
+                if call.allows(Operation.DESCRIBE, ResourceType.TOPIC, topic.name, quietly=True)
+            ]
+        elif not answer.error_code:
+            answer.topics += refused
+        answers.append(answer)
     return offset_fetch_response(request, call.version, answers)
+
+
+def _refuse_topics(
+    broker: Broker, group: OffsetFetchRequestGroup, call: Call
+) -> list[OffsetFetchResponseTopics]:
+    """Remove topics that the client may not describe from a request. Return the results for them."""
+    if call.authorizer is None or group.topics is None:
+        return []
+    if call.version >= TOPIC_IDS_SINCE_VERSION:
+        for topic in group.topics:
+            topic.name = broker.image.topic_name(topic.topic_id)
+    group.topics, denied = allowed_and_denied(call, Operation.DESCRIBE, group.topics)
+    return [
+        OffsetFetchResponseTopics(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partitions=[
+                no_offset(index, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for index in topic.partition_indexes
+            ],
+        )
+        for topic in denied
+    ]
 
 
 def _fetch_by_id(
@@ -304,6 +399,12 @@ def list_groups(broker: Broker, request: ListGroupsRequest, call: Call) -> ListG
     groups = []
     for partition in broker.group_coordinators:
         groups += partition.core.list_groups(request.states_filter, request.types_filter)
+    if not call.allows(Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME, quietly=True):
+        groups = [
+            group
+            for group in groups
+            if call.allows(Operation.DESCRIBE, ResourceType.GROUP, group.group_id, quietly=True)
+        ]
     return ListGroupsResponse(groups=groups)
 
 
@@ -312,6 +413,8 @@ def describe_groups(broker: Broker, request: DescribeGroupsRequest, call: Call) 
     # Once each: a repeated name must not repeat all of its members.
     for group_id in dict.fromkeys(request.groups):
         partition = broker.group_coordinators.of(group_id)
+        if not call.allows(Operation.DESCRIBE, ResourceType.GROUP, group_id):
+            partition = ErrorCode.GROUP_AUTHORIZATION_FAILED
         if isinstance(partition, ErrorCode):
             groups.append(DescribedGroup(group_id=group_id, error_code=partition))
             continue
@@ -336,6 +439,8 @@ def delete_groups(broker: Broker, request: DeleteGroupsRequest, call: Call) -> A
         return DeleteGroupsResponse(results=[])
     for name in names:
         partition = broker.group_coordinators.of(name)
+        if not call.allows(Operation.DELETE, ResourceType.GROUP, name):
+            partition = ErrorCode.GROUP_AUTHORIZATION_FAILED
         if isinstance(partition, ErrorCode):
             settled(DeletableGroupResult(group_id=name, error_code=partition))
             continue

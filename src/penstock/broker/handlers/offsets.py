@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.broker.broker import Broker
+from penstock.broker.network.authorization import Operation, ResourceType
 from penstock.broker.network.connection import WAITING, Call
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.log.log import OffsetOutOfRange
@@ -57,9 +58,13 @@ def list_offsets(broker: Broker, request: ListOffsetsRequest, call: Call) -> Lis
     topics = []
     for topic in request.topics:
         results = []
+        is_denied = not call.allows(Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         for wanted in topic.partitions:
             result = ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
             results.append(result)
+            if is_denied:
+                result.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                continue
             if (topic.name, wanted.partition_index) in repeated:
                 result.error_code = ErrorCode.INVALID_REQUEST
                 continue
@@ -131,9 +136,13 @@ def offset_for_leader_epoch(
     topics = []
     for topic in request.topics:
         results = []
+        is_denied = not call.allows(Operation.DESCRIBE, ResourceType.TOPIC, topic.topic)
         for wanted in topic.partitions:
             result = EpochEndOffset(partition=wanted.partition)
             results.append(result)
+            if is_denied:
+                result.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                continue
             hosted = _led_here(broker, topic.topic, wanted.partition, wanted.current_leader_epoch)
             if isinstance(hosted, ErrorCode):
                 result.error_code = hosted
@@ -158,9 +167,13 @@ def delete_records(broker: Broker, request: DeleteRecordsRequest, call: Call) ->
     deleted: list[tuple[HostedPartition, DeleteRecordsPartitionResult]] = []
     for topic in request.topics:
         results = []
+        is_denied = not call.allows(Operation.DELETE, ResourceType.TOPIC, topic.name)
         for wanted in topic.partitions:
             result = DeleteRecordsPartitionResult(partition_index=wanted.partition_index, low_watermark=-1)
             results.append(result)
+            if is_denied:
+                result.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                continue
             hosted = _led_here(broker, topic.name, wanted.partition_index)
             if isinstance(hosted, ErrorCode):
                 result.error_code = hosted

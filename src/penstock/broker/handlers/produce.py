@@ -16,10 +16,12 @@ ones have none is said from version 8 on (KIP-467). Elsewhere the header and the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.handlers.leader_hints import endpoints_of, name_leader
+from penstock.broker.network.authorization import CLUSTER_NAME, Operation, ResourceType
 from penstock.broker.network.connection import CLOSE, NO_RESPONSE, WAITING, Call
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.partition.produced_batch import Appended, Refused
@@ -33,6 +35,7 @@ from penstock.protocol.messages.produce import (
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
+    TopicProduceData,
     TopicProduceResponse,
 )
 
@@ -42,6 +45,7 @@ TOPIC_IDS_SINCE_VERSION = 13
 FENCED_SINCE_VERSION = 4
 
 ALL = -1
+WRITE, TOPIC, TRANSACTIONAL_ID = Operation.WRITE, ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
 
 
 def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
@@ -51,6 +55,13 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
         return _refused(request, call, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     if not -1 <= acks <= 1 or (transactional_id is not None and acks == 0):
         return _refused(request, call, ErrorCode.INVALID_REQUIRED_ACKS)
+    is_checked = call.authorizer is not None
+    # Without a transactional id, batches that say they are transactional are refused one by one.
+    if transactional_id is not None and not call.allows(WRITE, TRANSACTIONAL_ID, transactional_id):
+        return _refused(request, call, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    throttling = broker.throttling
+    if throttling.limits_produce and not call.is_internal:
+        throttling.produced(call, _size(request))
     failed = False
     allow_zstd = call.version >= ZSTD_SINCE_VERSION
     by_id = call.version >= TOPIC_IDS_SINCE_VERSION
@@ -61,7 +72,11 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
     leaders: dict[int, None] = {}
     for topic in request.topic_data:
         name = broker.image.topic_name(topic.topic_id) if by_id else topic.name
-        results = []
+        results: list[PartitionProduceResponse] = []
+        if is_checked and name and not call.allows(WRITE, TOPIC, name):
+            topics.append(_denied(topic, name))
+            failed = True
+            continue
         for data in topic.partition_data:
             result = PartitionProduceResponse(index=data.index, base_offset=-1, log_append_time_ms=-1)
             results.append(result)
@@ -92,6 +107,7 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
                         slot.verified,
                         allow_zstd=allow_zstd,
                         by_all=acks == ALL,
+                        refusal=_refusing(call, transactional_id, name) if is_checked else None,
                     )
                     if verified is None:
                         held.append(slot)
@@ -125,6 +141,39 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
 
 def _refused(request: ProduceRequest, call: Call, error: ErrorCode) -> Any:
     return ProduceResponse.for_error(request, call.version, error) if request.acks else CLOSE
+
+
+def _refusing(call: Call, transactional_id: str, topic: str) -> Callable[[], ErrorCode]:
+    """For a batch that is held back: the error if the client has lost its rights meanwhile."""
+
+    def refusal() -> ErrorCode:
+        if not call.allows(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id):
+            return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        if not call.allows(Operation.WRITE, ResourceType.TOPIC, topic):
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return ErrorCode.NONE
+
+    return refusal
+
+
+def _denied(topic: TopicProduceData, name: str) -> TopicProduceResponse:
+    return TopicProduceResponse(
+        name=name,
+        topic_id=topic.topic_id,
+        partition_responses=[
+            PartitionProduceResponse(
+                index=data.index,
+                base_offset=-1,
+                log_append_time_ms=-1,
+                error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            )
+            for data in topic.partition_data
+        ],
+    )
+
+
+def _size(request: ProduceRequest) -> int:
+    return sum(len(data.records or b"") for topic in request.topic_data for data in topic.partition_data)
 
 
 def _why_not_here(broker: Broker, name: str, index: int, *, by_id: bool) -> ErrorCode:
@@ -241,15 +290,29 @@ def init_producer_id(broker: Broker, request: InitProducerIdRequest, call: Call)
     if request.transactional_id == "" or (request.producer_id < 0) != (request.producer_epoch < 0):
         return error_response(request, call.version, ErrorCode.INVALID_REQUEST)
     if request.transactional_id is not None:
-        if not broker.serves_transactions:
+        if not broker.serves_transactions or not call.allows(
+            Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id
+        ):
             return error_response(request, call.version, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         return _init_transactional(broker, request, request.transactional_id, call)
+    if not _may_be_idempotent(call):
+        return error_response(request, call.version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
     def allocated(producer_id: int) -> None:
         call.answer(InitProducerIdResponse(producer_id=producer_id, producer_epoch=0))
 
     broker.producer_ids.next(allocated, lambda: _no_producer_id(request, call))
     return WAITING
+
+
+def _may_be_idempotent(call: Call) -> bool:
+    """Who may write to any topic may do so with a producer id (KIP-679)."""
+    if call.allows(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME, quietly=True):
+        return True
+    if call.allows_any(Operation.WRITE, ResourceType.TOPIC):
+        return True
+    call.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
+    return False
 
 
 def _init_transactional(
@@ -260,8 +323,10 @@ def _init_transactional(
         return error_response(request, call.version, partition)
 
     def decide(producer_id: int | None) -> None:
-        # The coordinator may have changed while the producer id was fetched.
+        # The coordinator, and the client's rights, may have changed while the producer id was fetched.
         partition = broker.transaction_coordinators.of(transactional_id)
+        if not call.allows(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id):
+            partition = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         if isinstance(partition, ErrorCode):
             call.answer(error_response(request, call.version, partition))
             return

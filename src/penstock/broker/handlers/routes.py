@@ -1,8 +1,8 @@
 """The table of routes: the function that handles each API, and the rights that its requests need.
 
 Handler modules are imported when their API is first used. The rights are Kafka's. A right on the cluster or on the
-request's one group is checked before the handler runs. All others are for the handler to check, for each resource
-that the request names; none does yet (``network/authorization.py``).
+request's one group is checked before the handler runs. All others are checked by the handler, for each resource
+that the request names (``network/authorization.py``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from penstock.broker.handlers.mutation_quota import STRICT_SINCE_VERSION, within_quota
 from penstock.broker.network.authorization import (
     Operation,
     ResourceType,
@@ -27,8 +28,8 @@ DESCRIBE_CONFIGS, ALTER_CONFIGS = Operation.DESCRIBE_CONFIGS, Operation.ALTER_CO
 IDEMPOTENT_WRITE = Operation.IDEMPOTENT_WRITE
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 TRANSACTIONAL_ID = ResourceType.TRANSACTIONAL_ID
-# For the configs of topics, or of brokers.
-ON_CONFIGS = (Right(ALTER_CONFIGS, TOPIC), Right(ALTER_CONFIGS, CLUSTER))
+# For the configs of topics, of brokers, or of groups.
+ON_CONFIGS = (Right(ALTER_CONFIGS, TOPIC), Right(ALTER_CONFIGS, CLUSTER), Right(ALTER_CONFIGS, GROUP))
 
 
 class Handler(NamedTuple):
@@ -67,21 +68,25 @@ HANDLERS = {
     24: _handler(
         "transactions", "add_partitions_to_txn", Right(WRITE, TRANSACTIONAL_ID), Right(WRITE, TOPIC)
     ),
-    25: _handler("transactions", "add_offsets_to_txn", Right(WRITE, TRANSACTIONAL_ID), on_its_group(READ)),
+    25: _handler("transactions", "add_offsets_to_txn", Right(WRITE, TRANSACTIONAL_ID), Right(READ, GROUP)),
     26: _handler("transactions", "end_txn", Right(WRITE, TRANSACTIONAL_ID)),
-    27: _handler("transactions", "write_txn_markers", on_cluster(CLUSTER_ACTION)),
+    27: _handler("transactions", "write_txn_markers", Right(ALTER, CLUSTER), Right(CLUSTER_ACTION, CLUSTER)),
     28: _handler(
         "transactions",
         "txn_offset_commit",
         Right(WRITE, TRANSACTIONAL_ID),
-        on_its_group(READ),
+        Right(READ, GROUP),
         Right(READ, TOPIC),
     ),
-    29: _handler("security", "describe_acls", on_cluster(DESCRIBE)),
-    30: _handler("security", "create_acls", on_cluster(ALTER)),
-    31: _handler("security", "delete_acls", on_cluster(ALTER)),
+    29: _handler("acls", "describe_acls", on_cluster(DESCRIBE)),
+    30: _handler("acls", "change_acls", on_cluster(ALTER)),  # CreateAcls
+    31: _handler("acls", "change_acls", on_cluster(ALTER)),  # DeleteAcls
     32: _handler(
-        "configs", "describe_configs", Right(DESCRIBE_CONFIGS, TOPIC), Right(DESCRIBE_CONFIGS, CLUSTER)
+        "configs",
+        "describe_configs",
+        Right(DESCRIBE_CONFIGS, TOPIC),
+        Right(DESCRIBE_CONFIGS, CLUSTER),
+        Right(DESCRIBE_CONFIGS, GROUP),
     ),
     33: _handler("controller", "decide", *ON_CONFIGS),  # AlterConfigs
     35: _handler("placement", "describe_log_dirs", on_cluster(DESCRIBE)),
@@ -93,12 +98,17 @@ HANDLERS = {
     45: _handler("controller", "decide", on_cluster(ALTER)),  # AlterPartitionReassignments
     46: _handler("controller", "decide", on_cluster(DESCRIBE)),  # ListPartitionReassignments
     47: _handler("groups", "offset_delete", on_its_group(DELETE), Right(READ, TOPIC)),
+    48: _handler("quotas", "describe_client_quotas", on_cluster(DESCRIBE_CONFIGS)),
+    49: _handler("controller", "decide", on_cluster(ALTER_CONFIGS)),  # AlterClientQuotas
+    50: _handler("users", "describe_user_scram_credentials", on_cluster(DESCRIBE)),
+    51: _handler("controller", "decide", on_cluster(ALTER)),  # AlterUserScramCredentials
     52: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # Vote
     53: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # BeginQuorumEpoch
     54: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # EndQuorumEpoch
     55: _handler("quorum", "ask_leader", on_cluster(DESCRIBE)),  # DescribeQuorum
     56: _handler("controller", "decide", on_cluster(CLUSTER_ACTION)),  # AlterPartition
     57: _handler("controller", "decide", on_cluster(ALTER)),  # UpdateFeatures
+    58: _handler("controller", "envelope", on_cluster(CLUSTER_ACTION)),
     59: _handler("quorum", "ask_node", on_cluster(CLUSTER_ACTION)),  # FetchSnapshot
     60: _handler("cluster", "describe_cluster"),
     61: _handler("transactions", "describe_producers", Right(READ, TOPIC)),
@@ -127,14 +137,16 @@ def make_route(key: int, version: int, listener: str) -> Route | None:
     if not api.serves(version, listener):
         return _unsupported_api_versions() if key == API_VERSIONS else None
     handler = HANDLERS[key]
+    function = _function(handler.module, handler.function)
     return Route(
         version,
         api.decode_request[version],
         api.encode_response[version],
-        _function(handler.module, handler.function),
+        within_quota(function) if key in STRICT_SINCE_VERSION else function,
         handler.rights,
         flexible_request=api.request_header_version(version) == 2,
         flexible_response=api.response_header_version(version) == 1,
+        key=key,
     )
 
 

@@ -12,7 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.broker.broker import Broker
-from penstock.broker.network.authorization import ALL_OPERATIONS, ResourceType, authorized_operations
+from penstock.broker.handlers.mutation_quota import creatable_within_quota
+from penstock.broker.network.authorization import (
+    ALL_OPERATIONS,
+    CLUSTER_NAME,
+    Operation,
+    ResourceType,
+    authorized_operations,
+)
 from penstock.broker.network.connection import WAITING, Call, Encoded
 from penstock.broker.network.metadata_pages import listener_not_found
 from penstock.metadata.image import NO_LEADER, Image, TopicImage
@@ -51,20 +58,39 @@ def metadata(broker: Broker, request: MetadataRequest, call: Call) -> Any:
         call.version < AUTO_CREATION_FLAG_SINCE_VERSION or request.allow_auto_topic_creation
     )
     if may_create:
-        missing = [topic.name for topic in topics if topic.name and topic.name not in broker.image.topics]
+        missing = [
+            topic.name
+            for topic in topics
+            if topic.name and topic.name not in broker.image.topics and _may_create(call, topic.name)
+        ]
         creatable = [
             name for name in dict.fromkeys(missing) if name_error(name) is None and not is_internal(name)
         ]
         # The rest is created when the client asks again, as clients do for missing topics.
         del creatable[TOPICS_CREATED_PER_REQUEST_MAX:]
+        creatable = creatable_within_quota(broker, creatable, call)
         if creatable:
             broker.controller.create_topics(
                 creatable,
                 call.connected_ms,
-                lambda errors: call.answer(_named_topics(broker, request, call, topics, errors)),
+                lambda errors: call.answer(
+                    _named_topics(broker, request, call, topics, errors, may_create=True)
+                ),
             )
             return WAITING
-    return _named_topics(broker, request, call, topics, {})
+    return _named_topics(broker, request, call, topics, {}, may_create=may_create)
+
+
+def _may_describe(call: Call, name: str, *, quietly: bool = False) -> bool:
+    return call.allows(Operation.DESCRIBE, ResourceType.TOPIC, name, quietly=quietly)
+
+
+def _may_create(call: Call, name: str) -> bool:
+    """Whether a client's question about a topic that does not exist may create it."""
+    return _may_describe(call, name) and (
+        call.allows(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME, quietly=True)
+        or call.allows(Operation.CREATE, ResourceType.TOPIC, name)
+    )
 
 
 def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Any:
@@ -73,10 +99,23 @@ def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Any:
     # Encode the response without topics, then insert their count and bytes.
     around = bytes(call.route.encode(_response(broker, request, call))[0])  # type: ignore[arg-type]  # no records
     place = len(around) - _behind_topics_bytes(version)
-    if version >= FLEXIBLE_SINCE_VERSION:
-        start, count = around[: place - 1], uvarint(len(image.topics) + 1)
-    else:
-        start, count = around[: place - 4], len(image.topics).to_bytes(4, "big")
+
+    def answer(topic_count: int, pages: list[bytes]) -> None:
+        if version >= FLEXIBLE_SINCE_VERSION:
+            start, count = around[: place - 1], uvarint(topic_count + 1)
+        else:
+            start, count = around[: place - 4], topic_count.to_bytes(4, "big")
+        call.answer(Encoded([start + count, *pages, around[place:]]))
+
+    if call.authorizer is not None:
+        broker.metadata_pages.list_some(
+            image,
+            version,
+            lambda name: _operations_listed(call, request, name),
+            image.brokers_without(call.listener),
+            answer,
+        )
+        return WAITING
     broker.metadata_pages.list_topics(
         image,
         version,
@@ -85,9 +124,18 @@ def _all_topics(broker: Broker, request: MetadataRequest, call: Call) -> Any:
         if request.include_topic_authorized_operations
         else OPERATIONS_OMITTED,
         image.brokers_without(call.listener),
-        lambda pages: call.answer(Encoded([start + count, *pages, around[place:]])),
+        lambda pages: answer(len(image.topics), pages),
     )
     return WAITING
+
+
+def _operations_listed(call: Call, request: MetadataRequest, name: str) -> int | None:
+    """What the list of all topics says of a topic; None if it is left out."""
+    if not _may_describe(call, name, quietly=True):
+        return None
+    if request.include_topic_authorized_operations:
+        return authorized_operations(call, ResourceType.TOPIC, name)
+    return OPERATIONS_OMITTED
 
 
 def _behind_topics_bytes(version: int) -> int:
@@ -101,6 +149,8 @@ def _named_topics(
     call: Call,
     asked: list[MetadataRequestTopic],
     errors: dict[str, int],
+    *,
+    may_create: bool,
 ) -> MetadataResponse:
     response = _response(broker, request, call)
     image = broker.image
@@ -116,6 +166,18 @@ def _named_topics(
         topic = (
             image.topics_by_id.get(TopicId(wanted.topic_id)) if by_id else image.topics.get(wanted.name or "")
         )
+        if not by_id and not _may_describe(call, wanted.name or ""):
+            # Also if it does not exist, which is not this client's business.
+            response.topics.append(
+                MetadataResponseTopic(
+                    error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                    name=wanted.name,
+                    is_internal=is_internal(wanted.name or ""),
+                )
+            )
+            continue
+        if by_id and topic is not None and not _may_describe(call, topic.name):
+            topic = None
         if topic is not None:
             response.topics.append(_topic(topic, request, call, offline, unlisted))
             continue
@@ -126,6 +188,8 @@ def _named_topics(
             error = ErrorCode.INVALID_TOPIC_EXCEPTION
         else:
             error = errors.get(wanted.name or "", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            if may_create and not is_internal(wanted.name or "") and not _may_create(call, wanted.name or ""):
+                error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         # From version 12 on a topic may be requested by id, and only there may the name be null.
         response.topics.append(
             MetadataResponseTopic(error_code=error, name=wanted.name, topic_id=wanted.topic_id)
@@ -204,6 +268,8 @@ def describe_topic_partitions(
     """Describe topics in order of their names, up to a number of partitions; the cursor says where to continue."""
     image = broker.image
     names = sorted({topic.name for topic in request.topics} or image.topics)
+    if not request.topics and call.authorizer is not None:
+        names = [name for name in names if _may_describe(call, name, quietly=True)]
     first_partition = 0
     if request.cursor is not None:
         start = request.cursor.topic_name
@@ -230,6 +296,9 @@ def describe_topic_partitions(
 def _describe_topic(
     image: Image, name: str, first_partition: int, room: int, call: Call, unlisted: frozenset[BrokerId]
 ) -> tuple[DescribeTopicPartitionsResponseTopic, int, int | None]:
+    if not _may_describe(call, name):
+        denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return DescribeTopicPartitionsResponseTopic(error_code=denied, name=name), 1, None
     topic = image.topics.get(name)
     if topic is None:
         known = name_error(name) is None
@@ -282,5 +351,5 @@ def create_topics(broker: Broker, request: CreateTopicsRequest, call: Call) -> A
         # A client that created a topic through this broker finds it here.
         broker.controller.when_seen([] if request.validate_only else made, lambda: call.answer(response))
 
-    broker.controller.forward(request, call.version, created)
+    broker.controller.forward_checked(request, call, created)
     return WAITING

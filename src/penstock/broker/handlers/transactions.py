@@ -15,6 +15,12 @@ from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.coordination.coordinator_partition import CoordinatorPartition
+from penstock.broker.network.authorization import (
+    CLUSTER_NAME,
+    Operation,
+    ResourceType,
+    allowed_and_denied,
+)
 from penstock.broker.network.connection import WAITING, Call
 from penstock.broker.transactions import open_elsewhere
 from penstock.broker.transactions.coordinator_client import PartitionQuestion, add_partitions
@@ -34,6 +40,7 @@ from penstock.protocol.messages.transactions import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopicResult,
+    DescribedTransaction,
     DescribeProducersPartition,
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -66,13 +73,18 @@ def add_partitions_to_txn(broker: Broker, request: AddPartitionsToTxnRequest, ca
         add_partitions(broker.transaction_coordinators, request, call.answer)
         return WAITING
     topics = request.v3_and_below_topics
+    if not _may_use(call, request.v3_and_below_transactional_id):
+        return error_response(request, call.version, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    denied = {
+        topic.name for topic in topics if not call.allows(Operation.WRITE, ResourceType.TOPIC, topic.name)
+    }
     unknown = {
         (topic.name, index)
         for topic in topics
         for index in topic.partitions
         if is_internal(topic.name) or not broker.image.has_partition(topic.name, index)
     }
-    if unknown:
+    if unknown or denied:
         # All or nothing, as in Kafka.
         return AddPartitionsToTxnResponse(
             results_by_topic_v3_and_below=[
@@ -82,7 +94,9 @@ def add_partitions_to_txn(broker: Broker, request: AddPartitionsToTxnRequest, ca
                         AddPartitionsToTxnPartitionResult(
                             partition_index=index,
                             partition_error_code=(
-                                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                                ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                                if topic.name in denied
+                                else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                                 if (topic.name, index) in unknown
                                 else ErrorCode.OPERATION_NOT_ATTEMPTED
                             ),
@@ -114,7 +128,16 @@ def add_partitions_to_txn(broker: Broker, request: AddPartitionsToTxnRequest, ca
     )
 
 
+def _may_use(call: Call, transactional_id: str) -> bool:
+    return call.allows(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
+
+
 def add_offsets_to_txn(broker: Broker, request: AddOffsetsToTxnRequest, call: Call) -> Any:
+    if not _may_use(call, request.transactional_id):
+        return error_response(request, call.version, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    if not call.allows(Operation.READ, ResourceType.GROUP, request.group_id):
+        return error_response(request, call.version, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+
     def add(error: int) -> None:
         index = broker.group_coordinators.index_of(request.group_id)
         partition = broker.transaction_coordinators.of(request.transactional_id)
@@ -145,11 +168,18 @@ def add_offsets_to_txn(broker: Broker, request: AddOffsetsToTxnRequest, call: Ca
 
 
 def end_txn(broker: Broker, request: EndTxnRequest, call: Call) -> Any:
+    denied = error_response(request, call.version, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    if not _may_use(call, request.transactional_id):
+        return denied
     partition = broker.transaction_coordinators.of(request.transactional_id)
     if isinstance(partition, ErrorCode):
         return error_response(request, call.version, partition)
 
     def decide(producer_id: int | None) -> None:
+        # It may have been taken away while the request waited.
+        if not _may_use(call, request.transactional_id):
+            call.answer(denied)
+            return
         _handle(
             partition,
             call,
@@ -171,11 +201,22 @@ def end_txn(broker: Broker, request: EndTxnRequest, call: Call) -> Any:
 
 
 def txn_offset_commit(broker: Broker, request: TxnOffsetCommitRequest, call: Call) -> Any:
+    denied = _offsets_refusal(request, call)
+    if denied:
+        return error_response(request, call.version, denied)
     if call.version < TXN_OFFSET_COMMIT_V2:
         _unless_abandoned(broker, call, lambda: _commit_offsets(broker, request, call))
     else:
         _commit_offsets(broker, request, call)
     return WAITING
+
+
+def _offsets_refusal(request: TxnOffsetCommitRequest, call: Call) -> ErrorCode:
+    if not _may_use(call, request.transactional_id):
+        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    if not call.allows(Operation.READ, ResourceType.GROUP, request.group_id):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    return ErrorCode.NONE
 
 
 def _commit_offsets(broker: Broker, request: TxnOffsetCommitRequest, call: Call) -> None:
@@ -184,7 +225,7 @@ def _commit_offsets(broker: Broker, request: TxnOffsetCommitRequest, call: Call)
         call.answer(error_response(request, call.version, partition))
         return
     hosted = partition.hosted
-    refused = _refuse_unknown_partitions(broker, request)
+    refused = _refuse_topics(request, call) + _refuse_unknown_partitions(broker, request)
     if refused and not request.topics:
         call.answer(TxnOffsetCommitResponse(topics=refused))
         return
@@ -195,6 +236,8 @@ def _commit_offsets(broker: Broker, request: TxnOffsetCommitRequest, call: Call)
         return decision
 
     def verified(error: ErrorCode) -> None:
+        # A right may have been taken away while the coordinator was asked.
+        error = error or _offsets_refusal(request, call)
         if error:
             if error == ErrorCode.TRANSACTION_ABORTABLE and call.version < ABORTABLE_SINCE_VERSION:
                 error = ErrorCode.INVALID_TXN_STATE
@@ -251,6 +294,23 @@ def _unless_abandoned(broker: Broker, call: Call, handle: Callable[[], None]) ->
     soon(lambda: soon(unless_closed))
 
 
+def _refuse_topics(request: TxnOffsetCommitRequest, call: Call) -> list[TxnOffsetCommitResponseTopic]:
+    """Remove topics that the client may not read from a commit. Return the results for them."""
+    request.topics, denied = allowed_and_denied(call, Operation.READ, request.topics)
+    return [
+        TxnOffsetCommitResponseTopic(
+            name=topic.name,
+            partitions=[
+                TxnOffsetCommitResponsePartition(
+                    partition_index=item.partition_index, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                )
+                for item in topic.partitions
+            ],
+        )
+        for topic in denied
+    ]
+
+
 def _refuse_unknown_partitions(
     broker: Broker, request: TxnOffsetCommitRequest
 ) -> list[TxnOffsetCommitResponseTopic]:
@@ -281,6 +341,10 @@ def _refuse_unknown_partitions(
 
 
 def write_txn_markers(broker: Broker, request: WriteTxnMarkersRequest, call: Call) -> Any:
+    if not call.allows(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME, quietly=True) and not call.allows(
+        Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME
+    ):
+        return error_response(request, call.version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     broker.marker_writer.write(request, call.answer, by_operator=not call.is_internal)
     return WAITING
 
@@ -292,10 +356,19 @@ def describe_producers(
     topics: dict[str, dict[int, None]] = {}
     for topic in request.topics:
         topics.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    denied = {name for name in topics if not call.allows(Operation.READ, ResourceType.TOPIC, name)}
     return DescribeProducersResponse(
         topics=[
             DescribeProducersTopic(
-                name=name, partitions=[_producers(broker, name, index) for index in indexes]
+                name=name,
+                partitions=[
+                    _producers(broker, name, index)
+                    if name not in denied
+                    else DescribeProducersPartition(
+                        partition_index=index, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                    )
+                    for index in indexes
+                ],
             )
             for name, indexes in topics.items()
         ]
@@ -334,15 +407,44 @@ def _producers(broker: Broker, topic: str, index: int) -> DescribeProducersParti
 def describe_transactions(
     broker: Broker, request: DescribeTransactionsRequest, call: Call
 ) -> DescribeTransactionsResponse:
-    return open_elsewhere.describe_transactions(broker.transaction_coordinators, request)
+    # A dictionary, because a client without any right may name very many.
+    denied = {
+        name: None
+        for name in dict.fromkeys(request.transactional_ids)
+        if not call.allows(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
+    }
+    request.transactional_ids = [name for name in request.transactional_ids if name not in denied]
+    response = open_elsewhere.describe_transactions(broker.transaction_coordinators, request)
+    for described in response.transaction_states:
+        described.topics = [
+            topic
+            for topic in described.topics
+            if call.allows(Operation.DESCRIBE, ResourceType.TOPIC, topic.topic, quietly=True)
+        ]
+    response.transaction_states += [
+        DescribedTransaction(
+            error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, transactional_id=name
+        )
+        for name in denied
+    ]
+    return response
 
 
 def list_transactions(
     broker: Broker, request: ListTransactionsRequest, call: Call
 ) -> ListTransactionsResponse:
-    return open_elsewhere.list_transactions(
+    response = open_elsewhere.list_transactions(
         broker.transaction_coordinators, request, broker.clocks.stamp_ms()
     )
+    if call.authorizer is not None:
+        response.transaction_states = [
+            state
+            for state in response.transaction_states
+            if call.allows(
+                Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, state.transactional_id, quietly=True
+            )
+        ]
+    return response
 
 
 def _for_version(error: ErrorCode, version: int) -> ErrorCode:

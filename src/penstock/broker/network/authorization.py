@@ -1,28 +1,47 @@
-"""Authorization: principals, operations on resources, and the check that each request passes.
+"""Authorization: who asks, the check that each request passes, and what a client without a right is told.
 
-There is no authorizer yet. A listener whose ``authorizer`` is None allows everything to every client, and a request
-only pays for checking that attribute.
+A listener without an ``authorizer`` allows everything to everybody, and a request only pays for checking that
+attribute. So it is between nodes, where a forwarded request is checked with its ``Requester``.
 
 Each route names the rights that its requests need (``handlers/routes.py``). If a whole request is about one
 resource, the cluster or a group, that right is checked before the handler runs; without it the client gets the
-API's error response. If a request names several resources, each must be checked on its own by the handler, with
-``Call.allows``. No handler does that yet, so an authorizer must not be set before they do.
+API's error response. If a request names several resources, the handler checks each of them with ``Call.allows``;
+for those that the controller decides, ``controller/authorized.py`` does.
 
 Clients can request the operations they may perform, as a bit set (KIP-430).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from penstock.metadata.authorizer import Operation, ResourceType
 from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schema import Message
 
 if TYPE_CHECKING:
     from penstock.broker.network.connection import Call
+
+__all__ = [
+    "ALL_OPERATIONS",
+    "ANONYMOUS",
+    "CLUSTER_NAME",
+    "DENIED",
+    "OPERATIONS",
+    "Authorizer",
+    "Operation",
+    "Principal",
+    "Requester",
+    "ResourceType",
+    "Right",
+    "allowed_and_denied",
+    "authorized_operations",
+    "on_cluster",
+    "on_its_group",
+    "refusal",
+]
 
 
 class Principal(NamedTuple):
@@ -39,28 +58,12 @@ class Principal(NamedTuple):
 ANONYMOUS = Principal("User", "ANONYMOUS")
 
 
-class Operation(IntEnum):
-    """Kafka's numbers (AclOperation)."""
+class Requester(NamedTuple):
+    """The client whose request another broker has forwarded."""
 
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-
-
-class ResourceType(IntEnum):
-    """Kafka's numbers (ResourceType)."""
-
-    TOPIC = 2
-    GROUP = 3
-    CLUSTER = 4
-    TRANSACTIONAL_ID = 5
+    principal: Principal
+    # Its address.
+    host: str
 
 
 # Kafka's name for the one resource of the type CLUSTER.
@@ -109,9 +112,22 @@ ALL_OPERATIONS = {
 
 
 class Authorizer(Protocol):
-    def allows(
-        self, principal: Principal, host: str, operation: Operation, resource: ResourceType, name: str
-    ) -> bool: ...
+    """What ``metadata/authorizer.py`` decides."""
+
+    @property
+    def version(self) -> int:
+        """Changes whenever a decision may change."""
+
+    def allows(self, principal: object, host: str, operation: int, resource: int, name: str) -> bool: ...
+
+    def allows_any(self, principal: object, host: str, operation: int, resource: int) -> bool: ...
+
+
+class Named(Protocol):
+    name: str
+
+
+T = TypeVar("T", bound=Named)
 
 
 class Right(NamedTuple):
@@ -134,15 +150,28 @@ def on_its_group(operation: Operation) -> Right:
 
 def refusal(call: Call, request: Message) -> Message | None:
     """The error response if the caller lacks a right that the whole request needs; None if the handler may run."""
-    for operation, resource, name in call.route.rights:
-        if name is not None and not call.allows(operation, resource, name(request)):
+    for operation, resource, name in call.route.rights_of_whole:
+        assert name is not None
+        if not call.allows(operation, resource, name(request)):
             return error_response(request, call.version, DENIED[resource])
     return None
+
+
+def allowed_and_denied(call: Call, operation: Operation, topics: Iterable[T]) -> tuple[list[T], list[T]]:
+    """The topics of a request on which the caller has a right, and the others.
+
+    A topic without a name, whose id is unknown, is nobody's: the handler says so.
+    """
+    allowed: list[T] = []
+    denied: list[T] = []
+    for topic in topics:
+        is_allowed = not topic.name or call.allows(operation, ResourceType.TOPIC, topic.name)
+        (allowed if is_allowed else denied).append(topic)
+    return allowed, denied
 
 
 def authorized_operations(call: Call, resource: ResourceType, name: str = CLUSTER_NAME) -> int:
     """The operations that the caller may perform on a resource, as a bit set."""
     if call.authorizer is None:
         return ALL_OPERATIONS[resource]
-    operations = OPERATIONS[resource]
-    return sum(1 << operation for operation in operations if call.allows(operation, resource, name))
+    return sum(1 << each for each in OPERATIONS[resource] if call.allows(each, resource, name, quietly=True))

@@ -7,6 +7,7 @@ treat a changed order as a protocol error.
 
 Back-pressure is one rule: while too many bytes wait to be sent, or too many requests wait for their response, the
 connection neither parses nor reads. So a slow client uses a bounded amount of memory and does not slow down others.
+The same holds for a client that is over its quota, while its delay lasts (``throttling.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.broker.network.audit import SUBJECTS, Audit, shown_subject
+from penstock.broker.network.authentication import Authentication
 from penstock.broker.network.authorization import (
     Authorizer,
     Operation,
@@ -31,12 +34,16 @@ from penstock.protocol.framing import Framer
 from penstock.protocol.listeners import ListenerDescription
 
 if TYPE_CHECKING:
+    from penstock.broker.network.sasl_connections import SaslConnections
     from penstock.broker.network.server import Server
+    from penstock.broker.network.throttling import ClientUsage
 
 # Requests of one connection that may wait for their response; Kafka allows one, its clients send five.
 WAITING_CALLS_MAX = 64
 # Bytes held in memory for a peer that does not read them.
 UNSENT_BYTES_MAX = 4 * 1024 * 1024
+# The same before authentication: a response to ApiVersions is thirty times as long as the request.
+UNSENT_BYTES_OF_STRANGERS_MAX = 64 * 1024
 # After this many requests of one connection, the loop serves other connections.
 FRAMES_PER_TURN = 128
 # A file range up to this size is read and sent together with the buffers around it: one call instead of three.
@@ -44,6 +51,10 @@ GATHERED_RANGE_BYTES = 64 * 1024
 # Sent with sendfile in one turn; then the loop serves other connections.
 SENT_FILE_BYTES_PER_TURN = 4 * 1024 * 1024
 BUFFERS_PER_SEND = 256
+# Decisions of the authorizer that a connection keeps for one operation: a client may name any number of topics.
+DECISIONS_MAX = 2_000
+# Names that are longer, of which a client may invent any number, are decided each time. Topics have shorter ones.
+DECIDED_NAME_MAX = 249
 GATHERED_BYTES_MAX = 512 * 1024
 
 _header = struct.Struct(">hhih")
@@ -70,7 +81,18 @@ class Encoded:
 class Route:
     """How one version of one API is decoded, authorized, handled and encoded."""
 
-    __slots__ = ("decode", "encode", "flexible_request", "flexible_response", "handle", "rights", "version")
+    __slots__ = (
+        "decode",
+        "encode",
+        "flexible_request",
+        "flexible_response",
+        "handle",
+        "key",
+        "rights",
+        "rights_of_whole",
+        "subject",
+        "version",
+    )
 
     def __init__(
         self,
@@ -81,12 +103,19 @@ class Route:
         rights: tuple[Right, ...],
         flexible_request: bool,
         flexible_response: bool,
+        key: int = -1,
     ) -> None:
+        # The API.
+        self.key = key
+        # What a request is about, for the audit log; None if it administers nothing.
+        self.subject = SUBJECTS.get(key)
         self.version = version
         self.decode = decode
         self.encode = encode
         self.handle = handle
         self.rights = rights
+        # Those about the one resource of the whole request, which are checked before the handler runs.
+        self.rights_of_whole = tuple(right for right in rights if right.name is not None)
         self.flexible_request = flexible_request
         self.flexible_response = flexible_response
 
@@ -94,7 +123,19 @@ class Route:
 class Call:
     """One request that waits for its response; also the token by which a core identifies the request."""
 
-    __slots__ = ("client_id", "connection", "correlation_id", "on_abandoned", "parts", "route", "version")
+    __slots__ = (
+        "amend",
+        "audited",
+        "client_id",
+        "connection",
+        "correlation_id",
+        "is_denied",
+        "on_abandoned",
+        "parts",
+        "route",
+        "throttle_ms",
+        "version",
+    )
 
     def __init__(self, connection: Connection, route: Route, correlation_id: int, client_id: str) -> None:
         self.connection = connection
@@ -106,6 +147,14 @@ class Call:
         self.parts: list[Buffer | FileRange] | None = None
         # Called when the connection ends before the response is ready.
         self.on_abandoned: Callable[[], None] | None = None
+        # Whether the audit log has a line about a right that was missing.
+        self.is_denied = False
+        # What the request is about, if the audit log gets a line about its result.
+        self.audited: str | None = None
+        # How long the client is delayed because it is over a quota. The response says so.
+        self.throttle_ms = 0
+        # Only if it is delayed: completes the response.
+        self.amend: Callable[[Any], None] | None = None
 
     @property
     def host(self) -> str:
@@ -121,10 +170,39 @@ class Call:
         """None: every client may do everything."""
         return self.connection.authorizer
 
-    def allows(self, operation: Operation, resource: ResourceType, name: str) -> bool:
-        """Whether the client may do this. Handlers check it for each resource that a request names."""
+    def allows(
+        self, operation: Operation, resource: ResourceType, name: str, *, quietly: bool = False
+    ) -> bool:
+        """Whether the client may do this. Handlers check it for each resource that a request names.
+
+        ``quietly``: the client has not asked for this resource, so a denial is not for the audit log.
+        """
+        connection = self.connection
+        authorizer = connection._server.authorizer
+        if authorizer is None:
+            return True
+        # On the path of every Produce and Fetch, so without another call.
+        if connection.decided_by == authorizer.version and connection.decided_for is connection.principal:
+            known = connection.decisions.get(operation << 3 | resource)
+            if known is not None and known.get(name):
+                return True
+        if connection.decide(authorizer, operation, resource, name):
+            return True
+        if not quietly:
+            self.denied(operation, resource, name)
+        return False
+
+    def allows_any(self, operation: Operation, resource: ResourceType) -> bool:
+        """Whether there could be a resource of the type on which the client may do this."""
         authorizer = self.authorizer
-        return authorizer is None or authorizer.allows(self.principal, self.host, operation, resource, name)
+        return authorizer is None or authorizer.allows_any(self.principal, self.host, operation, resource)
+
+    def denied(self, operation: Operation, resource: ResourceType, name: str) -> None:
+        """Write into the audit log that the client lacks a right, once per request."""
+        audit = self.connection.audit
+        if audit is not None and not self.is_denied:
+            self.is_denied = True
+            audit.denied(self.principal, self.host, self.route.key, operation, resource, name)
 
     @property
     def is_internal(self) -> bool:
@@ -151,9 +229,13 @@ class Call:
 
     def complete(self, response: Any) -> bool:
         """Encode the response; False when the connection was closed instead."""
+        if self.audited is not None and (audit := self.connection.audit) is not None:
+            audit.done(self.principal, self.host, self.route.key, self.audited, response)
         if response is CLOSE:
             self.connection.close()
             return False
+        if self.throttle_ms:
+            self._say_delay(response)
         try:
             self.parts = [] if response is NO_RESPONSE else frame_response(self, response)
         except struct.error as error:
@@ -161,6 +243,13 @@ class Call:
             self.connection.refuse(f"the answer cannot be written: {error}")
             return False
         return True
+
+    def _say_delay(self, response: Any) -> None:
+        if self.amend is not None:
+            self.amend(response)
+        # Not in one that was encoded before, and not where the client expects none.
+        if hasattr(response, "throttle_time_ms"):
+            response.throttle_time_ms = self.throttle_ms
 
 
 class Connection:
@@ -175,32 +264,56 @@ class Connection:
         "_stream",
         "_unsent",
         "_unsent_bytes",
+        "_unsent_bytes_max",
         "_waiting",
         "_warmed",
+        "authentication",
         "connected_ms",
+        "decided_by",
+        "decided_for",
+        "decisions",
         "frame_started_ms",
         "is_closed",
+        "is_muted",
+        "is_of_member",
         "last_active_ms",
         "listener",
         "on_closed",
         "peer",
         "principal",
+        "usage",
     )
 
     def __init__(
-        self, stream: Stream, server: Server, listener: ListenerDescription, principal: Principal
+        self,
+        stream: Stream,
+        server: Server,
+        listener: ListenerDescription,
+        principal: Principal,
+        authentication: Authentication | None = None,
     ) -> None:
         self._stream = stream
         self._server = server
         self.peer = stream.peer
         self.principal = principal
+        # None on listeners without SASL.
+        self.authentication = authentication
         self.listener = listener
         self.is_closed = False
+        # Over a quota: no request is handled until the delay is over. And what is known of its quotas.
+        self.is_muted = False
+        self.usage: ClientUsage | None = None
+        # A member of a group sends its heartbeats here.
+        self.is_of_member = False
         # Called once when the connection has ended.
         self.on_closed: Callable[[], None] | None = None
         self.connected_ms = self.last_active_ms = server.environment.clock.now_ms()
         # Input.
-        self._framer = Framer(server.buffers, server.frame_bytes_max)
+        self._framer = (
+            Framer(server.buffers, server.frame_bytes_max)
+            if authentication is None
+            else Framer(server.buffers_of_strangers, authentication.token_bytes_max)
+        )
         self._is_reading = False
         # When the incomplete frame began; -1 while there is none.
         self.frame_started_ms = -1
@@ -211,10 +324,16 @@ class Connection:
         # Output.
         self._unsent: deque[Buffer | FileRange] = deque()
         self._unsent_bytes = 0
+        self._unsent_bytes_max = UNSENT_BYTES_MAX if authentication is None else UNSENT_BYTES_OF_STRANGERS_MAX
         self._is_writing = False
         self._is_warming = False
         # The range that a thread has just read: it is sent without another check whether it is in memory.
         self._warmed: FileRange | None = None
+        # What the client may do, by operation and resource type and then by name: of which version of the ACLs,
+        # and for whom.
+        self.decisions: dict[int, dict[str, bool]] = {}
+        self.decided_by = -1
+        self.decided_for = principal
         self._read(True)
 
     @property
@@ -222,9 +341,37 @@ class Connection:
         return self._server.authorizer
 
     @property
+    def sasl(self) -> SaslConnections:
+        return self._server.sasl
+
+    @property
+    def audit(self) -> Audit | None:
+        return self._server.audit
+
+    def decide(self, authorizer: Authorizer, operation: int, resource: int, name: str) -> bool:
+        """Decide, or remember a decision that still holds."""
+        if self.decided_by != authorizer.version or self.decided_for is not self.principal:
+            self.decided_by, self.decided_for = authorizer.version, self.principal
+            self.decisions.clear()
+        known = self.decisions.setdefault(operation << 3 | resource, {})
+        decision = known.get(name)
+        if decision is None:
+            decision = authorizer.allows(self.principal, self.peer, operation, resource, name)
+            if len(name) <= DECIDED_NAME_MAX:
+                if len(known) >= DECISIONS_MAX:
+                    known.clear()
+                known[name] = decision
+        return decision
+
+    @property
     def is_silent(self) -> bool:
         """Whether no response is pending: the next move is the client's."""
-        return not self._waiting
+        return not self._waiting and not self.is_muted
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a request waits for its response."""
+        return bool(self._waiting)
 
     @property
     def partial_bytes(self) -> int:
@@ -243,10 +390,28 @@ class Connection:
         if not self._is_reading and not self.is_closed and not self._is_overloaded():
             self._server.environment.spawn.soon(self._process)
 
+    def authenticated(self, principal: Principal) -> None:
+        """The client has proven who it is: it may send requests of any size."""
+        self.principal = principal
+        self._framer.move(self._server.buffers, self._server.frame_bytes_max)
+        self._unsent_bytes_max = UNSENT_BYTES_MAX
+
     def resume(self) -> None:
         """The buffer pool has a free buffer again."""
         if not self.is_closed:
             self._process()
+
+    def mute(self) -> None:
+        """Handle no more requests until ``unmute``. Responses are sent as usual."""
+        self.is_muted = True
+        # The frame timeout does not run while we do not read.
+        self.frame_started_ms = -1
+        self._read(False)
+
+    def unmute(self) -> None:
+        self.is_muted = False
+        if not self.is_closed and not self._is_overloaded():
+            self._server.environment.spawn.soon(self._process)
 
     def refuse(self, reason: str) -> None:
         """Close the connection and log why."""
@@ -276,7 +441,12 @@ class Connection:
             self._stream.on_readable(self._readable if wanted else None)
 
     def _is_overloaded(self) -> bool:
-        return self._unsent_bytes > UNSENT_BYTES_MAX or len(self._waiting) >= WAITING_CALLS_MAX
+        return (
+            self._unsent_bytes > self._unsent_bytes_max
+            or len(self._waiting) >= WAITING_CALLS_MAX
+            or self.is_muted
+            or (self.authentication is not None and self.authentication.is_busy)
+        )
 
     def _readable(self) -> None:
         space = self._framer.space()
@@ -346,6 +516,11 @@ class Connection:
 
     def _handle(self, frame: memoryview) -> None:
         key, version, correlation_id, client_id_size = _header.unpack_from(frame)
+        if self.authentication is not None:
+            reason = self.authentication.refusal(key, self.last_active_ms)
+            if reason is not None:
+                self.refuse(reason)
+                return
         position = 10
         if client_id_size > 0:
             position += client_id_size
@@ -364,9 +539,17 @@ class Connection:
             position = _skip_tags(frame, position)
         request, _ = route.decode(frame, position)
         call = Call(self, route, correlation_id, self._client_id if client_id_size > 0 else "")
-        response = None if server.authorizer is None else refusal(call, request)
+        if route.subject is not None and server.audit is not None:
+            call.audited = shown_subject(route.subject(request))
+        response = None
+        if server.authorizer is not None and route.rights_of_whole:
+            response = refusal(call, request)
         if response is None:
-            response = route.handle(server.broker, request, call)
+            throttling = server.throttling
+            if throttling is None or not throttling.limits_requests:
+                response = route.handle(server.broker, request, call)
+            else:
+                response = throttling.timed(server.broker, request, call)
         if response is WAITING:
             if call.parts is None:
                 self._waiting.append(call)

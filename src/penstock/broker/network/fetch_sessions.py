@@ -103,9 +103,9 @@ class FetchSession:
         "_dirty",
         "_hosted",
         "_is_new",
-        "_isolation_level",
         "_partitions",
         "_sessions",
+        "_view",
         "epoch",
         "id",
         "is_replica",
@@ -136,7 +136,7 @@ class FetchSession:
         # The fetch that waits for a change, if there is one.
         self.waiting: Any = None
         # Of the last request.
-        self._isolation_level: int | None = None
+        self._view: tuple[int, int] | None = None
         self.update(partitions, ())
 
     def update(self, asked: Iterable[FetchPartition], forgotten: Iterable[Key]) -> None:
@@ -161,10 +161,14 @@ class FetchSession:
             if key in self._partitions:
                 self._remove(key)
 
-    def isolate(self, isolation_level: int) -> None:
-        """Clients may change the isolation level from request to request. With another one, there may be more."""
-        if isolation_level != self._isolation_level:
-            self._isolation_level = isolation_level
+    def look_again_if_changed(self, view: tuple[int, int]) -> None:
+        """Look at all partitions again if what the client may see has changed since the last request.
+
+        ``view`` is the isolation level, which clients may change from request to request, and the version of the
+        ACLs.
+        """
+        if view != self._view:
+            self._view = view
             self._dirty.update(dict.fromkeys(self._partitions.values()))
 
     def _remove(self, key: Key) -> None:
@@ -191,6 +195,11 @@ class FetchSession:
                     partition.topic = found.topic
                     self._hosted[found] = partition
                     found.waiters.watch(self, is_replica=self.is_replica)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether its first fetch is not answered yet."""
+        return self._is_new
 
     def candidates(self) -> list[FetchPartition]:
         return list(self._dirty)
@@ -296,9 +305,10 @@ class FetchSessions:
         self._sessions[session_id] = session
         return session
 
-    def resume(self, session_id: int, epoch: int) -> FetchSession | ErrorCode:
+    def resume(self, session_id: int, epoch: int, *, is_replica: bool = False) -> FetchSession | ErrorCode:
         session = self._sessions.get(session_id)
-        if session is None:
+        # A client that guesses the id of a follower's session must not move it.
+        if session is None or session.is_replica != is_replica:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         if session.epoch != epoch:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH

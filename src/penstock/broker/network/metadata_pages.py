@@ -32,6 +32,7 @@ EDITIONS_MAX = 6
 PAGE_BYTES = 128 * 1024
 # About 3 ms of work in one turn of the loop.
 PARTITIONS_PER_TURN = 5_000
+DECISION_AS_PARTITIONS = 5
 
 _NONE = int(ErrorCode.NONE)
 _LEADER_NOT_AVAILABLE = int(ErrorCode.LEADER_NOT_AVAILABLE)
@@ -71,6 +72,50 @@ class MetadataPages:
             done(listing.pages)
         else:
             listing.waiting.append(done)
+
+    def list_some(
+        self,
+        image: Image,
+        version: int,
+        operations_of: Callable[[str], int | None],
+        unlisted: frozenset[BrokerId],
+        done: Callable[[int, list[bytes]], None],
+    ) -> None:
+        """Call ``done(count, pages)`` with the topics for which ``operations_of`` does not return None.
+
+        It returns the authorized operations to list, in versions that have them. Every client may see other topics,
+        so nothing is kept.
+        """
+        layout = LAYOUTS[bisect_right(LAYOUTS, version) - 1]
+        offline = frozenset(broker.id for broker in image.brokers.values() if broker.fenced)
+        packers: dict[int, Callable[[TopicImage], bytes]] = {}
+        topics = iter(image.topics.values())
+        pages: list[bytes] = []
+        count = 0
+
+        def go_on() -> None:
+            nonlocal count
+            page: list[bytes] = []
+            room = PARTITIONS_PER_TURN
+            for topic in topics:
+                operations = operations_of(topic.name)
+                # A decision takes as long as some partitions.
+                room -= DECISION_AS_PARTITIONS
+                if operations is not None:
+                    pack = packers.get(operations)
+                    if pack is None:
+                        pack = packers[operations] = topic_packer(layout, operations, offline, unlisted)
+                    page.append(pack(topic))
+                    count += 1
+                    room -= len(topic.partitions)
+                if room <= 0:
+                    pages.append(b"".join(page))
+                    self._spawn.soon(go_on)
+                    return
+            pages.append(b"".join(page))
+            done(count, pages)
+
+        go_on()
 
     def _drop_one(self) -> None:
         """Drop the least recently used edition, but none that is being built: it would be begun again."""

@@ -34,13 +34,17 @@ CLIENT_ID = b"penstock"
 PROBE_AGAIN_MS = (50, 150, 300, 500)
 
 Done = Callable[[Any | None], None]
+# As ``environment.Network.connect``.
+Connect = Callable[[str, int, Callable[[Stream | None, OSError | None], None]], None]
 
 _length = struct.Struct(">i")
 
 
 class Peers:
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, connect: Connect | None = None) -> None:
+        """``connect`` opens connections for requests, by default in plain text."""
         self._environment = environment
+        self._connect = connect or environment.network.connect
         self._addresses: dict[int, tuple[str, int]] = {}
         self._connections: dict[tuple[int, str], _Connection] = {}
         self._is_closed = False
@@ -111,7 +115,7 @@ class Peers:
         connection = self._connections.get((node_id, channel))
         if connection is None:
             connection = self._connections[node_id, channel] = _Connection(
-                self._environment, lambda: self._lost(node_id, channel)
+                self._environment, self._connect, lambda: self._lost(node_id, channel)
             )
         return connection
 
@@ -133,8 +137,9 @@ class _Waiting(NamedTuple):
 
 
 class _Connection:
-    def __init__(self, environment: Environment, on_lost: Callable[[], None]) -> None:
+    def __init__(self, environment: Environment, connect: Connect, on_lost: Callable[[], None]) -> None:
         self._environment = environment
+        self._open = connect
         self._on_lost = on_lost
         self._stream: Stream | None = None
         self._is_connecting = False
@@ -201,7 +206,7 @@ class _Connection:
             stream.on_readable(self._readable)
             self._flush()
 
-        self._environment.network.connect(*address, connected)
+        self._open(*address, connected)
 
     def _timed_out(self, generation: int) -> None:
         # The responses after a missing one would not come either.

@@ -15,12 +15,16 @@ from typing import Any
 
 from penstock.broker.config import BrokerConfig
 from penstock.broker.logs import Logger
-from penstock.broker.network.authorization import ANONYMOUS, Authorizer
+from penstock.broker.network.audit import Audit
+from penstock.broker.network.authorization import ANONYMOUS, Authorizer, Principal
 from penstock.broker.network.connection import Connection, Route
 from penstock.broker.network.connection_limits import ConnectionLimits
 from penstock.broker.network.handshakes import Handshakes
+from penstock.broker.network.listener_sasl import ListenerSasl
 from penstock.broker.network.listener_tls import ListenerTls
-from penstock.environment import Environment, Listener, Stream
+from penstock.broker.network.sasl_connections import SaslConnections
+from penstock.broker.network.throttling import Throttling
+from penstock.environment import Environment, Listener, Stream, Timer
 from penstock.protocol.apis import CLIENT
 from penstock.protocol.framing import BufferPool
 from penstock.protocol.listeners import CLIENTS, ListenerDescription
@@ -33,6 +37,8 @@ FRAME_TIMEOUT_MS = 60_000
 FRAME_BYTES_PER_MS_MIN = 64
 # A peer whose frame holds a buffer that other connections wait for has to keep sending.
 STALLED_MS = 5_000
+# Large incomplete requests before authentication, in all. Usual ones have a few hundred bytes and need no buffer.
+STRANGERS_BYTES_MAX = 8 * 1024 * 1024
 # Connections that wait until the node is ready.
 HELD_MAX = 1_000
 # Refusals are logged, but a peer that is refused all the time must not fill the disk.
@@ -42,11 +48,14 @@ REFUSALS_LOGGED_PER_SWEEP = 20
 class _Door:
     """One listener: where it is bound, and what connections through it get."""
 
-    __slots__ = ("listener", "socket", "tls")
+    __slots__ = ("listener", "sasl", "socket", "tls")
 
-    def __init__(self, listener: ListenerDescription, tls: ListenerTls | None) -> None:
+    def __init__(
+        self, listener: ListenerDescription, tls: ListenerTls | None, sasl: ListenerSasl | None
+    ) -> None:
         self.listener = listener
         self.tls = tls
+        self.sasl = sasl
         self.socket: Listener | None = None
 
 
@@ -64,6 +73,7 @@ class Server:
         limits: ConnectionLimits,
         connections_max: int | None = None,
         serves: str = CLIENT,
+        throttling: Throttling | None = None,
         on_read_failed: Callable[[str, Exception], None],
     ) -> None:
         """``broker`` is passed to handlers; ``make_route(API, version, serves)`` finds the handler.
@@ -76,6 +86,10 @@ class Server:
         self.broker = broker
         # None: every client may do everything.
         self.authorizer: Authorizer | None = None
+        # None: nothing is written into the audit log.
+        self.audit: Audit | None = None
+        # None: there are no quotas here.
+        self.throttling = throttling
         self._config = config
         self._logger = logger
         self._make_route = make_route
@@ -84,6 +98,8 @@ class Server:
         self.on_read_failed = on_read_failed
         self.frame_bytes_max = config.socket_request_max_bytes
         self.buffers = BufferPool(config.queued_max_request_bytes)
+        # For requests before authentication, so that strangers cannot take the buffers of clients.
+        self.buffers_of_strangers = BufferPool(STRANGERS_BYTES_MAX)
         # Unsupported (API, version) pairs are not kept: a peer could invent 2**32 of them.
         self._routes: dict[int, Route] = {}
         # With the stream, if it is one of TLS.
@@ -95,7 +111,12 @@ class Server:
         self._handshakes = Handshakes(
             environment, on_established=self._established, on_failed=self._handshake_failed
         )
+        self.sasl = SaslConnections(
+            environment, failure_delay_ms=config.connection_failed_authentication_delay_ms
+        )
         self._doors: list[_Door] = []
+        # Accepted, but not served yet: their address connects too often.
+        self._delayed: dict[Stream, Timer] = {}
         # Connections that arrived before this node could answer; None once it can.
         self._held: list[tuple[Stream, _Door]] | None = None
         self._refusals = 0
@@ -107,10 +128,11 @@ class Server:
         *,
         listener: ListenerDescription = CLIENTS,
         tls: ListenerTls | None = None,
+        sasl: ListenerSasl | None = None,
         hold: bool = False,
     ) -> tuple[str, int]:
         """Listen on one more address, and return it as bound. With ``hold``, connections wait for ``open``."""
-        door = _Door(listener, tls)
+        door = _Door(listener, tls, sasl)
         is_first = not self._doors
         if hold and self._held is None:
             self._held = []
@@ -118,6 +140,8 @@ class Server:
         self._doors.append(door)
         if tls is not None:
             tls.watch()
+        if sasl is not None:
+            sasl.watch()
         if is_first:
             self._sweep()
         return door.socket.address
@@ -134,7 +158,13 @@ class Server:
                 door.socket.close()
             if door.tls is not None:
                 door.tls.close()
+            if door.sasl is not None:
+                door.sasl.close()
+        self.sasl.close()
         for stream, _ in self._held or ():
+            stream.close()
+        for stream, timer in self._delayed.items():
+            timer.cancel()
             stream.close()
         self._handshakes.close()
         for connection in list(self._connections):
@@ -146,7 +176,7 @@ class Server:
             self._held.append((stream, door))
             return
         limits = self._limits
-        count = len(self._connections) + len(self._handshakes) + self._lingering
+        count = len(self._connections) + len(self._handshakes) + self._lingering + len(self._delayed)
         if (
             self._held is not None
             or count >= min(limits.total, self._connections_max or limits.total)
@@ -155,9 +185,29 @@ class Server:
             self._note("refused a connection", peer=host, reason="too many connections")
             stream.close()
             return
+        throttling = self.throttling
+        delay_ms: int | None = 0
+        if throttling is not None and throttling.limits_connections:
+            delay_ms = throttling.accepted(host)
+        if delay_ms is None:
+            self._note("refused a connection", peer=host, reason="its address connects too often")
+            stream.close()
+            return
         self._per_host[host] = self._per_host.get(host, 0) + 1
+        if delay_ms:
+            self._delayed[stream] = self.environment.spawn.later(
+                delay_ms, partial(self._admit_late, door, stream)
+            )
+        else:
+            self._admit(door, stream)
+
+    def _admit_late(self, door: _Door, stream: Stream) -> None:
+        del self._delayed[stream]
+        self._admit(door, stream)
+
+    def _admit(self, door: _Door, stream: Stream) -> None:
         if door.tls is None:
-            self._connections[Connection(stream, self, door.listener, ANONYMOUS)] = None
+            self._connect(stream, door, ANONYMOUS, None)
         else:
             self._handshakes.add(stream, door, door.tls)
 
@@ -171,7 +221,17 @@ class Server:
             self._leave(stream.peer, stream)
             self._note_closed(stream, door, str(error))
             return
-        self._connections[Connection(stream, self, door.listener, principal)] = stream
+        self._connect(stream, door, principal, stream)
+
+    def _connect(self, stream: Stream, door: _Door, principal: Principal, tls: TlsStream | None) -> None:
+        """With SASL, a client is anonymous until it has authenticated, whatever its certificate says."""
+        if door.sasl is None:
+            self._connections[Connection(stream, self, door.listener, principal)] = tls
+            return
+        authentication = door.sasl.authentication(self.environment.clock.now_ms())
+        connection = Connection(stream, self, door.listener, ANONYMOUS, authentication)
+        self._connections[connection] = tls
+        self.sasl.add(connection)
 
     def _handshake_failed(self, stream: Stream, door: _Door, reason: str) -> None:
         self._leave(stream.peer, None)
@@ -205,6 +265,10 @@ class Server:
     def closed(self, connection: Connection) -> None:
         stream = self._connections.pop(connection, None)
         self._waiting_for_buffer.pop(connection, None)
+        if connection.authentication is not None:
+            self.sasl.remove(connection)
+        if self.throttling is not None:
+            self.throttling.closed(connection)
         self._leave(connection.peer, stream)
 
     def _leave(self, host: str, stream: TlsStream | None) -> None:

@@ -366,4 +366,5 @@ def difference(before: Image, after: Image) -> Delta:
         ),
         brokers_changed=tuple(id for id in brokers if before.brokers.get(id) != after.brokers.get(id)),
         partitions_changed=tuple(partitions),
+        security=after.security.changed_since(before.security),
     )

@@ -7,6 +7,7 @@
     penstock-checkpoint                recovery point and log start offset of each log
     penstock-reserve.<n>               space kept for metadata and checkpoints when the disk is full
     penstock-flushed                   partitions that flush before they confirm (in the first directory)
+    penstock-first-users               users for a cluster that does not exist yet (in the first directory)
     <topic>-<partition>/               a log
     <topic>-<partition>.<hex>-delete   a deleted log, removed after file.delete.delay.ms
     <topic>-<partition>.<hex>-stray    a log that is not in the metadata: kept, reported, never removed

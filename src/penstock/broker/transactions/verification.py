@@ -46,6 +46,7 @@ _PRODUCER_AT = 43
 # Topic id, partition, producer id, producer epoch.
 Key: TypeAlias = tuple[TopicId, int, int, int]
 Done: TypeAlias = Callable[[Appended], None]
+Refusal: TypeAlias = Callable[[], ErrorCode]
 
 # Errors of a coordinator that pass: the client's retry may find it ready. Every client retries this one.
 _PASSING = frozenset(
@@ -72,8 +73,8 @@ class _Held:
         self.version = version
         self.deadline_ms = deadline_ms
         self.is_cancelled = False
-        # In order: the batch, acks=all, zstd allowed, and the callback for its result.
-        self.batches: list[tuple[bytearray, bool, bool, Done]] = []
+        # In order: the batch, acks=all, zstd allowed, the last check, and the callback for its result.
+        self.batches: list[tuple[bytearray, bool, bool, Refusal | None, Done]] = []
 
 
 class Verification:
@@ -95,8 +96,12 @@ class Verification:
         *,
         allow_zstd: bool,
         by_all: bool,
+        refusal: Refusal | None = None,
     ) -> Appended | None:
-        """Append a transactional batch, or hold it back: None, and ``done`` gets the result later."""
+        """Append a transactional batch, or hold it back: None, and ``done`` gets the result later.
+
+        ``refusal`` is asked before a batch that was held back is appended: the client's rights may have changed.
+        """
         if len(records) < HEADER_SIZE:
             return Appended(ErrorCode.CORRUPT_MESSAGE if len(records) else ErrorCode.INVALID_RECORD)
         producer_id, producer_epoch = _PRODUCER.unpack_from(records, _PRODUCER_AT)
@@ -125,7 +130,7 @@ class Verification:
             held = self._held[key] = _Held(hosted, question, version, deadline_ms)
             self._ask(key, held)
         self._held_bytes += size
-        held.batches.append((bytearray(records), by_all, allow_zstd, done))
+        held.batches.append((bytearray(records), by_all, allow_zstd, refusal, done))
         return None
 
     def cancel(
@@ -199,8 +204,12 @@ class Verification:
             error = ErrorCode.NOT_LEADER_OR_FOLLOWER
         elif not error and held.is_cancelled:
             error = ErrorCode.INVALID_TXN_STATE
-        for batch, by_all, allow_zstd, done in held.batches:
+        for batch, by_all, allow_zstd, refusal, done in held.batches:
             self._held_bytes -= len(batch) + HELD_OVERHEAD_BYTES
+            denied = ErrorCode.NONE if refusal is None else refusal()
+            if denied:
+                done(Appended(denied))
+                continue
             with memoryview(batch) as records:
                 if error:
                     appended = hosted.refuse(records, _for_client(error, held.version))

@@ -7,7 +7,20 @@ real value.
 
 from __future__ import annotations
 
-from penstock.protocol.schema import Message, array, boolean, int8, int16, int32, int64, string, uint16, uuid
+from penstock.protocol.schema import (
+    Message,
+    array,
+    binary,
+    boolean,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    string,
+    uint16,
+    uuid,
+)
 
 
 class BrokerEndpoint(Message):
@@ -118,3 +131,45 @@ class BrokerRegistrationChangeRecord(Message, key=17, versions="0-2", flexible="
 
 class NoOpRecord(Message, key=20, versions="0", flexible="0+"):
     pass
+
+
+class UserScramCredentialRecord(Message, key=11, versions="0", flexible="0+"):
+    name: str = string()
+    mechanism: int = int8()
+    salt: bytes = binary()
+    stored_key: bytes = binary()
+    server_key: bytes = binary()
+    iterations: int = int32()
+
+
+class RemoveUserScramCredentialRecord(Message, key=22, versions="0", flexible="0+"):
+    name: str = string()
+    mechanism: int = int8()
+
+
+class AccessControlEntryRecord(Message, key=18, versions="0", flexible="0+"):
+    id: bytes = uuid()
+    resource_type: int = int8()
+    resource_name: str = string()
+    pattern_type: int = int8()
+    principal: str = string()
+    host: str = string()
+    operation: int = int8()
+    permission_type: int = int8()
+
+
+class RemoveAccessControlEntryRecord(Message, key=19, versions="0", flexible="0+"):
+    id: bytes = uuid()
+
+
+class QuotaEntityPart(Message):
+    entity_type: str = string()
+    # None for the default.
+    entity_name: str | None = string(nullable=True)
+
+
+class ClientQuotaRecord(Message, key=14, versions="0", flexible="0+"):
+    entity: list[QuotaEntityPart] = array(QuotaEntityPart)
+    key: str = string()
+    value: float = float64()
+    remove: bool = boolean()

@@ -132,3 +132,75 @@ class DeleteAclsResponse(Response, key=31, versions="1-3", flexible="2+"):
     ) -> DeleteAclsResponse:
         refused = DeleteAclsFilterResult(error_code=error, error_message=message)
         return cls(filter_results=[refused] * len(request.filters))
+
+
+class UserName(Message):
+    name: str = string()
+
+
+class DescribeUserScramCredentialsRequest(Message, key=50, versions="0", flexible="0+"):
+    # None or empty: all users.
+    users: list[UserName] | None = array(UserName, nullable=True)
+
+
+class ScramCredentialInfo(Message):
+    mechanism: int = int8()
+    iterations: int = int32()
+
+
+class DescribeUserScramCredentialsResult(Message):
+    user: str = string()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    credential_infos: list[ScramCredentialInfo] = array(ScramCredentialInfo)
+
+
+class DescribeUserScramCredentialsResponse(Response, key=50, versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    results: list[DescribeUserScramCredentialsResult] = array(DescribeUserScramCredentialsResult)
+
+
+class ScramCredentialDeletion(Message):
+    name: str = string()
+    mechanism: int = int8()
+
+
+class ScramCredentialUpsertion(Message):
+    name: str = string()
+    mechanism: int = int8()
+    iterations: int = int32()
+    salt: bytes = binary()
+    salted_password: bytes = binary()
+
+
+class AlterUserScramCredentialsRequest(Message, key=51, versions="0", flexible="0+"):
+    deletions: list[ScramCredentialDeletion] = array(ScramCredentialDeletion)
+    upsertions: list[ScramCredentialUpsertion] = array(ScramCredentialUpsertion)
+
+
+class AlterUserScramCredentialsResult(Message):
+    user: str = string()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+
+
+class AlterUserScramCredentialsResponse(Response, key=51, versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    results: list[AlterUserScramCredentialsResult] = array(AlterUserScramCredentialsResult)
+
+    @classmethod
+    def for_error(
+        cls, request: AlterUserScramCredentialsRequest, version: int, error: int, message: str | None = None
+    ) -> AlterUserScramCredentialsResponse:
+        """One result for each user that the request names, as Kafka gives."""
+        users = dict.fromkeys(
+            [each.name for each in request.deletions] + [each.name for each in request.upsertions]
+        )
+        return cls(
+            results=[
+                AlterUserScramCredentialsResult(user=user, error_code=error, error_message=message)
+                for user in users
+            ]
+        )

@@ -57,6 +57,7 @@ from penstock.spark.jobs.tables.writing import (
     parquet_bytes,
 )
 from penstock.spark.jobs.topics import find_topics
+from penstock.spark.option_values import parse_security
 from penstock.spark.reading import ReadSettings
 from penstock.wire import EARLIEST, LATEST, Client, OffsetOutOfRange, WireError
 
@@ -151,6 +152,7 @@ def archive(
     catalog: str | None = None,
     stop: threading.Event | None = None,
     progress: Progress | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> ArchiveResult:
     """Archive topics from the end of the table at ``location`` to the topics' current ends.
 
@@ -169,6 +171,7 @@ def archive(
             table has its own catalog in its location.
         stop: when set, end after the current batch.
         progress: called with (offsets done, offsets in total).
+        options: how to connect, as the source takes it: ``{"kafka.security.protocol": "SSL", ...}``.
 
     A table keeps its shape: ``by_date``, ``headers`` and ``value_schema`` must be the same each time.
 
@@ -187,7 +190,14 @@ def archive(
     parsed = None if value_schema is None else values.arrow_schema(value_schema)
     run = _Archive(
         spark,
-        ReadSettings(bootstrap, headers=headers, read_committed=True, rows_max=ROWS_MAX, client_id=CLIENT_ID),
+        ReadSettings(
+            bootstrap,
+            headers=headers,
+            read_committed=True,
+            rows_max=ROWS_MAX,
+            client_id=CLIENT_ID,
+            security=parse_security(options),
+        ),
         names,
         Shape(by_date, headers, None if parsed is None else values.schema_text(parsed)),
         resolve(str(location)),

@@ -29,6 +29,8 @@ from penstock.spark.jobs.profile_counts import Clock, PartitionCounts, measure
 from penstock.spark.jobs.profile_tables import GroupLag, PartitionProfile, TopicProfile, tables
 from penstock.spark.jobs.progress import Progress, followed
 from penstock.spark.jobs.topics import find_topics
+from penstock.spark.librdkafka import librdkafka_settings
+from penstock.spark.option_values import parse_security
 from penstock.spark.ranges import OffsetRange, split
 from penstock.spark.reading import ReadSettings
 from penstock.wire import EARLIEST, LATEST, MAX_TIMESTAMP, Client, WireError, shared
@@ -85,10 +87,12 @@ def profile(
     *,
     sample: int | None = None,
     progress: Progress | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> ProfileResult:
     """Profile topics. Tables go to ``output``, plots to one directory per topic in it.
 
     With ``sample`` the totals are estimated from at most that many records of each partition, spread over it.
+    ``options`` say how to connect, as the source takes it: ``{"kafka.security.protocol": "SSL", ...}``.
     Raises SparkOptionError for a topic that does not exist.
     """
     if not topics:
@@ -101,7 +105,8 @@ def profile(
     if not str(output) or (directory.exists() and not directory.is_dir()):
         raise SparkOptionError(f"profile writes to a directory, and {str(output)!r} is not one")
     directory.mkdir(parents=True, exist_ok=True)  # first, to fail early
-    client = shared(bootstrap)
+    security = parse_security(options)
+    client = shared(bootstrap, security=security)
     known = find_topics(client, topics)
     for topic in topics:
         if topic not in known:
@@ -117,12 +122,19 @@ def profile(
         topic: _clock(client, [each for each in partitions if each.topic == topic], now_ms)
         for topic in topics
     }
-    counts = _measured(spark, ReadSettings(bootstrap), spans, clocks, sample, progress)
+    counts = _measured(spark, ReadSettings(bootstrap, security=security), spans, clocks, sample, progress)
     settings = client.topic_configs(list(topics))
     from confluent_kafka import KafkaException  # noqa: PLC0415  # librdkafka, on the driver only
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
-    admin = AdminClient({"bootstrap.servers": bootstrap, "client.id": "penstock-spark", "log_level": 0})
+    admin = AdminClient(
+        {
+            "bootstrap.servers": bootstrap,
+            **librdkafka_settings(options),
+            "client.id": "penstock-spark",
+            "log_level": 0,
+        }
+    )
     try:
         replicas = _replicas(admin, topics)
         lags = _lags(admin, client, {each: end for each, (_, end) in spans.items()})

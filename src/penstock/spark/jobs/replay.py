@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from penstock.spark.jobs.failures import let_interrupts_pass, reason
 from penstock.spark.jobs.progress import Progress
 from penstock.spark.jobs.replay_task import REPORT, Plan, Report, Work, work
 from penstock.spark.jobs.topics import find_topics
+from penstock.spark.option_values import parse_security
 from penstock.spark.options import parse
 from penstock.spark.planning import Planner
 from penstock.spark.producing import ProduceSettings
@@ -116,6 +117,7 @@ def replay(
     dry_run: bool = False,
     run_id: str | None = None,
     progress: Progress | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> ReplayResult:
     """Send records of ``source`` to ``target`` again.
 
@@ -136,6 +138,7 @@ def replay(
         run_id: a name for this run, in headers and in the group with its progress. Pass the id of a stopped run to
             continue it; the end is then determined again.
         progress: called with (offsets done, offsets in total).
+        options: how to connect, as the source takes it: ``{"kafka.security.protocol": "SSL", ...}``.
 
     Raises:
         SparkOptionError: invalid arguments.
@@ -150,23 +153,29 @@ def replay(
         )
     if run_id == "":
         raise SparkOptionError("run_id is empty; give the run a name or omit it")
-    options = parse(
-        _source_options(
-            bootstrap,
-            source,
-            (starting_offsets, starting_timestamp),
-            (ending_offsets, ending_timestamp),
-            partitions,
-            fail_on_data_loss,
-        ),
+    security = parse_security(options)
+    parsed = parse(
+        {
+            **(options or {}),
+            **_source_options(
+                bootstrap,
+                source,
+                (starting_offsets, starting_timestamp),
+                (ending_offsets, ending_timestamp),
+                partitions,
+                fail_on_data_loss,
+            ),
+        },
         "batch",
     )
-    produce = ProduceSettings(bootstrap, codec=_codec(compression), client_id="penstock-replay")
-    client = options.read.client()
-    planner = Planner(options, client)
+    produce = ProduceSettings(
+        bootstrap, codec=_codec(compression), client_id="penstock-replay", security=security
+    )
+    client = parsed.read.client()
+    planner = Planner(parsed, client)
     whole = planner.batch_ranges()
     plan = Plan(
-        reading=options.read,
+        reading=parsed.read,
         produce=produce,
         source_id=planner.topic_ids[source],
         target=target,
@@ -177,7 +186,7 @@ def replay(
     )
     keeps_timestamps = _check_target(client, source, partitions, plan, create_target)
     run = _Run(spark, client, plan, records_per_second, bytes_per_second, progress)
-    return run.go(source, whole, keeps_timestamps, is_from_earliest=options.starting.kind == "earliest")
+    return run.go(source, whole, keeps_timestamps, is_from_earliest=parsed.starting.kind == "earliest")
 
 
 # On the driver

@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from penstock.spark.jobs.snapshot_versions import CURRENT, DELETED, SUPERSEDED, 
 from penstock.spark.jobs.tables import format_at, open_table, resolve, spark_path
 from penstock.spark.jobs.tables.state import Gap, Span, State
 from penstock.spark.jobs.topics import find_topics
+from penstock.spark.option_values import parse_security
 from penstock.spark.ranges import Offsets, to_json
 from penstock.wire import EARLIEST, LATEST, Client, TopicInfo, shared
 
@@ -88,18 +90,20 @@ def snapshot(
     full: bool = False,
     fail_on_data_loss: bool = True,
     progress: Progress | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> SnapshotResult:
     """Update the snapshot of a topic to the topic's current end; create it if there is none.
 
     Args:
-        location: a directory that driver and executors share. archive: the topic's archive; records that brokers
-        no longer have are read from there. value_schema: also parse values as JSON into these columns, as in ``id
-        BIGINT, name STRING``; if a value does
-            not fit, the column ``error`` has the reason.
+        location: a directory that driver and executors share.
+        archive: the topic's archive; records that brokers no longer have are read from there.
+        value_schema: also parse values as JSON into these columns, as in ``id BIGINT, name STRING``; if a value
+            does not fit, the column ``error`` has the reason.
         grace_hours: how long a deleted key is remembered, counted from its tombstone's timestamp.
         full: read everything again instead of only new records.
         fail_on_data_loss: fail when records are gone that were not read; otherwise continue without them.
         progress: called with (offsets done, offsets in total).
+        options: how to connect, as the source takes it: ``{"kafka.security.protocol": "SSL", ...}``.
 
     Records without a key are left out. Raises SparkOptionError, DataLossError, SnapshotConflict, WireError.
     """
@@ -110,7 +114,7 @@ def snapshot(
         values.refuse_taken(parsed, [*COLUMNS, "state"])
     begun = time.monotonic()
     store = Versions(resolve(str(location)))
-    client = shared(bootstrap)
+    client = shared(bootstrap, security=parse_security(options))
     found = find_topics(client, [topic]).get(topic)
     if found is None:
         raise SparkOptionError(f"topic {topic} does not exist at {bootstrap}; create it first")
@@ -132,7 +136,9 @@ def snapshot(
     if base is not None and not reach.size and (base.offsets, base.value_schema) == (offsets, parsed_text):
         return _result(store, base, is_new=False, read=0, begun=begun)
     rows = _newest_rows(
-        reach.records(spark, bootstrap), None if base is None else _held(spark, store, base), grace_hours
+        reach.records(spark, bootstrap, options or {}),
+        None if base is None else _held(spark, store, base),
+        grace_hours,
     )
     if parsed is not None:
         rows = values.parse_frame(rows, parsed)
@@ -266,12 +272,13 @@ class _Reach:
         cold = sum(end - start for start, end in self._cold.values())
         return cold + sum(self.ends[each] - start for each, start in self._hot.items())
 
-    def records(self, spark: SparkSession, bootstrap: str) -> DataFrame:
+    def records(self, spark: SparkSession, bootstrap: str, security: Mapping[str, str]) -> DataFrame:
         """All records that have a key."""
         hot = {each: start for each, start in self._hot.items() if start < self.ends[each]}
         frames = []
         if hot:
             options = {
+                **security,
                 "kafka.bootstrap.servers": bootstrap,
                 "assign": json.dumps(_assigned(hot)),
                 "startingOffsets": json.dumps(to_json(hot, self._topic_ids)),

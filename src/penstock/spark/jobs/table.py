@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,6 +27,7 @@ from penstock.spark.jobs.tables import format_at, open_table, resolve, spark_pat
 from penstock.spark.jobs.tables.state import DataFile, State, directory_of
 from penstock.spark.jobs.tables.writing import DAY_MAX, DAY_MIN, DAY_US, file_schema
 from penstock.spark.jobs.topics import find_topics
+from penstock.spark.option_values import parse_security
 from penstock.spark.ranges import OffsetRange, to_json
 from penstock.spark.reading import ReadSettings
 from penstock.wire import EARLIEST, LATEST, Client
@@ -55,6 +57,7 @@ def table(
     catalog: str | None = None,
     view: str | None = None,
     fail_on_data_loss: bool = True,
+    options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """All records of a topic, archived or not, as of now.
 
@@ -65,6 +68,7 @@ def table(
         view: also create or replace a temporary view of this name.
         fail_on_data_loss: fail if retention has deleted records that are not archived, or if the topic is gone;
             otherwise leave out what is missing.
+        options: how to connect, as the source takes it: ``{"kafka.security.protocol": "SSL", ...}``.
 
     The columns are those of ``format("penstock")`` with the archive's headers, then the parsed columns, then
     ``date``
@@ -75,7 +79,11 @@ def table(
         DataLossError: see ``fail_on_data_loss``.
     """
     settings = ReadSettings(
-        bootstrap, read_committed=True, fail_on_data_loss=fail_on_data_loss, client_id=CLIENT_ID
+        bootstrap,
+        read_committed=True,
+        fail_on_data_loss=fail_on_data_loss,
+        client_id=CLIENT_ID,
+        security=parse_security(options),
     )
     where = resolve(str(location))
     held = format or ("iceberg" if catalog is not None else format_at(where))
@@ -86,7 +94,7 @@ def table(
     seam = find_seam(client, topic, archive, fail_on_data_loss)
     frame = _cold(spark, archive.root, seam)
     if seam.hot:
-        frame = frame.union(_hot(spark, settings, seam).select(*frame.columns))
+        frame = frame.union(_hot(spark, settings, seam, options or {}).select(*frame.columns))
     if view is not None:
         frame.createOrReplaceTempView(view)
     return frame
@@ -199,7 +207,7 @@ def _cold(spark: SparkSession, root: Path, seam: Seam) -> DataFrame:
     return frame.select(*columns.names)
 
 
-def _hot(spark: SparkSession, settings: ReadSettings, seam: Seam) -> DataFrame:
+def _hot(spark: SparkSession, settings: ReadSettings, seam: Seam, security: Mapping[str, str]) -> DataFrame:
     from pyspark.sql.functions import expr  # noqa: PLC0415  the driver's half
 
     starts = {each.topic_partition: each.start for each in seam.hot}
@@ -208,6 +216,7 @@ def _hot(spark: SparkSession, settings: ReadSettings, seam: Seam) -> DataFrame:
     frame = (
         register(spark)
         .read.format("penstock")
+        .options(**security)
         .option("kafka.bootstrap.servers", settings.bootstrap)
         .option("assign", json.dumps({seam.topic: [each.partition for each in seam.hot]}))
         .option("startingOffsets", json.dumps(to_json(starts, ids)))
