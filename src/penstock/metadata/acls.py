@@ -236,18 +236,7 @@ def delete_acls(decided: DecidedState, request: DeleteAclsRequest) -> DeleteAcls
             for id, acl in acls.items():
                 if wanted.matches(acl):
                     removed[id] = RemoveAccessControlEntryRecord(id=id)
-                    result.matching_acls.append(
-                        DeleteAclsMatchingAcl(
-                            error_message=None,
-                            resource_type=acl.resource_type,
-                            resource_name=acl.resource_name,
-                            pattern_type=acl.pattern_type,
-                            principal=acl.principal,
-                            host=acl.host,
-                            operation=acl.operation,
-                            permission_type=acl.permission_type,
-                        )
-                    )
+                    result.matching_acls.append(DeleteAclsMatchingAcl(error_message=None, **acl._asdict()))
         except Refusal as refusal:
             result.error_code, result.error_message = refusal.error, refusal.message
         results.append(result)

@@ -56,9 +56,9 @@ class ScramCredential(NamedTuple):
 
 
 class Acl(NamedTuple):
-    """An access control entry, with Kafka's numbers and texts."""
+    """An access control entry, with Kafka's numbers and texts. Records and messages have the same field names."""
 
-    # ResourceType, AclOperation and so on have their numbers in ``broker/network/authorization.py``.
+    # The numbers have their names in ``acls.py``.
     resource_type: int
     resource_name: str
     pattern_type: int
@@ -140,16 +140,7 @@ def credential_record(
 
 
 def acl_record(id: bytes, acl: Acl) -> AccessControlEntryRecord:
-    return AccessControlEntryRecord(
-        id=id,
-        resource_type=acl.resource_type,
-        resource_name=acl.resource_name,
-        pattern_type=acl.pattern_type,
-        principal=acl.principal,
-        host=acl.host,
-        operation=acl.operation,
-        permission_type=acl.permission_type,
-    )
+    return AccessControlEntryRecord(id=id, **acl._asdict())
 
 
 def quota_record(entity: QuotaEntity, key: str, value: float | None) -> ClientQuotaRecord:

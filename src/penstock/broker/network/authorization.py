@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from penstock.metadata import acls
+from penstock.metadata.acls import AclResource
 from penstock.metadata.authorizer import Operation, ResourceType
 from penstock.protocol.apis import error_response
 from penstock.protocol.errors import ErrorCode
@@ -77,34 +79,10 @@ DENIED = {
     ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 
-# The operations of each resource type for which clients can request them.
+# The operations of each resource type for which clients can request them (KIP-430).
 OPERATIONS = {
-    ResourceType.CLUSTER: (
-        Operation.CREATE,
-        Operation.ALTER,
-        Operation.DESCRIBE,
-        Operation.CLUSTER_ACTION,
-        Operation.DESCRIBE_CONFIGS,
-        Operation.ALTER_CONFIGS,
-        Operation.IDEMPOTENT_WRITE,
-    ),
-    ResourceType.TOPIC: (
-        Operation.READ,
-        Operation.WRITE,
-        Operation.CREATE,
-        Operation.DELETE,
-        Operation.ALTER,
-        Operation.DESCRIBE,
-        Operation.DESCRIBE_CONFIGS,
-        Operation.ALTER_CONFIGS,
-    ),
-    ResourceType.GROUP: (
-        Operation.READ,
-        Operation.DELETE,
-        Operation.DESCRIBE,
-        Operation.DESCRIBE_CONFIGS,
-        Operation.ALTER_CONFIGS,
-    ),
+    resource: tuple(map(Operation, acls.OPERATIONS[AclResource(resource)]))
+    for resource in (ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP)
 }
 ALL_OPERATIONS = {
     resource: sum(1 << operation for operation in operations) for resource, operations in OPERATIONS.items()
