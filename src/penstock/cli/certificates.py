@@ -1,7 +1,7 @@
 """A certificate authority for development: its key in a file, and the certificates of nodes and clients.
 
     ca.pem      the authority's certificate, which everybody may have
-    ca.key      its key: whoever has it can make themselves a node or any client
+    ca.key      its key: somebody who has it can act as a node or as any client
     NAME.pem    key and certificate of a node or a client in one file, as brokers, Java's clients and librdkafka's
                 read it
 

@@ -7,7 +7,7 @@ begins alike. In this order:
 2. If an ACL for the resource denies the operation, it is denied. Deny wins, whatever else is allowed.
 3. If one allows it, it is allowed. To allow READ, WRITE, DELETE or ALTER is to allow DESCRIBE, and to allow
    ALTER_CONFIGS is to allow DESCRIBE_CONFIGS; to deny implies nothing.
-4. Otherwise it is denied; with ``allow_everyone`` only if there is some ACL for the resource, whoever it is about.
+4. Otherwise it is denied; with ``allow_everyone`` only if there is some ACL for the resource, for any principal.
 
 A check looks up the name, ``*``, and the name's beginnings in the lengths that some pattern has. So it costs the
 same with ten thousand ACLs about other resources and other principals.

@@ -368,7 +368,7 @@ def test_channels_that_fail_together_with_the_new_secret_all_try_the_old_one(
 
 
 def test_a_stranger_does_not_get_the_requests_of_a_node(scene: Scene) -> None:
-    """Whoever listens at the address of a node has to prove itself too."""
+    """A process that listens at the address of a node has to prove itself too."""
     other = scene.node("SASL_PLAINTEXT", "other")
     wrong = scene.secret("wrong", "another-s3cret-of-somebody-else")
     scene.node("SASL_PLAINTEXT", "node", penstock_internal_secret_file=wrong)

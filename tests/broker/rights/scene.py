@@ -1,4 +1,4 @@
-"""One broker with ACLs in virtual time, and clients that are whoever the test says."""
+"""One broker with ACLs in virtual time, and clients with the principals that a test gives them."""
 
 from __future__ import annotations
 
