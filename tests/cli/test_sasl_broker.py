@@ -147,3 +147,24 @@ def test_kafka_python_logs_in(sasl: SaslBroker) -> None:
         assert isinstance(admin.list_topics(), list)
     finally:
         admin.close()
+
+
+def test_the_rights_of_a_producer_are_enough_to_produce(
+    penstock: Penstock, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """They do not include the right to read the settings of the topic."""
+    authorizer = {"authorizer.class.name": "acls", "super.users": f"User:{USER}"}
+    with sasl_broker(tmp_path_factory.mktemp("acls"), {**BROKER_SETTINGS, **authorizer}) as broker:
+        admin = config(tmp_path / "admin", broker, *WAYS[1])
+        bob = config(tmp_path / "bob", broker, *WAYS[1], sasl_username="bob", sasl_password="of Camelot")
+        for words in (
+            ("users", "add", "bob", "--password-stdin"),
+            ("acls", "add", "--principal", "bob", "--producer", "--topic", "orders"),
+            ("topics", "create", "orders"),
+        ):
+            done = penstock(*words, "--command-config", admin, stdin=b"of Camelot\n")
+            assert done.code == 0, done
+        done = penstock("produce", "orders", "--config", bob, "--value", "hello")
+        assert done.code == 0, done
+        too_large = penstock("produce", "orders", "--config", bob, stdin=b"x" * 2_000_000)
+        assert "line 1 is too large: 2000000 bytes, and orders takes smaller batches" in failed(too_large)
