@@ -243,7 +243,10 @@ def _explain(admin: AdminClient, topic: str, failure: Undelivered) -> str:
         return client.explain_error(failure.error)
     limit = setting(admin, topic, "max.message.bytes")
     batches = "smaller batches" if limit is None else f"batches of at most {limit}"
-    return f"line {failure.line} is too large: {failure.size_bytes} bytes, and {topic} takes {batches} (raise it: `penstock configs set {topic} max.message.bytes=N`)"
+    return (
+        f"line {failure.line} is too large: {failure.size_bytes} bytes, and {topic} takes {batches} "
+        f"(raise it: `penstock configs set {topic} max.message.bytes=N`)"
+    )
 
 
 def await_topic(asked: Producer | AdminClient, topic: str) -> int:
