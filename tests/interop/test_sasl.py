@@ -12,16 +12,15 @@ from confluent_kafka.admin import (
     AdminClient,
     ConfigResource,
     ResourceType,
-    ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialDeletion,
-    UserScramCredentialUpsertion,
 )
 
 from tests import java
 from tests.cluster.wire import NoAnswer, Wire
 from tests.interop.adapters.program import ProgramClient
 from tests.interop.client import PATIENCE_S, Outgoing
+from tests.interop.secured import put_user
 from tests.interop.test_java import program
 from tests.interop.test_tls import HELLO, address, closes
 from tests.sasl.issuer import AUDIENCE, NAME, Issuer
@@ -69,10 +68,7 @@ def secured(files: TlsFiles, issuer: Issuer) -> Iterator[BrokerProcess]:
 
 def put(broker: BrokerProcess, user: str, password: str = PASSWORD) -> None:
     """A user with both kinds of SCRAM."""
-    admin = AdminClient({"bootstrap.servers": address(broker, "PLAINTEXT")})
-    for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
-        change = UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), password.encode())
-        admin.alter_user_scram_credentials([change])[user].result(PATIENCE_S)
+    put_user(AdminClient({"bootstrap.servers": address(broker, "PLAINTEXT")}), user, password)
 
 
 def client_settings(
