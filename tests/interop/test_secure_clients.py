@@ -38,6 +38,7 @@ LOGGED_IN, CERTIFIED = "User:alice", "User:CN=alice,OU=x,O=y"
 PREFIX = "alice-"
 
 Unique = Callable[[str], str]
+Connect = Callable[[str, Security], Any]
 
 
 class KcatClient:
@@ -100,7 +101,7 @@ def kcat_with_librdkafka_of_today(bootstrap: str, security: Security) -> KcatCli
 
 
 class Kind(NamedTuple):
-    connect: Callable[[str, Security], Any]
+    connect: Connect
     # What it says about a wrong password, a missing certificate, and a topic that it may not write to.
     wrong_password: str = "Authentication failed: invalid credentials"
     no_certificate: str = "certificate required"
@@ -142,7 +143,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @pytest.fixture
-def connect(kind: Kind) -> Iterator[Callable[[str, Security], Any]]:
+def connect(kind: Kind) -> Iterator[Connect]:
     """A client of this kind, until the end of the test."""
     clients: list[Any] = []
 
@@ -156,9 +157,6 @@ def connect(kind: Kind) -> Iterator[Callable[[str, Security], Any]]:
     yield connect
     for each in clients:
         each.close()
-
-
-Connect = Callable[[str, Security], Any]
 
 
 def produce_and_consume(client: Any, topic: str) -> None:
