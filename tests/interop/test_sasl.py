@@ -187,6 +187,22 @@ def test_librdkafka_with_a_wrong_password_is_told_so(
     assert "wrong-secret" not in secured.log_path.read_text()
 
 
+def test_librdkafka_with_a_token_of_somebody_else_is_told_so(secured: BrokerProcess, files: TlsFiles) -> None:
+    # It bears the name of the issuer, but is not signed with its key.
+    other = Issuer()
+    errors: list[str] = []
+    producer = Producer(
+        {
+            **client_settings(secured, files, "OAUTHBEARER"),
+            "oauth_cb": lambda _: (other.token(time.time()), time.time() + 60),
+            "error_cb": lambda error: errors.append(str(error)),
+            "log_level": 0,
+        }
+    )
+    wait_until(lambda: producer.poll(0.05) or errors, PATIENCE_S, "librdkafka reports an error")
+    assert "Authentication failed: the signature of the token is wrong" in errors[0]
+
+
 @pytest.mark.parametrize(
     "mechanism",
     [pytest.param(name, marks=pytest.mark.interop_long) if name == "PLAIN" else name for name in MODULES],
