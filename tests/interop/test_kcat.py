@@ -7,12 +7,11 @@ timestamps, give headers per record or manage anything, so it has tests of its o
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -28,14 +27,7 @@ Unique = Callable[[str], str]
 
 
 class Kcat:
-    def __init__(
-        self,
-        path: str,
-        bootstrap: str,
-        security: Security | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        self._environment = {**os.environ, **(environment or {})}
+    def __init__(self, path: str, bootstrap: str, security: Security | None = None) -> None:
         self.command = [path, "-b", bootstrap, "-m", "10"]
         for name, value in (security or {}).items():
             self.command += ["-X", f"{name}={value}"]
@@ -47,7 +39,6 @@ class Kcat:
             input=text,
             capture_output=True,
             text=True,
-            env=self._environment,
             timeout=PATIENCE_S,
             check=False,
         )

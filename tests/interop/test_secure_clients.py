@@ -5,11 +5,9 @@ librdkafka and Java's client do this in every run: test_sasl.py and test_tls.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import confluent_kafka
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
 
@@ -28,7 +26,7 @@ from tests.interop.secured import (
 )
 from tests.interop.test_kcat import Kcat, records_of
 from tests.support import wait_until
-from tests.tools import Missing, cached, go_program, kcat, node_modules, skip_or_fail
+from tests.tools import Missing, go_program, kcat, node_modules, skip_or_fail
 
 pytestmark = pytest.mark.interop_long
 
@@ -44,8 +42,8 @@ Connect = Callable[[str, Security], Any]
 class KcatClient:
     """kcat as far as these tests need it."""
 
-    def __init__(self, bootstrap: str, security: Security, environment: Mapping[str, str]) -> None:
-        self._kcat = Kcat(kcat(), bootstrap, security, environment)
+    def __init__(self, bootstrap: str, security: Security) -> None:
+        self._kcat = Kcat(kcat(), bootstrap, security)
 
     def produce(self, topic: str, records: Sequence[Outgoing], *, idempotent: bool = False) -> None:
         lines = "".join(f"{(each.value or b'').decode()}\n" for each in records)
@@ -88,18 +86,6 @@ def kafka_python(bootstrap: str, security: Security) -> IsolatedClient:
     return IsolatedClient("kafka_python", bootstrap, security)
 
 
-def kcat_with_librdkafka_of_today(bootstrap: str, security: Security) -> KcatClient:
-    """kcat with the librdkafka that confluent-kafka brings.
-
-    Up to 2.6.0, and so in Debian 12, librdkafka repeats its nonce at the end of SCRAM. Kafka 4 refuses that too.
-    """
-    (bundled,) = Path(confluent_kafka.__file__).parent.parent.glob("confluent_kafka.libs/librdkafka-*.so*")
-    with cached("librdkafka", str(bundled)) as (directory, made):
-        if not made:
-            (directory / "librdkafka.so.1").symlink_to(bundled)
-        return KcatClient(bootstrap, security, {"LD_LIBRARY_PATH": f"{directory}:{bundled.parent}"})
-
-
 class Kind(NamedTuple):
     connect: Connect
     # What it says about a wrong password, a missing certificate, and a topic that it may not write to.
@@ -114,7 +100,7 @@ KINDS = {
     "franz-go": Kind(franz_go),
     "kafka-python": Kind(kafka_python),
     "kafkajs": Kind(kafkajs),
-    "kcat": Kind(kcat_with_librdkafka_of_today, not_allowed="Broker: Topic authorization failed"),
+    "kcat": Kind(KcatClient, not_allowed="Broker: Topic authorization failed"),
     "sarama": Kind(sarama),
 }
 
