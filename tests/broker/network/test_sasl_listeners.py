@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.broker.network import sasl_connections, token_keys
+from penstock.broker.network.audit import FAILED_LOGINS_PER_WINDOW, WINDOW_MS, Audit
 from penstock.broker.network.authentication import AUTHENTICATION_TIMEOUT_MS, FAILED_MESSAGE
+from penstock.metadata.authorizer import Operation, ResourceType
 from penstock.metadata.quotas import PRODUCER_BYTE_RATE
 from penstock.metadata.security import ScramMechanism
 from penstock.protocol.errors import ErrorCode
@@ -29,7 +31,7 @@ from penstock.protocol.schema import Message
 from penstock.sasl import oauthbearer, plain, scram
 from penstock.sasl.tokens import KeysError
 from tests.sasl.issuer import AUDIENCE, NAME, Issuer
-from tests.virtual import Client, World
+from tests.virtual import Client, Lines, World
 
 LISTENERS = {
     "listeners": "SASL_PLAINTEXT://127.0.0.1:9092",
@@ -143,6 +145,59 @@ def test_strangers_get_the_same_answer_and_are_closed(
     )
     assert world.clock.now_ms() - began_ms >= 100, "after a delay"
     is_out(world, client, 1)
+
+
+@pytest.fixture
+def audit(world: World) -> Lines:
+    log = Lines()
+    assert world.node.client is not None
+    world.node.client.audit = Audit(log, world.clock)
+    return log
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
+def test_a_failed_login_is_in_the_audit_log(world: World, audit: Lines, mechanism: str) -> None:
+    log_in(world.client("10.1.2.3"), "alice", "wrong", mechanism)
+    log_in(world.client("10.1.2.3"), "no\nbody", "wonder", mechanism)
+    assert [(event, values["user"]) for event, values in audit.lines] == [
+        ("authentication failed", "alice"),
+        ("authentication failed", "'no\\nbody'"),
+    ]
+    _, values = audit.lines[0]
+    assert (values["host"], values["listener"], values["mechanism"]) == (
+        "10.1.2.3",
+        "SASL_PLAINTEXT",
+        mechanism,
+    )
+    assert "wrong" not in str(audit.lines)
+    assert not log_in(world.client(), "alice", "wonder", mechanism).error_code
+    assert len(audit.lines) == 2, "who succeeds is not in it"
+
+
+def test_a_stranger_that_leaves_before_it_is_answered_is_in_the_audit_log(world: World, audit: Lines) -> None:
+    client = world.client()
+    choose(client, "SCRAM-SHA-256")
+    exchange = scram.ScramClient("SCRAM-SHA-256", "alice", "wrong", b"client-nonce-of-24-bytes")
+    proof = exchange.reply(token(client, exchange.first()).auth_bytes)
+    client.send(SaslAuthenticateRequest(auth_bytes=proof), 2)
+    world.run_for(1)
+    client.stream.close()
+    world.run_for(1_000)
+    assert [event for event, _ in audit.lines] == ["authentication failed"]
+
+
+def test_failed_logins_do_not_fill_the_audit_log_or_hide_denials(world: World, audit: Lines) -> None:
+    for _ in range(FAILED_LOGINS_PER_WINDOW + 5):
+        client = world.client()
+        client.send(SaslHandshakeRequest(mechanism="GSSAPI"), 1)
+        world.run_for(1)
+    assert len(audit.lines) == FAILED_LOGINS_PER_WINDOW
+    assert world.node.client is not None and world.node.client.audit is not None
+    world.node.client.audit.denied("User:alice", "10.1.2.3", 0, Operation.WRITE, ResourceType.TOPIC, "t")
+    assert audit.lines[-1][0] == "denied"
+    world.run_for(WINDOW_MS)
+    log_in(world.client(), "alice", "wrong")
+    assert audit.lines[-2] == ("not all failed authentications were logged", {"count": 5})
 
 
 def test_a_name_that_nobody_has_gets_the_same_salt_each_time(world: World) -> None:

@@ -157,6 +157,15 @@ class SaslConnections:
         """Answer with an error after a while, and close. Until then the connection takes no request."""
         connection = call.connection
         reason = answer.reason
+        if connection.audit is not None:
+            # Now: the client may not wait for the answer.
+            connection.audit.login_failed(
+                authentication.claimed,
+                connection.peer,
+                connection.listener.name,
+                authentication.mechanism,
+                reason,
+            )
         if authentication.mechanism:
             reason = f"{authentication.mechanism}: {reason}"
         claimed = authentication.claimed[:CLAIMED_LENGTH_MAX]
