@@ -12,7 +12,7 @@ from penstock.broker.network import sasl_connections, token_keys
 from penstock.broker.network.audit import FAILED_LOGINS_PER_WINDOW, WINDOW_MS, Audit
 from penstock.broker.network.authentication import AUTHENTICATION_TIMEOUT_MS, FAILED_MESSAGE
 from penstock.metadata.authorizer import Operation, ResourceType
-from penstock.metadata.quotas import PRODUCER_BYTE_RATE
+from penstock.metadata.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from penstock.metadata.security import ScramMechanism
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.cluster import ApiVersionsRequest
@@ -506,27 +506,69 @@ def test_tokens_do_not_have_failing_keys_read_more_often(
     assert 5 <= len(asked) <= 7
 
 
-def test_a_request_that_waits_is_not_answered_after_the_session() -> None:
-    world = World(LISTENERS | {"connections.max.reauth.ms": "3000", "auto.create.topics.enable": "true"})
-    put(world, "alice", "wonder")
-    client = world.client()
-    log_in(client, "alice", "wonder")
+def topic_and_fetch(world: World, client: Client) -> FetchRequest:
+    """A new topic, and a Fetch that waits for its first record."""
     world.run_until(
         lambda: client.call(MetadataRequest(topics=[MetadataRequestTopic(name="t")]), 1).topics[0].partitions,
         2_000,
     )
     partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1_000)
-    client.send(
-        FetchRequest(
-            max_wait_ms=600_000, min_bytes=1, topics=[FetchTopic(topic="t", partitions=[partition])]
-        ),
-        11,
+    return FetchRequest(
+        max_wait_ms=600_000, min_bytes=1, topics=[FetchTopic(topic="t", partitions=[partition])]
     )
+
+
+def produce_request(size: int) -> ProduceRequest:
+    records = memoryview(encode_batch([(1, None, bytes(size), [])]))
+    data = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=records)])
+    return ProduceRequest(acks=1, timeout_ms=1_000, topic_data=[data])
+
+
+def test_a_request_that_waits_is_not_answered_after_the_session() -> None:
+    world = World(LISTENERS | {"connections.max.reauth.ms": "3000", "auto.create.topics.enable": "true"})
+    put(world, "alice", "wonder")
+    client = world.client()
+    log_in(client, "alice", "wonder")
+    client.send(topic_and_fetch(world, client), 11)
     count = len(client.answers)
     world.run_for(1_000)
     assert not client.is_closed
     is_out(world, client, 4_000)
     assert len(client.answers) == count
+
+
+def test_a_request_that_waits_is_not_answered_after_the_session_by_who_authenticates_again() -> None:
+    world = World(LISTENERS | {"connections.max.reauth.ms": "3000", "auto.create.topics.enable": "true"})
+    put(world, "alice", "wonder")
+    client = world.client()
+    log_in(client, "alice", "wonder")
+    client.send(topic_and_fetch(world, client), 11)
+    count = len(client.answers)
+    world.run_for(2_000)
+    client.send(SaslHandshakeRequest(mechanism="SCRAM-SHA-256"), 1)
+    is_out(world, client, 3_000)
+    assert len(client.answers) == count
+
+
+def test_a_client_that_is_delayed_while_it_authenticates_again_is_not_late() -> None:
+    """The broker does not read what it sends, so its time does not run."""
+    world = World(LISTENERS | {"connections.max.reauth.ms": "60000", "auto.create.topics.enable": "true"})
+    put(world, "alice", "wonder")
+    world.broker.throttling.apply({(("user", "alice"),): {CONSUMER_BYTE_RATE: 100.0}})
+    client, other = world.client(), world.client()
+    for each in (client, other):
+        log_in(each, "alice", "wonder", "PLAIN")
+    client.send(topic_and_fetch(world, other), 11)
+    world.run_for(2_000)
+    count = len(client.answers)
+    client.send(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    world.run_for(10)
+    other.call(produce_request(1_600), 9)
+    world.run_until(lambda: len(client.answers) == count + 2, 1_000)
+    fetched, chosen = client.answers[count:]
+    assert fetched.throttle_time_ms > AUTHENTICATION_TIMEOUT_MS + 2_000 and not chosen.error_code
+    assert not token(client, plain.message("alice", "wonder")).error_code
+    assert is_served(client)
 
 
 def test_a_client_that_is_delayed_for_its_quota_may_authenticate_again_afterwards() -> None:
@@ -537,9 +579,7 @@ def test_a_client_that_is_delayed_for_its_quota_may_authenticate_again_afterward
     client = world.client()
     log_in(client, "alice", "wonder")
     world.run_for(27_000)
-    records = memoryview(encode_batch([(1, None, bytes(1_100), [])]))
-    data = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=records)])
-    delay_ms = client.call(ProduceRequest(acks=1, timeout_ms=1_000, topic_data=[data]), 9).throttle_time_ms
+    delay_ms = client.call(produce_request(1_100), 9).throttle_time_ms
     assert 10_000 < delay_ms < 15_000
     assert not log_in(client, "alice", "wonder").error_code
     assert world.clock.now_ms() > 37_000

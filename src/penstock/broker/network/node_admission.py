@@ -7,9 +7,9 @@
                      +--> plain, while the cluster is on its way to secure connections
 
 Before that there is no ``Connection``: nobody reads requests, and no handler can be reached. A peer gets ten
-seconds, frames of a few kilobytes, and at most a thousand may be on their way. When there are more, the oldest one of
-the host that has the most makes room: a node needs some milliseconds, and strangers that stay do not keep it out. The
-server behind this only gets streams of nodes.
+seconds, frames of a few kilobytes, and at most a thousand may be on their way. When there are more, the oldest one
+of the host that has the most makes room: a node needs some milliseconds, and strangers that stay do not keep it
+out. The server behind this only gets streams of nodes.
 
 While nodes may still connect in plain text, the first bytes decide. A TLS record begins with 22, which would be the
 first byte of a frame of 369 MB, and a node with the secret begins with SaslHandshake.
