@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from penstock.broker.network import sasl_connections, token_keys
 from penstock.broker.network.audit import FAILED_LOGINS_PER_WINDOW, WINDOW_MS, Audit
 from penstock.broker.network.authentication import AUTHENTICATION_TIMEOUT_MS, FAILED_MESSAGE
+from penstock.broker.network.node_secret import NodeSecret
 from penstock.metadata.authorizer import Operation, ResourceType
 from penstock.metadata.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from penstock.metadata.security import ScramMechanism
@@ -200,18 +202,32 @@ def test_failed_logins_do_not_fill_the_audit_log_or_hide_denials(world: World, a
     assert audit.lines[-2] == ("not all failed authentications were logged", {"count": 5})
 
 
-def test_a_name_that_nobody_has_gets_the_same_salt_each_time(world: World) -> None:
-    def challenge(user: str) -> dict[str, str]:
-        client = world.client()
-        choose(client, "SCRAM-SHA-256")
-        text = token(client, f"n,,n={user},r=abcdefgh".encode()).auth_bytes.decode()
-        return dict(part.split("=", 1) for part in text.split(","))
+def challenge(world: World, user: str) -> dict[str, str]:
+    """What a stranger is told."""
+    client = world.client()
+    choose(client, "SCRAM-SHA-256")
+    text = token(client, f"n,,n={user},r=abcdefgh".encode()).auth_bytes.decode()
+    return dict(part.split("=", 1) for part in text.split(","))
 
-    first, second = challenge("nobody"), challenge("nobody")
+
+def test_a_name_that_nobody_has_gets_the_same_salt_each_time(world: World) -> None:
+    first, second = challenge(world, "nobody"), challenge(world, "nobody")
     assert (first["s"], first["i"]) == (second["s"], second["i"])
     assert first["r"] != second["r"]
-    known = challenge("alice")
+    known = challenge(world, "alice")
     assert (len(known["s"]), known["i"]) == (len(first["s"]), first["i"])
+
+
+def test_who_knows_the_cluster_id_cannot_tell_made_up_salts(world: World, tmp_path: Path) -> None:
+    """Every client that was ever let in knows it, so the nodes' secret is in them, where there is one."""
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    path.write_text("s3cret-of-the-whole-cluster")
+    security: Any = SimpleNamespace(secret=NodeSecret(str(path), bytes(32)))
+    before = [challenge(world, user)["s"] for user in ("nobody", "alice")]
+    world.node._security = security
+    after = [challenge(world, user)["s"] for user in ("nobody", "alice")]
+    assert [salt == old for salt, old in zip(after, before, strict=True)] == [False, True]
 
 
 def test_a_produce_before_authentication_closes_the_connection(world: World) -> None:
