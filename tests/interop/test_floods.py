@@ -13,39 +13,24 @@ import shutil
 import socket
 import ssl
 import subprocess
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
-from penstock.protocol.messages.cluster import ApiVersionsRequest
-from penstock.protocol.messages.security import SaslAuthenticateRequest, SaslHandshakeRequest
-from penstock.sasl.scram import ScramClient
 from tests.broker.memory import MEGABYTE, forget_peak, open_files, peak_bytes, resident_bytes
 from tests.broker.network.test_bad_inputs import FrugalBroker
 from tests.cluster.wire import NoAnswer, Wire
 from tests.interop.client import PATIENCE_S
-from tests.interop.test_sasl import PASSWORD, client_settings, put
+from tests.interop.ports import HELLO, LISTENERS, Ports, SteadyClient, ports
 from tests.interop.test_tls import address, client_hello, produce_and_consume
 from tests.support import BrokerProcess, wait_until
 from tests.tls.files import TlsFiles
 from tests.tls.forgery import Forger, client_with_secrets
 
-LISTENERS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-MECHANISM = "SCRAM-SHA-256"
-SETTINGS = {
-    "listeners": ",".join(f"{name}://127.0.0.1:0" for name in LISTENERS),
-    "sasl.enabled.mechanisms": MECHANISM,
-    "group.initial.rebalance.delay.ms": "0",
-}
-HELLO = ApiVersionsRequest(client_software_name="a", client_software_version="1")
 KINDS = ("idle", "silent", "begun")
 FEW, MANY = 250, 10_000
 # What one more connection may cost: most of it are the buffers of OpenSSL.
@@ -76,97 +61,29 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 
 
 @pytest.fixture(scope="module")
-def broker(files: TlsFiles) -> Iterator[BrokerProcess]:
-    with BrokerProcess({**SETTINGS, **files.settings("none")}) as broker:
-        put(broker, "alice")
+def broker(files: TlsFiles) -> Iterator[Ports]:
+    with ports(files) as broker:
         yield broker
-
-
-def librdkafka(broker: BrokerProcess, files: TlsFiles, listener: str) -> dict[str, str]:
-    if listener.startswith("SASL"):
-        return client_settings(broker, files, MECHANISM, listener=listener)
-    found = {"bootstrap.servers": address(broker, listener)}
-    return found if listener == "PLAINTEXT" else {**found, **files.librdkafka()}
-
-
-class SteadyClient:
-    """Produces to a topic and consumes from it, in a thread. Leaving the context fails if it ever met an error."""
-
-    def __init__(self, settings: dict[str, str], topic: str) -> None:
-        self._topic = topic
-        self.errors: list[str] = []
-        self.delivered = 0
-        self.consumed = 0
-        heard: dict[str, Any] = {**settings, "error_cb": lambda error: self.errors.append(str(error))}
-        self._producer = Producer({**heard, "linger.ms": 0})
-        self._consumer = Consumer({**heard, "group.id": topic, "enable.auto.commit": False})
-        self._is_done = threading.Event()
-        self._thread = threading.Thread(target=self._work)
-
-    def __enter__(self) -> SteadyClient:
-        self._producer.produce(self._topic, b"first", on_delivery=self._acknowledged)
-        self._producer.flush(PATIENCE_S)
-        self._consumer.assign([TopicPartition(self._topic, 0, 0)])
-        self._thread.start()
-        self.wait_for_more()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None:
-                self.wait_for_more()
-        finally:
-            self._is_done.set()
-            self._thread.join()
-            self._producer.flush(PATIENCE_S)
-            self._consumer.close()
-            del self._producer
-        assert error is not None or self.errors == []
-
-    def wait_for_more(self) -> None:
-        """It is served now."""
-        before = self.delivered
-        wait_until(
-            lambda: self.errors or self.consumed > before + 3,
-            PATIENCE_S,
-            "another client produces and consumes",
-        )
-
-    def _acknowledged(self, error: KafkaError | None, _: Message) -> None:
-        if error is None:
-            self.delivered += 1
-        else:
-            self.errors.append(str(error))
-
-    def _work(self) -> None:
-        while not self._is_done.is_set():
-            self._producer.produce(self._topic, b"x" * 100, on_delivery=self._acknowledged)
-            self._producer.poll(0)
-            for record in self._consumer.consume(100, 0.02):
-                if record.error() is None:
-                    self.consumed += 1
-                else:
-                    self.errors.append(str(record.error()))
 
 
 class Flood:
     """Connections to one listener of a broker, of a test's own addresses."""
 
-    def __init__(self, stack: ExitStack, broker: BrokerProcess, files: TlsFiles, listener: str) -> None:
+    def __init__(self, stack: ExitStack, broker: Ports, listener: str) -> None:
         self._stack = stack
-        self._address = broker.addresses[listener]
-        self._has_sasl = listener.startswith("SASL")
-        self._context = files.authority.client() if listener.endswith("SSL") else None
+        self._broker = broker
+        self._listener = listener
+        context = broker.context(listener)
         # The first message, of which strangers send a part.
-        self._first = b"\0\0\1\0\0\x12\0\3" if self._context is None else client_hello(self._context)
+        self._first = b"\0\0\1\0\0\x12\0\3" if context is None else client_hello(context)
         self.idle: list[Wire] = []
         self.half_open: list[socket.socket] = []
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
         peer = self._stack.enter_context(
-            socket.create_connection(self._address, PATIENCE_S, source_address=(source, 0))
+            socket.create_connection(
+                self._broker.process.addresses[self._listener], PATIENCE_S, source_address=(source, 0)
+            )
         )
         self.half_open.append(peer)
         return peer
@@ -185,19 +102,12 @@ class Flood:
 
     def log_in(self) -> Wire:
         """A client that may send any request. Raises NoAnswer."""
-        wire = self._stack.enter_context(Wire(self._address, timeout_s=PATIENCE_S, context=self._context))
-        if self._has_sasl:
-            exchange = ScramClient(MECHANISM, "alice", PASSWORD, b"client-nonce-of-24-bytes")
-            wire.call(SaslHandshakeRequest(mechanism=MECHANISM), 1)
-            challenge = wire.call(SaslAuthenticateRequest(auth_bytes=exchange.first()), 2)
-            proof = exchange.reply(challenge.auth_bytes)
-            exchange.finish(wire.call(SaslAuthenticateRequest(auth_bytes=proof), 2).auth_bytes)
-        return wire
+        return self._stack.enter_context(self._broker.log_in(self._listener))
 
     @property
     def has_deadline(self) -> bool:
         """Whether those that do not go on are closed after seconds, and not after minutes."""
-        return self._has_sasl or self._context is not None
+        return self._listener != "PLAINTEXT"
 
 
 def is_over(peer: socket.socket) -> bool:
@@ -217,7 +127,7 @@ def are_over(peers: Sequence[socket.socket]) -> bool:
     return all(map(is_over, peers))
 
 
-def has_released(broker: BrokerProcess, files_before: int) -> bool:
+def has_released(broker: Ports, files_before: int) -> bool:
     return open_files(broker.pid) < files_before + SPARE_FILES
 
 
@@ -234,24 +144,24 @@ def has_released(broker: BrokerProcess, files_before: int) -> bool:
     ],
 )
 def test_idle_and_half_open_connections_cost_little_and_disturb_nobody(
-    broker: BrokerProcess, files: TlsFiles, listeners: Sequence[str], kinds: Sequence[str], count: int
+    broker: Ports, listeners: Sequence[str], kinds: Sequence[str], count: int
 ) -> None:
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed < count + 2_000:
         pytest.skip("too few descriptors allowed")
     if count == MANY:
         # One that has no memory left over from another flood.
-        broker.stop()
-        broker.start()
+        broker.process.stop()
+        broker.process.start()
     with ExitStack() as steady:
         clients = [
-            steady.enter_context(SteadyClient(librdkafka(broker, files, name), f"{name}-{count}"))
+            steady.enter_context(SteadyClient(broker.librdkafka(name), f"{name}-{count}"))
             for name in listeners
         ]
         before, files_before = resident_bytes(broker.pid), open_files(broker.pid)
         forget_peak(broker.pid)
         with ExitStack() as stack:
-            floods = [Flood(stack, broker, files, name) for name in listeners]
+            floods = [Flood(stack, broker, name) for name in listeners]
             for flood in floods:
                 flood.pour(count, kinds)
             for client in clients:
@@ -271,8 +181,8 @@ def test_idle_and_half_open_connections_cost_little_and_disturb_nobody(
     print(f"{cost / MEGABYTE:.0f} MB for {count} connections ({', '.join(kinds)}) to each of {listeners}")
     assert cost < BYTES_FOR_ALL + sum(count * BYTES_PER_CONNECTION[name] for name in listeners)
     for name in listeners:
-        produce_and_consume(librdkafka(broker, files, name), f"after-{name}-{count}")
-    assert "Traceback" not in broker.log_tail()
+        produce_and_consume(broker.librdkafka(name), f"after-{name}-{count}")
+    assert "Traceback" not in broker.process.log_tail()
 
 
 LIMITED = {"max.connections": "300", "max.connections.per.ip": "100"}
@@ -287,15 +197,12 @@ def test_connections_beyond_the_limits_are_closed_and_those_within_go_on(files: 
         # Half of what the system allows.
         else (FrugalBroker, {}, FrugalBroker.descriptors // 2, FrugalBroker.descriptors)
     )
-    with kind({**SETTINGS, **limits, **files.settings("none")}) as broker, ExitStack() as steady:
-        put(broker, "alice")
-        clients = [
-            steady.enter_context(SteadyClient(librdkafka(broker, files, name), name)) for name in LISTENERS
-        ]
+    with ports(files, limits, kind) as broker, ExitStack() as steady:
+        clients = [steady.enter_context(SteadyClient(broker.librdkafka(name), name)) for name in LISTENERS]
         for name in LISTENERS:
             before = open_files(broker.pid)
             with ExitStack() as stack:
-                flood = Flood(stack, broker, files, name)
+                flood = Flood(stack, broker, name)
                 wait_until(partial(is_refused, flood), PATIENCE_S, "a newcomer is refused")
                 are_open = Counter(peer.getsockname()[0] for peer in flood.half_open if not is_over(peer))
                 assert are_open.total() <= total_max
@@ -304,8 +211,8 @@ def test_connections_beyond_the_limits_are_closed_and_those_within_go_on(files: 
                     client.wait_for_more()
             wait_until(partial(has_released, broker, before), PATIENCE_S, "the connections are released")
             with ExitStack() as stack:
-                assert not Flood(stack, broker, files, name).log_in().call(HELLO, 3).error_code
-        assert "too many connections" in broker.log_tail()
+                assert not Flood(stack, broker, name).log_in().call(HELLO, 3).error_code
+        assert "too many connections" in broker.process.log_tail()
 
 
 def is_refused(flood: Flood) -> bool:
@@ -322,13 +229,13 @@ def is_refused(flood: Flood) -> bool:
 
 @pytest.mark.parametrize(("listener", "requests_another"), [("SSL", True), ("SASL_SSL", False)])
 def test_key_updates_without_end_close_the_connection_and_disturb_nobody(
-    broker: BrokerProcess, files: TlsFiles, tmp_path: Path, listener: str, requests_another: bool
+    broker: Ports, tmp_path: Path, listener: str, requests_another: bool
 ) -> None:
-    with SteadyClient(librdkafka(broker, files, listener), listener) as client:
+    with SteadyClient(broker.librdkafka(listener), listener) as client:
         before = resident_bytes(broker.pid)
         forget_peak(broker.pid)
-        context = client_with_secrets(files.authority.client(), tmp_path / "secrets")
-        peer = socket.create_connection(broker.addresses[listener], PATIENCE_S)
+        context = client_with_secrets(broker.files.authority.client(), tmp_path / "secrets")
+        peer = socket.create_connection(broker.process.addresses[listener], PATIENCE_S)
         with context.wrap_socket(peer, server_hostname="127.0.0.1") as connected:
             forger = Forger(tmp_path / "secrets")
             updates = b"".join(
@@ -340,7 +247,7 @@ def test_key_updates_without_end_close_the_connection_and_disturb_nobody(
             wait_until(lambda: has_ended(connected), PATIENCE_S, "it is closed")
         client.wait_for_more()
         assert peak_bytes(broker.pid) - before < 16 * MEGABYTE
-    assert "Traceback" not in broker.log_tail()
+    assert "Traceback" not in broker.process.log_tail()
 
 
 def has_ended(connected: ssl.SSLSocket) -> bool:
@@ -355,13 +262,11 @@ def has_ended(connected: ssl.SSLSocket) -> bool:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 @pytest.mark.parametrize("listener", ["SSL", "SASL_SSL"])
-def test_renegotiation_is_refused_and_disturbs_nobody(
-    broker: BrokerProcess, files: TlsFiles, listener: str
-) -> None:
-    with SteadyClient(librdkafka(broker, files, listener), listener) as client:
+def test_renegotiation_is_refused_and_disturbs_nobody(broker: Ports, listener: str) -> None:
+    with SteadyClient(broker.librdkafka(listener), listener) as client:
         # A line that begins with R makes OpenSSL's client renegotiate.
         process = subprocess.run(
-            ["openssl", "s_client", "-connect", address(broker, listener), "-tls1_2"],
+            ["openssl", "s_client", "-connect", address(broker.process, listener), "-tls1_2"],
             input="R\n",
             capture_output=True,
             text=True,
