@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,14 @@ class Party:
         self.process.spawn.soon(done)
         self.loop.run_for(for_ms)
 
-    def connect_silently(self) -> None:
-        self.environment.network.connect("node", PORT, lambda *_: None)
+    def connect_and_stop(self, first_bytes: bytes = b"") -> None:
+        """Connect to the node, send no more than this, and do not read."""
+
+        def connected(stream: Stream | None, error: OSError | None) -> None:
+            assert stream is not None
+            stream.send([first_bytes])
+
+        self.environment.network.connect("node", PORT, connected)
 
 
 class Node(Party):
@@ -309,17 +316,16 @@ def test_strangers_from_many_hosts_do_not_keep_nodes_out(
     monkeypatch.setattr(node_admission, "PENDING_PER_HOST_MAX", 4)
     monkeypatch.setattr(node_admission, "PENDING_MAX", 10)
     node, other = scene.node(protocol), scene.node(protocol, "other")
-    strangers = [Stranger(scene, f"stranger-{number}") for number in range(3)]
+    strangers = [Party(scene, f"stranger-{number}") for number in range(3)]
     for stranger in strangers:
         for _ in range(4):
-            stranger.connect()
-            stranger.send(b"" if are_silent else begun)
+            stranger.do(partial(stranger.connect_and_stop, b"" if are_silent else begun), 10)
     assert len(node.admission) == 10
     found: list[Any] = []
     other.do(lambda: other.connector.connect("node", PORT, lambda *result: found.extend(result)), 0)
     # Strangers go on coming while the node proves that it is one.
     for number in range(12):
-        strangers[number % 3].do(strangers[number % 3].connect_silently, 10)
+        strangers[number % 3].do(strangers[number % 3].connect_and_stop, 10)
     scene.loop.run_for(300)
     assert found and found[0] is not None, found
     assert len(node.admitted) == 1 and len(node.admission) <= 10
@@ -334,7 +340,7 @@ def test_strangers_at_the_host_of_a_node_do_not_keep_it_out(
     monkeypatch.setattr(node_admission, "PENDING_PER_HOST_MAX", 4)
     node, other = scene.node(protocol), scene.node(protocol, "other")
     for _ in range(8):
-        other.do(other.connect_silently)
+        other.do(other.connect_and_stop)
     assert len(node.admission) == 4
     assert not isinstance(other.connect("node"), str)
 
