@@ -105,7 +105,7 @@ def salt_from(random: bytes) -> bytes:
 
 
 def made_up_salt(secret: bytes, mechanism: str, user: str) -> bytes:
-    """The salt of a user who does not exist. ``secret`` is random and lives as long as the process."""
+    """The salt of a user who does not exist. ``secret`` is the same for all who are asked, and stays."""
     return salt_from(hmac.digest(secret, f"{mechanism},{user}".encode(), "sha256"))
 
 
