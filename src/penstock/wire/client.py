@@ -91,7 +91,7 @@ class Client:
         wanted = None if names is None else list(dict.fromkeys(names))
         if wanted is not None and not wanted:
             return {}
-        return self._do(
+        return self.run(
             "looking up topics", lambda core, task: operations.topics(core, task, wanted, create=create)
         )
 
@@ -99,7 +99,7 @@ class Client:
         self, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False
     ) -> dict[TopicPartition, OffsetAt]:
         """The offset of the first record at or after each timestamp, or of EARLIEST, LATEST, MAX_TIMESTAMP."""
-        return self._do(
+        return self.run(
             "listing offsets",
             lambda core, task: operations.list_offsets(core, task, dict(wanted), read_committed),
         )
@@ -181,7 +181,7 @@ class Client:
     def commit(self, group: str, offsets: Mapping[TopicPartition, int], *, metadata: str = "") -> None:
         """Commit offsets to a group without members, for tools that show lag."""
         if offsets:
-            self._do(
+            self.run(
                 f"committing to group {group}",
                 lambda core, task: groups.commit(core, task, group, dict(offsets), metadata),
             )
@@ -191,7 +191,7 @@ class Client:
         partitions = list(dict.fromkeys(wanted))
         if not partitions:
             return {}
-        return self._do(
+        return self.run(
             f"reading the offsets of group {group}",
             lambda core, task: groups.committed(core, task, group, partitions),
         )
@@ -206,7 +206,7 @@ class Client:
         configs: Mapping[str, str] | None = None,
     ) -> bool:
         """Create a topic and wait until it can be used; False if it exists already."""
-        return self._do(
+        return self.run(
             f"creating topic {name}",
             lambda core, task: admin.create_topic(
                 core, task, name, partitions, replication, dict(configs or {})
@@ -218,7 +218,7 @@ class Client:
         wanted = list(dict.fromkeys(names))
         if not wanted:
             return {}
-        return self._do(
+        return self.run(
             "reading the settings of topics", lambda core, task: admin.topic_configs(core, task, wanted)
         )
 
@@ -229,7 +229,7 @@ class Client:
             wanted = {}
             for at in dict.fromkeys(partitions):
                 wanted.setdefault(at.topic, []).append(at.partition)
-        return self._do(
+        return self.run(
             "describing the replicas of brokers", lambda core, task: log_dirs.replicas(core, task, wanted)
         )
 
@@ -237,14 +237,14 @@ class Client:
 
     def list_transactions(self, wanted: ListFilter | None = None) -> list[ListedTransaction]:
         """The transactional ids that the cluster's coordinators know, in order."""
-        return self._do(
+        return self.run(
             "listing transactions",
             lambda core, task: transaction_admin.list_transactions(core, task, wanted or ListFilter()),
         )
 
     def describe_transaction(self, transactional_id: str) -> DescribedTransaction | None:
         """The state of a transactional id; None if its coordinator does not know it."""
-        return self._do(
+        return self.run(
             f"describing the transaction of {transactional_id}",
             lambda core, task: transaction_admin.describe_transaction(core, task, transactional_id),
         )
@@ -254,29 +254,30 @@ class Client:
     ) -> dict[TopicPartition, list[PartitionProducer]]:
         """The producers that the leaders of partitions remember, with their open transactions."""
         wanted = list(dict.fromkeys(partitions))
-        return self._do(
+        return self.run(
             "describing producers",
             lambda core, task: transaction_admin.partition_producers(core, task, wanted),
         )
 
     def abort_in_partition(self, at: TopicPartition, producer: PartitionProducer) -> None:
         """End a hanging transaction in one partition with an abort marker. See ``transaction_admin``."""
-        self._do(
+        self.run(
             f"aborting the transaction of producer {producer.producer_id} in {at}",
             lambda core, task: transaction_admin.abort_in_partition(core, task, at, producer),
         )
+
+    def run(self, what: str, steps: Callable[[Core, Task[Result]], Steps[Result]]) -> Result:
+        """Run any operation to its end: those that have no method here are in ``surveys.py``."""
+        with self.lock:
+            # Process events since the last call: connections may have ended.
+            self.shell.turn(block=False)
+            return self.shell.wait(self.shell.core.start(what, steps, self.shell.now_ms()))
 
     def close(self) -> None:
         with self.lock:
             self.shell.close()
 
     # Private
-
-    def _do(self, what: str, steps: Callable[[Core, Task[Result]], Steps[Result]]) -> Result:
-        with self.lock:
-            # Process events since the last call: connections may have ended.
-            self.shell.turn(block=False)
-            return self.shell.wait(self.shell.core.start(what, steps, self.shell.now_ms()))
 
     def _fetching(
         self, at: TopicPartition, offset: int, settings: FetchSettings, topic_id: bytes | None
