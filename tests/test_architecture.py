@@ -18,8 +18,8 @@ FORBIDDEN_CALLS = {"open", "input"}
 # os.path is arithmetic on names; the rest of os is the world.
 ALLOWED_OF_OS = {"path"}
 # The process itself: signals, the loop, standard output; the blocking client around its core, and the samples that
-# are taken with it; certificates, which OpenSSL reads from files; the keys of tokens, which a library reads from URLs;
-# and the names of hosts, which are looked up before anything starts.
+# are taken with it; certificates, which OpenSSL reads from files; the keys of tokens, which a library reads from
+# URLs; and the names of hosts, which are looked up before anything starts.
 PROCESS = {
     "addresses.py",
     "broker/process.py", "broker/logs.py", "broker/config.py", "monitoring/alerts.py",

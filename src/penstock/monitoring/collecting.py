@@ -37,7 +37,8 @@ from penstock.wire.unread import Unread
 
 SETTINGS = (POLICY, TIME, SIZE, MIN_IN_SYNC)
 # Of how many readers the next record is fetched in one sample, those with the most records behind first.
-AGES_MAX = 20_000
+AGES_MAX = 100_000
+READERS_PER_CALL = 5_000
 # Kafka's transaction.max.timeout.ms: no transaction of a coordinator is open for longer.
 TRANSACTION_MS_MAX = 15 * 60_000
 # Of a hot partition the last records are sampled for their keys.
@@ -239,15 +240,17 @@ class Collector:
             )
         keys = {reader: (partitions[reader.at].topic_id, reader) for reader in readers}
         known = {reader: self._unread[key] for reader, key in keys.items() if key in self._unread}
-        answers = self._client.run(
-            "looking at unread records",
-            lambda core, task: wire.unread(
-                core,
-                task,
-                [reader for reader in readers if reader not in known],
-                read_committed=self._read_committed,
-            ),
-        )
+        answers: dict[ReadAt, Unread | str | None] = {}
+        left = [reader for reader in readers if reader not in known]
+        # Each portion has a deadline of its own.
+        for first in range(0, len(left), READERS_PER_CALL):
+            portion = left[first : first + READERS_PER_CALL]
+            answers |= self._client.run(
+                "looking at unread records",
+                lambda core, task, portion=portion: wire.unread(  # type: ignore[misc]
+                    core, task, portion, read_committed=self._read_committed
+                ),
+            )
         found: dict[tuple[TopicPartition, int], Unread | None] = dict(known.items())
         for reader, answer in answers.items():
             if isinstance(answer, str):

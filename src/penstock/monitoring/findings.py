@@ -118,7 +118,7 @@ def offline_partitions(snapshot: Snapshot, _: Thresholds) -> Iterator[Finding]:
 
 def below_minimum(snapshot: Snapshot, _: Thresholds) -> Iterator[Finding]:
     def is_below(topic: str, each: PartitionView) -> bool:
-        return each.leader != NO_LEADER and len(each.in_sync) < snapshot.min_in_sync.get(topic, 1)
+        return each.leader != NO_LEADER and len(each.in_sync) < _minimum(snapshot, topic, each)
 
     for topic, numbers in _partitions(snapshot, is_below):
         yield Finding(
@@ -133,7 +133,7 @@ def below_minimum(snapshot: Snapshot, _: Thresholds) -> Iterator[Finding]:
 
 def under_replicated(snapshot: Snapshot, _: Thresholds) -> Iterator[Finding]:
     def is_behind(topic: str, each: PartitionView) -> bool:
-        minimum = min(snapshot.min_in_sync.get(topic, 1), len(each.replicas))
+        minimum = _minimum(snapshot, topic, each)
         return each.leader != NO_LEADER and minimum <= len(each.in_sync) < len(each.replicas)
 
     for topic, numbers in _partitions(snapshot, is_behind):
@@ -401,6 +401,11 @@ def _by_group(
         if is_wanted(each):
             found.setdefault((each.group, each.topic), []).append(each)
     return found.items()
+
+
+def _minimum(snapshot: Snapshot, topic: str, each: PartitionView) -> int:
+    """As brokers count: a partition with fewer replicas needs only those (KIP-966)."""
+    return min(snapshot.min_in_sync.get(topic, 1), len(each.replicas))
 
 
 def _of_partitions(snapshot: Snapshot, topic: str, numbers: list[int]) -> str:
