@@ -21,7 +21,14 @@ from penstock.cli.output import confirm, count_text, printable, show_json, show_
 from penstock.cli.subcommands import subcommands
 from penstock.cli.wire_client import connected, time_text
 from penstock.monitoring.durations import UNITS_MS, duration_text
-from penstock.monitoring.hanging import UNFINISHED, Hanging, hanging_transactions, owners_of, will_end
+from penstock.monitoring.hanging import (
+    UNFINISHED,
+    Hanging,
+    hanging_transactions,
+    owners_of,
+    producers_of,
+    will_end,
+)
 from penstock.wire import Client, TopicPartition
 from penstock.wire.transaction_admin import ListFilter
 
@@ -172,7 +179,7 @@ def find_hanging(
     open_ms_min = _duration_ms("--open-for", open_for)
     with connected(bootstrap) as client:
         places = _partitions(client, topics, partitions or [])
-        found = hanging_transactions(client, places, _wall_ms() - open_ms_min)
+        found = hanging_transactions(client, producers_of(client, places), _wall_ms() - open_ms_min)
     if as_json:
         show_json([_hanging_row(each) for each in found])
     elif found:

@@ -282,29 +282,27 @@ class Collector:
         return replace(hot, keys=heaviest_keys(records))
 
     def _hanging(self, topics: Mapping[str, TopicView], time_ms: int, unseen: list[str]) -> list[Hanging]:
-        by_topic = {
-            name: [
-                TopicPartition(name, number) for number, each in view.partitions.items() if each.leader >= 0
-            ]
+        places = [
+            TopicPartition(name, number)
             for name, view in topics.items()
-        }
-        before_ms = time_ms - TRANSACTION_MS_MAX
-        try:
-            return hanging_transactions(
-                self._client, [at for each in by_topic.values() for at in each], before_ms
-            )
-        except WireError:
-            pass
-        # Some topic may not be looked at: ask for each by itself.
-        found: list[Hanging] = []
+            for number, each in view.partitions.items()
+            if each.leader != NO_LEADER
+        ]
+        answers = self._client.run(
+            "describing producers", lambda core, task: wire.producers(core, task, places)
+        )
         refused = _Unseen()
-        for name, places in by_topic.items():
-            try:
-                found += hanging_transactions(self._client, places, before_ms)
-            except WireError as error:
-                refused.add("the transactions in topics", name, str(error))
-        unseen += refused.lines()
-        return found
+        for at, answer in answers.items():
+            if isinstance(answer, str):
+                refused.add("the transactions in partitions", str(at), answer)
+        producers = {at: answer for at, answer in answers.items() if not isinstance(answer, str)}
+        try:
+            return hanging_transactions(self._client, producers, time_ms - TRANSACTION_MS_MAX)
+        except WireError as error:
+            refused.note(f"who owns open transactions ({error})")
+            return []
+        finally:
+            unseen += refused.lines()
 
     def _certificates(self, unseen: list[str]) -> Iterable[Certificate]:
         if self._context is None or self._context.verify_mode == ssl.CERT_NONE:

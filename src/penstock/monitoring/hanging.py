@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.model import TopicPartition
@@ -29,17 +29,26 @@ class Hanging(NamedTuple):
     transactional_id: str | None
 
 
-def hanging_transactions(client: Client, places: Sequence[TopicPartition], before_ms: int) -> list[Hanging]:
-    """The open transactions without a record since ``before_ms`` that no coordinator will end."""
-    suspects: list[tuple[TopicPartition, PartitionProducer]] = []
+def producers_of(
+    client: Client, places: Sequence[TopicPartition]
+) -> dict[TopicPartition, list[PartitionProducer]]:
+    """The producers of many partitions, in portions."""
+    found: dict[TopicPartition, list[PartitionProducer]] = {}
     for first in range(0, len(places), PARTITIONS_PER_REQUEST):
-        asked = places[first : first + PARTITIONS_PER_REQUEST]
-        suspects += [
-            (at, producer)
-            for at, producers in client.partition_producers(asked).items()
-            for producer in producers
-            if producer.open_since_offset is not None and producer.last_timestamp < before_ms
-        ]
+        found |= client.partition_producers(places[first : first + PARTITIONS_PER_REQUEST])
+    return found
+
+
+def hanging_transactions(
+    client: Client, producers: Mapping[TopicPartition, Sequence[PartitionProducer]], before_ms: int
+) -> list[Hanging]:
+    """The open transactions without a record since ``before_ms`` that no coordinator will end."""
+    suspects = [
+        (at, producer)
+        for at, each in producers.items()
+        for producer in each
+        if producer.open_since_offset is not None and producer.last_timestamp < before_ms
+    ]
     owners = owners_of(client, [producer.producer_id for _, producer in suspects])
     described = {
         each.transactional_id: client.describe_transaction(each.transactional_id) for each in owners.values()

@@ -43,6 +43,7 @@ from penstock.wire.operations import (
     offsets_question,
     refresh,
 )
+from penstock.wire.transaction_admin import PartitionProducer, producer_of, producers_ask
 from penstock.wire.unread import Nothing, Unread, next_unread
 
 LIST_GROUPS, DESCRIBE_CLUSTER = 16, 60
@@ -320,17 +321,51 @@ def offsets(
     core: Core, task: Task[Any], wanted: Mapping[TopicPartition, int], *, read_committed: bool = False
 ) -> Steps[dict[TopicPartition, OffsetAt | Reason]]:
     """As ``operations.list_offsets``. Call ``topic_views`` first."""
-    found: dict[TopicPartition, OffsetAt | Reason] = {}
-    left: Iterable[TopicPartition] = wanted
+
+    def ask(portion: Sequence[TopicPartition]) -> Ask:
+        places = {at: place for at in portion if (place := core.cluster.leader(at)) is not None}
+        address = next(iter(places.values()))[0]
+        return offsets_question(address, {at: wanted[at] for at in places}, places, read_committed).ask
+
+    return (
+        yield from _ask_leaders(
+            core,
+            task,
+            list(wanted),
+            ask,
+            lambda each: OffsetAt(each.offset, each.timestamp),
+        )
+    )
+
+
+def producers(
+    core: Core, task: Task[Any], wanted: Sequence[TopicPartition]
+) -> Steps[dict[TopicPartition, list[PartitionProducer] | Reason]]:
+    """As ``transaction_admin.partition_producers``. Call ``topic_views`` first."""
+    return (
+        yield from _ask_leaders(
+            core,
+            task,
+            wanted,
+            producers_ask,
+            lambda each: [producer_of(producer) for producer in each.active_producers],
+        )
+    )
+
+
+def _ask_leaders(
+    core: Core,
+    task: Task[Any],
+    wanted: Sequence[TopicPartition],
+    ask: Callable[[Sequence[TopicPartition]], Ask],
+    result_of: Callable[[Any], Item],
+) -> Steps[dict[TopicPartition, Item | Reason]]:
+    """One answer for each partition, from its leader."""
+    found: dict[TopicPartition, Item | Reason] = {}
+    left = wanted
     for attempt in range(TRIES):
         by_leader = _by_leader(core, left, found)
         again: list[TopicPartition] = []
-
-        def ask(portion: Sequence[TopicPartition]) -> Ask:
-            places = {at: place for at in portion if (place := core.cluster.leader(at)) is not None}
-            return offsets_question(
-                next(iter(places.values()))[0], {at: wanted[at] for at in places}, places, read_committed
-            ).ask
 
         def heard(
             asked: Sequence[TopicPartition], answer: Answer, again: list[TopicPartition] = again
@@ -345,9 +380,7 @@ def offsets(
                     code = each.error_code
                     if code in LEADER_MOVED or code in BUSY:
                         again.append(at)
-                    found[at] = (
-                        OffsetAt(each.offset, each.timestamp) if code == ErrorCode.NONE else words_of(code)
-                    )
+                    found[at] = result_of(each) if code == ErrorCode.NONE else words_of(code)
 
         yield from _in_portions(by_leader, PARTITIONS_MAX, ask, Channel.CONTROL, heard)
         if not again or attempt == TRIES - 1:
