@@ -33,7 +33,7 @@ class FakePartition:
             log_start_offset=0,
             log_end_offset=end_offset,
             last_stable_offset=lambda high_watermark: 0,
-            end_offset_of=lambda found: self.log.log_end_offset,
+            end_offset_of=lambda found: end_offset,
         )
         self.traffic = TopicTraffic()
         self.high_watermark = end_offset
