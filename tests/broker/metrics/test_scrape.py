@@ -238,7 +238,7 @@ def test_open_transactions_are_counted_by_their_state(world: World) -> None:
 
     def has_coordinator() -> bool:
         answer = client.call(FindCoordinatorRequest(key_type=1, coordinator_keys=["mover"]), 4)
-        return answer.coordinators[0].error_code == 0
+        return bool(answer.coordinators[0].error_code == 0)
 
     world.run_until(has_coordinator, 60_000)
     ids = initialized(world, client, "mover")
