@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import strictyaml
+import strictyaml  # type: ignore[import-untyped]
 
 from tests.support import BrokerProcess
 

@@ -7,7 +7,7 @@ different moments, as those of any scrape are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,7 +19,6 @@ from penstock.environment import Files
 from penstock.metadata.values import NO_LEADER, PartitionImage, TopicImage
 from penstock.model import TopicId
 from penstock.transactions.changes import State
-from penstock.transactions.coordinator import TransactionCoordinator
 
 PARTITIONS_PER_SLICE = 500
 # How many times as long as it took to make is a census used.
@@ -94,139 +93,144 @@ class CensusTaker:
             then(self._last)
             return
         self._work_us = 0
-        broker = self._broker
-        files = broker.environment.files
-        everyone = list(broker.partitions)
-        unknown = [
-            (hosted.key, directory.path_of(hosted.topic, hosted.index))
-            for hosted in everyone
-            if not hosted.is_open
-            and hosted.key not in self._closed_sizes
-            and (directory := broker.storage.directory_of(hosted)) is not None
-        ]
-        disks = [Disk(each.path, each.is_online, each.is_full) for each in broker.storage.directories]
-
-        def measure() -> dict[tuple[TopicId, int], int]:
-            _measure_disks(files, disks)
-            return {key: size_on_disk(files, path) for key, path in unknown}
-
-        def measured(sizes: dict[tuple[TopicId, int], int] | None, error: Exception | None) -> None:
-            assert sizes is not None, error
-            self._closed_sizes.update(sizes)
-            self._count(everyone, disks, then)
-
-        broker.environment.spawn.in_thread(measure, measured, lane="upkeep")
-
-    def _count(
-        self, everyone: list[HostedPartition], disks: list[Disk], then: Callable[[Census], None]
-    ) -> None:
-        hosted_count, closed_sizes = HostedCount(), self._closed_sizes
+        storage = self._broker.storage
+        disks = [Disk(each.path, each.is_online, each.is_full) for each in storage.directories]
+        census = Census(HostedCount(), None, disks)
         # What is open or gone by now is left out of the next one.
-        self._closed_sizes = {}
-        parts: Iterator[Callable[[], None]] = iter(
-            (
-                *self._hosted_slices(everyone, closed_sizes, hosted_count),
-                *self._transaction_slices(hosted_count),
-            )
+        known_sizes, self._closed_sizes = self._closed_sizes, {}
+        unknown: list[HostedPartition] = []
+        everyone = iter(list(self._broker.partitions))
+
+        def count_some() -> bool:
+            found = list(islice(everyone, PARTITIONS_PER_SLICE))
+            for hosted in found:
+                if not hosted.is_deleted:
+                    self._count_hosted(hosted, census.hosted, known_sizes, unknown)
+            return bool(found)
+
+        self._in_slices(count_some, lambda: self._measure(census, unknown, then))
+
+    def _count_hosted(
+        self,
+        hosted: HostedPartition,
+        count: HostedCount,
+        known_sizes: Mapping[tuple[TopicId, int], int],
+        unknown: list[HostedPartition],
+    ) -> None:
+        _count_hosted(hosted, count)
+        size = 0
+        if hosted.is_open:
+            # A failed disk is noticed by those who use it.
+            with suppress(OSError):
+                size = hosted.log.size_bytes
+        elif hosted.key in known_sizes:
+            size = self._closed_sizes[hosted.key] = known_sizes[hosted.key]
+        else:
+            unknown.append(hosted)
+        count.size_bytes[hosted.topic] = count.size_bytes.get(hosted.topic, 0) + size
+
+    def _measure(
+        self, census: Census, unknown: list[HostedPartition], then: Callable[[Census], None]
+    ) -> None:
+        """Ask the file system, in a thread, for the disks and for logs that are not open."""
+        paths: list[tuple[HostedPartition, str]] = []
+        rest = iter(unknown)
+
+        def find_some() -> bool:
+            found = list(islice(rest, PARTITIONS_PER_SLICE))
+            for hosted in found:
+                directory = self._broker.storage.directory_of(hosted)
+                # Without one it is empty.
+                self._closed_sizes[hosted.key] = 0
+                if directory is not None:
+                    paths.append((hosted, directory.path_of(hosted.topic, hosted.index)))
+            return bool(found)
+
+        files = self._broker.environment.files
+
+        def measure() -> list[int]:
+            _measure_disks(files, census.disks)
+            return [size_on_disk(files, path) for _, path in paths]
+
+        def measured(sizes: list[int] | None, error: Exception | None) -> None:
+            assert sizes is not None, error
+            sums = census.hosted.size_bytes
+            for (hosted, _), size in zip(paths, sizes):
+                self._closed_sizes[hosted.key] = size
+                sums[hosted.topic] += size
+            self._count_transactions(census, then)
+
+        self._in_slices(
+            find_some, lambda: self._broker.environment.spawn.in_thread(measure, measured, lane="upkeep")
         )
 
-        def next_part() -> None:
-            began_us = self._clock.work_us()
-            part = next(parts, None)
-            if part is not None:
-                part()
-            self._work_us += self._clock.work_us() - began_us
-            if part is not None:
-                self._broker.environment.spawn.soon(next_part)
-            else:
-                self._count_cluster(lambda cluster: self._done(Census(hosted_count, cluster, disks), then))
+    def _count_transactions(self, census: Census, then: Callable[[Census], None]) -> None:
+        """One coordinator in a turn: it may have 20,000 ids."""
+        counts = census.hosted.transactions = dict.fromkeys(OPEN_STATES, 0)
+        coordinators = iter([each.core for each in self._broker.transaction_coordinators])
+        wall_ms = self._clock.wall_ms()
 
-        next_part()
+        def count_some() -> bool:
+            coordinator = next(coordinators, None)
+            if coordinator is None:
+                return False
+            for listed in coordinator.list_transactions(OPEN_STATES, wall_ms=wall_ms):
+                counts[listed.transaction_state] += 1
+            return True
+
+        self._in_slices(count_some, lambda: self._count_cluster(census, then))
+
+    def _count_cluster(self, census: Census, then: Callable[[Census], None]) -> None:
+        """Only on the active controller, and only if a topic has changed."""
+        broker = self._broker
+        if not broker.consensus.is_active:
+            self._counted_topics = self._cluster = None
+            self._done(census, then)
+            return
+        topics = broker.image.topics
+        if self._cluster is not None and topics is self._counted_topics:
+            census.cluster = self._cluster
+            self._done(census, then)
+            return
+        count = census.cluster = ClusterCount()
+        everything = (partition for topic in list(topics.values()) for partition in topic.partitions)
+
+        def count_some() -> bool:
+            found = list(islice(everything, PARTITIONS_PER_SLICE))
+            for partition in found:
+                _count_partition(partition, count)
+            return bool(found)
+
+        def counted() -> None:
+            self._counted_topics, self._cluster = topics, count
+            self._done(census, then)
+
+        self._in_slices(count_some, counted)
 
     def _done(self, census: Census, then: Callable[[Census], None]) -> None:
         self._last = census
         self._reused_until_us = self._clock.work_us() + REUSED_TIMES * self._work_us
         then(census)
 
-    # What this broker has
-
-    def _hosted_slices(
-        self,
-        everyone: list[HostedPartition],
-        closed_sizes: Mapping[tuple[TopicId, int], int],
-        count: HostedCount,
-    ) -> Iterable[Callable[[], None]]:
-        def counting(start: int) -> Callable[[], None]:
-            def work() -> None:
-                for hosted in everyone[start : start + PARTITIONS_PER_SLICE]:
-                    if not hosted.is_deleted:
-                        _count_hosted(hosted, count, closed_sizes, self._closed_sizes)
-
-            return work
-
-        return (counting(start) for start in range(0, len(everyone), PARTITIONS_PER_SLICE))
-
-    def _transaction_slices(self, count: HostedCount) -> Iterable[Callable[[], None]]:
-        """One for each coordinator, which may have 20,000 ids."""
-        count.transactions = dict.fromkeys(OPEN_STATES, 0)
-        wall_ms = self._clock.wall_ms()
-
-        def counting(coordinator: TransactionCoordinator) -> Callable[[], None]:
-            def work() -> None:
-                for listed in coordinator.list_transactions(OPEN_STATES, wall_ms=wall_ms):
-                    count.transactions[listed.transaction_state] += 1
-
-            return work
-
-        return [counting(each.core) for each in self._broker.transaction_coordinators]
-
-    # What the cluster has
-
-    def _count_cluster(self, then: Callable[[ClusterCount | None], None]) -> None:
-        broker = self._broker
-        if not broker.consensus.is_active:
-            self._counted_topics = self._cluster = None
-            then(None)
-            return
-        topics = broker.image.topics
-        if self._cluster is not None and topics is self._counted_topics:
-            then(self._cluster)
-            return
-        count = ClusterCount()
-        everything = (partition for topic in list(topics.values()) for partition in topic.partitions)
+    def _in_slices(self, work: Callable[[], bool], then: Callable[[], None]) -> None:
+        """Do some of the work in each turn until it says that nothing is left, then go on."""
 
         def next_slice() -> None:
             began_us = self._clock.work_us()
-            found = list(islice(everything, PARTITIONS_PER_SLICE))
-            for partition in found:
-                _count_partition(partition, count)
+            is_more = work()
             self._work_us += self._clock.work_us() - began_us
-            if found:
-                broker.environment.spawn.soon(next_slice)
+            if is_more:
+                self._broker.environment.spawn.soon(next_slice)
             else:
-                self._counted_topics, self._cluster = topics, count
-                then(count)
+                then()
 
         next_slice()
 
 
-def _count_hosted(
-    hosted: HostedPartition,
-    count: HostedCount,
-    closed_sizes: Mapping[tuple[TopicId, int], int],
-    still_closed: dict[tuple[TopicId, int], int],
-) -> None:
+def _count_hosted(hosted: HostedPartition, count: HostedCount) -> None:
     count.replicas += 1
     if hosted.is_offline:
         count.offline_replicas += 1
-    size = 0
-    if hosted.is_open:
-        # A failed disk is noticed by those who use it.
-        with suppress(OSError):
-            size = hosted.log.size_bytes
-    elif (known := closed_sizes.get(hosted.key)) is not None:
-        size = still_closed[hosted.key] = known
-    count.size_bytes[hosted.topic] = count.size_bytes.get(hosted.topic, 0) + size
     if not hosted.is_leader:
         return
     image = hosted.image

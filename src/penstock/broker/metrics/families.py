@@ -31,7 +31,7 @@ from penstock.broker.network.server import Server
 
 # Topics with time series of their own. A broker with more gives those of the first by name.
 TOPICS_MAX = 10_000
-TOPICS_PER_PIECE = 100
+TOPICS_PER_PIECE = 50
 
 _BOUNDS = [str(bound_us / 1_000_000) for bound_us in BOUNDS_US] + ["+Inf"]
 

@@ -52,7 +52,7 @@ class HttpConnection:
         self._owner = owner
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADERS_BYTES_MAX)
         self._received = memoryview(bytearray(RECEIVED_BYTES))
-        self._unsent = b""
+        self._unsent = memoryview(b"")
         self._is_closed = False
         # The present request is being answered; the next one waits.
         self._is_answering = False
@@ -168,7 +168,7 @@ class HttpConnection:
         if not self._is_head:
             parts.append(http.send(h11.Data(data=body)))
         parts.append(http.send(h11.EndOfMessage()))
-        self._unsent = b"".join(part for part in parts if part)
+        self._unsent = memoryview(b"".join(part for part in parts if part))
         self._flush()
 
     def _flush(self) -> None:
@@ -177,7 +177,6 @@ class HttpConnection:
         except OSError:
             self.close()
             return
-        # A copy of the rest, at most as often as the peer's buffer is emptied.
         self._unsent = self._unsent[sent:]
         if self._unsent:
             self._stream.on_writable(self._flush)

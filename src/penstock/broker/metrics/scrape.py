@@ -16,7 +16,7 @@ from penstock.broker.metrics.families import Sources, families
 from penstock.broker.metrics.readiness import Readiness
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-SAMPLES_PER_SLICE = 200
+SAMPLES_PER_SLICE = 100
 
 
 class Scraper:
