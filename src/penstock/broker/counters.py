@@ -30,9 +30,11 @@ class Durations:
 class ApiCounts:
     """The requests of one API: how long their answers took, and the errors in these."""
 
-    __slots__ = ("durations", "errors")
+    __slots__ = ("answered", "durations", "errors")
 
     def __init__(self) -> None:
+        # In the current turn of a connection.
+        self.answered = 0
         self.durations = Durations()
         # By error code: how often it was in a response. A response may have one for each partition.
         self.errors: dict[int, int] = {}
@@ -46,7 +48,7 @@ class RequestCounts:
 
     def __init__(self) -> None:
         self.by_api: dict[int, ApiCounts] = {}
-        # One entry for each request answered in the current turn of a connection.
+        # The APIs of which requests were answered in the current turn of a connection. Usually one.
         self.answered: list[ApiCounts] = []
 
     def of(self, key: int) -> ApiCounts:
@@ -59,9 +61,10 @@ class RequestCounts:
         """The answers of this turn are about to be sent at once, so all took the same time: that of the turn."""
         bucket = bisect_left(BOUNDS_US, duration_us)
         for counts in self.answered:
-            durations = counts.durations
-            durations.counts[bucket] += 1
-            durations.sum_us += duration_us
+            durations, count = counts.durations, counts.answered
+            durations.counts[bucket] += count
+            durations.sum_us += count * duration_us
+            counts.answered = 0
         self.answered.clear()
 
 

@@ -338,8 +338,11 @@ class PendingFetch:
                     break
                 ranges.append(found)
                 size += found.size
-            end_offset = partition.read_end = log.end_offset_of(ranges[-1])
+            partition.read_bytes = size
+            if self._replica < 0:
+                partition.read_end = log.end_offset_of(ranges[-1])
             if self._read_committed:
+                end_offset = log.end_offset_of(ranges[-1])
                 data.aborted_transactions = [
                     AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
                     for each in log.aborted_transactions(partition.fetch_offset, end_offset)
@@ -403,7 +406,13 @@ class PendingFetch:
             if data.error_code:
                 self._call.route.counts.failed(data.error_code)
             elif data.records:
-                self._count_sent(partition, data.records)
+                assert partition.hosted is not None
+                traffic = partition.hosted.traffic
+                if self._replica >= 0:
+                    traffic.replication_bytes_out += partition.read_bytes
+                else:
+                    traffic.bytes_out += partition.read_bytes
+                    traffic.messages_out += partition.read_end - partition.fetch_offset
         if session is not None:
             session.answered(found)
         response = FetchResponse(
@@ -412,16 +421,6 @@ class PendingFetch:
         if self._leaders:
             response.node_endpoints = endpoints_of(self._broker, self._call, self._leaders)
         return response
-
-    def _count_sent(self, partition: FetchPartition, records: Any) -> None:
-        assert partition.hosted is not None
-        traffic = partition.hosted.traffic
-        size = sum(each.size for each in records) if type(records) is list else records.size
-        if self._replica >= 0:
-            traffic.replication_bytes_out += size
-        else:
-            traffic.bytes_out += size
-            traffic.messages_out += partition.read_end - partition.fetch_offset
 
 
 def _asked_partitions(broker: Broker, request: FetchRequest, version: int) -> list[FetchPartition]:

@@ -580,7 +580,10 @@ class Connection:
                 self._waiting.append(call)
                 return
         elif call.complete(response):
-            server.requests.answered.append(route.counts)
+            counts = route.counts
+            if not counts.answered:
+                server.requests.answered.append(counts)
+            counts.answered += 1
         else:
             return
         if self._waiting:

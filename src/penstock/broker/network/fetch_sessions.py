@@ -51,6 +51,7 @@ class FetchPartition:
         "is_counted",
         "last_fetched_epoch",
         "log_start_offset",
+        "read_bytes",
         "read_end",
         "sent_high_watermark",
         "sent_log_start_offset",
@@ -88,7 +89,8 @@ class FetchPartition:
         self.sent_log_start_offset = -1
         # Exclusive. How far the client may read; below it there is more to send.
         self.ceiling = -1
-        # Exclusive. How far the records reach that were read last.
+        # Of the records that were read last: their size and, for a consumer, the offset behind them.
+        self.read_bytes = 0
         self.read_end = -1
         # It has changed since the response that is being made has looked at it: what one partition commits may
         # append to another.
