@@ -73,6 +73,10 @@ class TimedOut(WireError):
     """Brokers answered, but the operation did not succeed before the deadline."""
 
 
+class Unanswered(WireError):
+    """A request that must not be repeated was sent and not answered: it may have been done."""
+
+
 class UnsupportedBroker(WireError):
     """The broker and this client have no version of an API in common."""
 
@@ -114,6 +118,10 @@ class BatchTooLarge(BrokerRefused):
 
 class GroupInUse(BrokerRefused):
     """The group has members, so only they may commit offsets."""
+
+
+class StaleMember(BrokerRefused):
+    """The group has gone on without this member, or to another generation. What it committed is not stored."""
 
 
 class OutOfSequence(BrokerRefused):
