@@ -95,6 +95,7 @@ class FakeCluster:
         self.version_max = version_max or {}
         self.has_topic_ids = True
         self.has_hints = True
+        self.max_message_bytes = 1_000_000
         self.producer_ids = 0
         self.topics_made = 0
         # (broker, api key, version, request) in the order in which they were acted on.
@@ -291,10 +292,9 @@ class FakeCluster:
             )
         return ProduceResponse(responses=responses, node_endpoints=self._endpoints(endpoints))
 
-    @staticmethod
-    def write(partition: FakePartition, batch: bytearray) -> tuple[int, int]:
+    def write(self, partition: FakePartition, batch: bytearray) -> tuple[int, int]:
         """What a leader does with a batch; (error code, base offset)."""
-        header = check_produced(memoryview(batch), max_message_bytes=1_000_000)
+        header = check_produced(memoryview(batch), max_message_bytes=self.max_message_bytes)
         if isinstance(header, ErrorCode):
             return header, -1
         verdict = partition.producers.check(header, WALL_MS, partition.refused_batches)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from penstock.model import TopicPartition
 from penstock.wire.async_client import AsyncClient
+from penstock.wire.async_producer import AsyncProducer, Message, Stored
 from penstock.wire.client import Client, shared
 from penstock.wire.cluster import PartitionInfo, TopicInfo, parse_bootstrap
 from penstock.wire.errors import (
@@ -21,6 +22,7 @@ from penstock.wire.errors import (
     GroupInUse,
     OffsetOutOfRange,
     OutOfSequence,
+    ProduceFailed,
     ProducerFenced,
     StaleMember,
     TimedOut,
@@ -44,6 +46,7 @@ __all__ = [
     "LATEST",
     "MAX_TIMESTAMP",
     "AsyncClient",
+    "AsyncProducer",
     "AuthenticationFailed",
     "BadBootstrap",
     "BadSecurity",
@@ -53,14 +56,17 @@ __all__ = [
     "Fetched",
     "GroupInUse",
     "GroupMember",
+    "Message",
     "OffsetAt",
     "OffsetOutOfRange",
     "OutOfSequence",
     "PartitionInfo",
+    "ProduceFailed",
     "Producer",
     "ProducerFenced",
     "Security",
     "StaleMember",
+    "Stored",
     "TimedOut",
     "TlsFailed",
     "TopicInfo",

@@ -80,6 +80,8 @@ class AsyncShell:
         self._dead_ends: set[Any] = set()
         # Run after every iteration in which something happened, to take what participants have for callers.
         self.after_events: list[Callable[[], None]] = []
+        # Run before the core is closed.
+        self.on_close: list[Callable[[], None]] = []
         self._will_act = False
         self._timer: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Event = asyncio.Event()
@@ -115,6 +117,8 @@ class AsyncShell:
     async def close(self) -> None:
         """End all tasks and connections, and wait until the connections are closed."""
         if not self.is_closed:
+            for stop in self.on_close:
+                stop()
             self.core.close()
             self._do_effects()
             self._report()

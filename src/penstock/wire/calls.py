@@ -87,6 +87,11 @@ def topics(names: Iterable[str] | None = None, *, create: bool = False) -> Call[
     return Call("looking up topics", lambda core, task: operations.topics(core, task, wanted, create=create))
 
 
+def topic(name: str) -> Call[TopicInfo]:
+    """Current metadata of one topic, which brokers may have to hear of first. Raises UnknownTopic."""
+    return Call(f"looking up topic {name}", lambda core, task: operations.topic(core, task, name))
+
+
 def list_offsets(
     wanted: Mapping[TopicPartition, int], *, read_committed: bool = False
 ) -> Call[dict[TopicPartition, OffsetAt]]:

@@ -128,6 +128,20 @@ class OutOfSequence(BrokerRefused):
     """Continuing might lose, repeat or reorder records."""
 
 
+class ProduceFailed(WireError):
+    """A record was not acknowledged. ``cause`` says why."""
+
+    def __init__(self, cause: WireError, may_be_stored: bool) -> None:
+        end = "the record may be stored" if may_be_stored else "the record is not stored"
+        super().__init__(f"{cause}; {end}")
+        self.cause = cause
+        # False: surely not, so it can be sent again. True: nobody knows.
+        self.may_be_stored = may_be_stored
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.cause, self.may_be_stored)
+
+
 class TransactionFailed(BrokerRefused):
     """The open transaction cannot be committed: abort it, then begin another."""
 

@@ -111,8 +111,18 @@ def ask_anybody(core: Core, task: Task[Any], ask: Ask) -> Steps[Answered]:
         yield Pause(core.back_off_ms(task.failures + 1))
 
 
-def refresh(core: Core, task: Task[Any], names: Iterable[str] | None, *, create: bool = False) -> Steps[Any]:
-    """Refresh the cached metadata of these topics (None: all topics). Returns the Metadata response."""
+def refresh(
+    core: Core,
+    task: Task[Any],
+    names: Iterable[str] | None,
+    *,
+    create: bool = False,
+    refused: dict[str, WireError] | None = None,
+) -> Steps[Any]:
+    """Refresh the cached metadata of these topics (None: all topics). Returns the Metadata response.
+
+    Topics that the broker refuses to describe go into ``refused``; without it they are an error.
+    """
     wanted = None if names is None else [MetadataRequestTopic(name=name) for name in names]
     message = MetadataRequest(topics=wanted, allow_auto_topic_creation=create)
     while True:
@@ -130,10 +140,15 @@ def refresh(core: Core, task: Task[Any], names: Iterable[str] | None, *, create:
         for name in [name for name in core.cluster.topics if name not in there]:
             core.cluster.forget(name)
     for topic in response.topics:
+        error: WireError | None = None
         if topic.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION:
-            raise UnknownTopic(f"invalid topic name {topic.name!r}")
-        if topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-            raise BrokerRefused(f"this client may not see the topic {topic.name}", topic.error_code)
+            error = UnknownTopic(f"invalid topic name {topic.name!r}")
+        elif topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            error = BrokerRefused(f"this client may not see the topic {topic.name}", topic.error_code)
+        if error is not None:
+            if refused is None:
+                raise error
+            refused[topic.name] = error
     return response
 
 
@@ -155,6 +170,12 @@ def topics(
             }
         task.trouble = f"topic {unclear[0].name}: {words_of(unclear[0].error_code)}"
         yield from back_off(core, task)
+
+
+def topic(core: Core, task: Task[Any], name: str) -> Steps[TopicInfo]:
+    yield from refresh(core, task, [name])
+    yield from know_leaders(core, task, [TopicPartition(name, 0)])
+    return core.cluster.topics[name]
 
 
 def back_off(core: Core, task: Task[Any]) -> Steps[None]:

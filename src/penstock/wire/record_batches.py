@@ -10,30 +10,22 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from penstock.columnar import kernel
 from penstock.environment import Buffer
 from penstock.protocol.compression import Codec, compress
-from penstock.protocol.records import Header, Record, batch_of
+from penstock.protocol.records import Record, RecordFields, batch_of
 from penstock.wire.operations import Fetched
 
 # Decompressed bytes of one response. Later batches are left for the next fetch.
 UNFOLDED_BYTES_MAX = 64 * 1024 * 1024
 OFFSET_END = 2**62
+# The length of a batch has 32 bits.
+BODY_BYTES_MAX = 2**31 - 128
 
 _NOTHING = memoryview(b"")
 _NO_INTEGERS = memoryview(array("i"))
 _NO_COLUMN = kernel.Binary(memoryview(array("i", [0])), _NOTHING, _NOTHING, 0)
-
-
-class Row(NamedTuple):
-    """A record that has no offset yet."""
-
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[Header] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +41,7 @@ class FetchedRecords:
     topic_id: bytes
 
 
-def encode_rows(rows: Sequence[Row], codec: Codec = Codec.NONE) -> bytearray:
+def encode_rows(rows: Sequence[RecordFields], codec: Codec = Codec.NONE) -> bytearray:
     """One batch with these rows, of which there is at least one. Raises ValueError for one that is no record."""
     timestamps, keys, values, headers = zip(*rows)
     header_ends, names, contents = _NO_INTEGERS, _NO_COLUMN, _NO_COLUMN
@@ -60,7 +52,7 @@ def encode_rows(rows: Sequence[Row], codec: Codec = Codec.NONE) -> bytearray:
         contents = _column([content for _, content in pairs])
     times = memoryview(array("q", timestamps))
     table = kernel.Rows(_column(keys), _column(values), times, header_ends, names, contents)
-    count, size, max_timestamp = kernel.fit(table, 0, kernel.RECORD_BYTES_MAX)
+    count, size, max_timestamp = kernel.fit(table, 0, BODY_BYTES_MAX)
     if count < len(rows):
         raise ValueError(f"{len(rows)} records are too many for a batch")
     body: Buffer = bytearray(size)
