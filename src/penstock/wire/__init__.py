@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from penstock.model import TopicPartition
 from penstock.wire.async_client import AsyncClient
+from penstock.wire.async_member import AsyncMember
 from penstock.wire.async_producer import AsyncProducer, Message, Stored
 from penstock.wire.client import Client, shared
 from penstock.wire.cluster import PartitionInfo, TopicInfo, parse_bootstrap
@@ -35,6 +36,7 @@ from penstock.wire.errors import (
     UnsupportedBroker,
     WireError,
 )
+from penstock.wire.membership import MembershipSettings
 from penstock.wire.operations import EARLIEST, LATEST, MAX_TIMESTAMP, Fetched, OffsetAt
 from penstock.wire.producer import Producer
 from penstock.wire.security import Security
@@ -46,6 +48,7 @@ __all__ = [
     "LATEST",
     "MAX_TIMESTAMP",
     "AsyncClient",
+    "AsyncMember",
     "AsyncProducer",
     "AuthenticationFailed",
     "BadBootstrap",
@@ -56,6 +59,7 @@ __all__ = [
     "Fetched",
     "GroupInUse",
     "GroupMember",
+    "MembershipSettings",
     "Message",
     "OffsetAt",
     "OffsetOutOfRange",
