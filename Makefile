@@ -27,8 +27,10 @@ help:
 	@echo
 	@echo "make sim-long   simulations for hours (SEEDS=$(SEEDS) CLUSTER_SEEDS=$(CLUSTER_SEEDS))"
 	@echo "make chaos      the tests that kill real brokers, longer (PENSTOCK_CHAOS_SECONDS, PENSTOCK_CHAOS_SEED)"
-	@echo "make interop-long transactions with the clients that make test leaves out, and applications that keep"
-	@echo "                their state in compacted topics: Connect, MirrorMaker, faust, quixstreams"
+	@echo "make interop-long transactions, passwords and certificates with the clients that make test leaves out, Kafka's"
+	@echo "                kafka-acls and kafka-configs, applications that keep their state in compacted topics"
+	@echo "                (Connect, MirrorMaker, faust, quixstreams), a cluster that becomes secure and plain again,"
+	@echo "                ten thousand connections to each kind of port"
 	@echo "make chaos-transactions"
 	@echo "                transactions while brokers and clients are killed, paused and supplanted"
 	@echo "                (PENSTOCK_CHAOS_FAULTS=500, PENSTOCK_CHAOS_SEED)"

@@ -8,6 +8,7 @@ with everything they depend on, once, into ``.cache/java``. Where there is no ja
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -79,3 +80,19 @@ def compiled(source: Path, class_path: str) -> Path:
                 ]
             )
         return directory
+
+
+def kafka_tool(main: str, *words: str) -> str:
+    """The output of one of Kafka's tools, both kinds in one."""
+    class_path = classpath(
+        f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
+        f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}",
+    )
+    done = subprocess.run(
+        [program("java"), "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp", class_path, main, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return done.stdout + done.stderr

@@ -138,3 +138,17 @@ def test_each_room_of_the_broker_says_what_it_imports() -> None:
         if package.exists() and room != "handlers":  # which may import everything below them
             named = set(re.findall(r"``(\w+)``", package.read_text()))
             assert imported <= named, f"broker/{room}/__init__.py does not name {imported - named}"
+
+
+# A file, and what is named in it: `tests/tls/test_floods.py::test_name`.
+NAMED_TEST = re.compile(r"`((?:[\w./-]+/)?\w+\.py)((?:::\w+)+)`")
+
+
+def test_every_test_that_the_specification_page_names_is_there() -> None:
+    named = NAMED_TEST.findall((ROOT / "docs" / "reference" / "specification.md").read_text())
+    assert named
+    for file, names in named:
+        places = (ROOT / file, ROOT / "tests" / "interop" / file, ROOT / "tests" / "cli" / file)
+        (text,) = [place.read_text() for place in places if place.is_file()]
+        for name in names.split("::")[1:]:
+            assert re.search(rf"(?:def|class) {name}\b", text), f"{file}: {name}"

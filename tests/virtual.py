@@ -27,6 +27,17 @@ from tests.support_files import FakeClock, FakeFiles
 DISK_MS = 2
 
 
+class Lines(Logger):
+    """A log that the test can read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+
+    def _say(self, level: str, event: str, values: dict[str, Any]) -> None:
+        self.lines.append((event, values))
+
+
 class VirtualTimer:
     def __init__(self, callback: Callable[[], None]) -> None:
         self.callback: Callable[[], None] | None = callback

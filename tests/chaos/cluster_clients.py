@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,9 +56,12 @@ def is_absence(error: KafkaError) -> bool:
     return is_absence_of_one(error) or (error.code() in _MOVED and error.code() != 0)
 
 
-def cluster_settings(bootstrap: str, **more: Any) -> dict[str, Any]:
+def cluster_settings(
+    bootstrap: str, security: Mapping[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
     return settings(
         bootstrap,
+        security,
         socket_timeout_ms=REQUEST_MS,
         topic_metadata_refresh_interval_ms=5000,
         **more,
@@ -84,7 +87,14 @@ class ClusterWriter(Client):
     """An idempotent producer with acks=all: bursts to random partitions, every record awaited at the end."""
 
     def __init__(
-        self, number: int, bootstrap: str, ledger: Ledger, places: Sequence[Place], seed: int, rate: float
+        self,
+        number: int,
+        bootstrap: str,
+        ledger: Ledger,
+        places: Sequence[Place],
+        seed: int,
+        rate: float,
+        security: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(f"writer {number}", ledger)
         self._number = number
@@ -96,6 +106,7 @@ class ClusterWriter(Client):
         self._producer = Producer(
             cluster_settings(
                 bootstrap,
+                security,
                 enable_idempotence=True,
                 acks="all",
                 compression_codec=self._random.choice(("none", "lz4", "zstd")),
@@ -204,13 +215,21 @@ class GroupMember(Client):
     """One of several members that read everything together and commit what they have read."""
 
     def __init__(
-        self, number: int, bootstrap: str, ledger: Ledger, commits: Commits, topics: Sequence[str], group: str
+        self,
+        number: int,
+        bootstrap: str,
+        ledger: Ledger,
+        commits: Commits,
+        topics: Sequence[str],
+        group: str,
+        security: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(f"member {number} of {group}", ledger)
         self._commits = commits
         self._topics = list(topics)
         self._settings = cluster_settings(
             bootstrap,
+            security,
             group_id=group,
             enable_auto_commit=False,
             auto_offset_reset="earliest",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -57,10 +57,10 @@ _ABSENCE = {
 }
 
 
-def settings(bootstrap: str, **more: Any) -> dict[str, Any]:
-    """What every client is told, and more, with underscores for dots."""
+def settings(bootstrap: str, security: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """What every client is told, how it logs in under librdkafka's names, and more, with underscores for dots."""
     named = {name.replace("_", "."): value for name, value in more.items()}
-    return {"bootstrap.servers": bootstrap, **_RECONNECT, **named}
+    return {"bootstrap.servers": bootstrap, **_RECONNECT, **(security or {}), **named}
 
 
 def is_absence(error: KafkaError) -> bool:
@@ -114,11 +114,14 @@ def produce(bootstrap: str, ledger: Ledger, place: Place, sequences: range, *, w
     assert not failures, failures[0]
 
 
-def read_everything(bootstrap: str, places: Sequence[Place]) -> dict[Place, Reading]:
+def read_everything(
+    bootstrap: str, places: Sequence[Place], security: Mapping[str, Any] | None = None
+) -> dict[Place, Reading]:
     """Every record of these partitions, by assignment, with a client that checks the CRC of each batch."""
     consumer = Consumer(
         settings(
             bootstrap,
+            security,
             group_id="nobody",
             enable_auto_commit=False,
             auto_offset_reset="error",

@@ -10,8 +10,12 @@ import contextlib
 import errno
 import os
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -21,13 +25,17 @@ from tests.chaos.brokers import ROLLING, ChaosBroker
 from tests.chaos.clients import Client, Writer, running
 from tests.chaos.errands import PATIENCE_S, create_topics, produce, read_everything, settings
 from tests.chaos.ledger import Ledger, Place, encode_value, identity_of
+from tests.interop.test_sasl import client_settings, put
+from tests.interop.test_tls import address
 from tests.support import wait_until
+from tests.tls.files import TlsFiles
 
 pytestmark = pytest.mark.chaos
 
 PLACES = [Place("loaded", partition) for partition in range(3)]
 DISK_BYTES = 16 << 20
 LEFT_BYTES = 2 << 20
+MECHANISM = "SCRAM-SHA-256"
 
 
 @contextlib.contextmanager
@@ -225,3 +233,53 @@ def test_a_broker_killed_on_a_full_disk_comes_back_when_there_is_room(disk: Smal
                 lambda: ledger.acknowledged_count > before, 30, "writes go on when there is room again"
             )
         ledger.check(read_everything(broker.bootstrap, PLACES))
+
+
+def test_a_disk_that_one_user_fills_is_read_by_others_and_free_when_that_users_topic_is_gone(
+    disk: SmallDisk, tmp_path: Path
+) -> None:
+    files = TlsFiles(tmp_path)
+    listeners = {
+        "listeners": "PLAINTEXT://127.0.0.1:0,SASL_SSL://127.0.0.1:0",
+        "sasl.enabled.mechanisms": MECHANISM,
+        **files.settings("none"),
+    }
+    with ChaosBroker({**ROLLING, **listeners}, data_dir=disk.path / "data") as broker:
+        once: dict[str, Any] = {"retries": 0, "message.timeout.ms": int(PATIENCE_S * 1000)}
+        users, producers = {}, {}
+        for user in ("alice", "mallory"):
+            put(broker, user)
+            users[user] = client_settings(broker, files, MECHANISM, user=user)
+            producers[user] = Producer({**users[user], **once})
+        codes: list[int] = []
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            codes.append(0 if error is None else error.code())
+
+        def send(user: str, size: int) -> int:
+            """The error that a producer is told which does not repeat; 0 if there is none."""
+            producers[user].produce(user, bytes(size), on_delivery=delivered)
+            assert producers[user].flush(2 * PATIENCE_S) == 0
+            return codes[-1]
+
+        written = 10
+        assert [send("alice", 1_000) for _ in range(written)] == [0] * written
+        for user in ("mallory", "alice"):
+            refused = wait_until(partial(send, user, 900_000), PATIENCE_S, "there is no room for anybody")
+            assert refused == KafkaError.KAFKA_STORAGE_ERROR
+        assert count_of(users["alice"], "alice", written) >= written
+        admin = AdminClient(settings(address(broker, "PLAINTEXT")))
+        admin.delete_topics(["mallory"])["mallory"].result(PATIENCE_S)
+        wait_until(lambda: send("alice", 1_000) == 0, PATIENCE_S, "there is room again")
+        broker.assert_no_traceback()
+
+
+def count_of(user: dict[str, str], topic: str, at_least: int) -> int:
+    """How many records a user reads."""
+    with closing(Consumer({**user, "group.id": topic, "enable.auto.commit": False})) as consumer:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        found: list[Message] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while len(found) < at_least and time.monotonic() < deadline:
+            found += [record for record in consumer.consume(at_least, 0.5) if record.error() is None]
+        return len(found)

@@ -147,3 +147,46 @@ def test_kafka_python_logs_in(sasl: SaslBroker) -> None:
         assert isinstance(admin.list_topics(), list)
     finally:
         admin.close()
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SaslBroker]:
+    """With ACLs; the user of ``config`` may do everything."""
+    settings = {**BROKER_SETTINGS, "authorizer.class.name": "acls", "super.users": f"User:{USER}"}
+    with sasl_broker(tmp_path_factory.mktemp("acls"), settings) as running:
+        yield running
+
+
+def restricted(penstock: Penstock, broker: SaslBroker, directory: Path, user: str, *rights: str) -> str:
+    """The file of a new user who has these rights on the topic `orders`."""
+    admin = config(directory / "admin", broker, *WAYS[1])
+    for words in (
+        ("users", "add", user, "--password-stdin"),
+        ("acls", "add", "--principal", user, "--topic", "orders", *rights),
+        ("topics", "create", "orders", "--if-not-exists"),
+    ):
+        done = penstock(*words, "--command-config", admin, stdin=b"of Camelot\n")
+        assert done.code == 0, done
+    return config(directory / user, broker, *WAYS[1], sasl_username=user, sasl_password="of Camelot")
+
+
+def test_the_rights_of_a_producer_are_enough_to_produce(
+    penstock: Penstock, strict: SaslBroker, tmp_path: Path
+) -> None:
+    """They do not include the right to read the settings of the topic."""
+    bob = restricted(penstock, strict, tmp_path, "bob", "--producer")
+    done = penstock("produce", "orders", "--config", bob, "--value", "hello")
+    assert done.code == 0, done
+    too_large = penstock("produce", "orders", "--config", bob, stdin=b"x" * 2_000_000)
+    assert "line 1 is too large: 2000000 bytes, and orders takes smaller batches" in failed(too_large)
+
+
+def test_the_right_to_read_a_topic_is_enough_to_consume_it_without_a_group(
+    penstock: Penstock, strict: SaslBroker, tmp_path: Path
+) -> None:
+    carol = restricted(penstock, strict, tmp_path, "carol", "--operation", "read", "--operation", "write")
+    assert penstock("produce", "orders", "--config", carol, "--value", "hello").code == 0
+    done = penstock("consume", "orders", "--no-follow", "--config", carol)
+    assert done.code == 0 and "hello" in done.out, done
+    refused = penstock("consume", "orders", "--config", carol, "--group", "billing")
+    assert "Group authorization failed" in failed(refused)

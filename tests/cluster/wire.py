@@ -56,6 +56,9 @@ class Wire:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._socket.close()
 
     def call(self, request: Message, version: int) -> Any:
@@ -76,6 +79,18 @@ class Wire:
             raise DecodeError(f"an answer to {correlation_id}, not {self._correlation_id}")
         start = 4 + api.response_header_version(version)
         return api.decode_response[version](memoryview(answer), start)[0]
+
+    def ends_after(self, data: bytes) -> bool:
+        """Whether the broker closes the connection when it gets these bytes, whatever it answers before."""
+        try:
+            self._socket.sendall(data)
+            while self._socket.recv(1 << 20):
+                pass
+        except TimeoutError:
+            return False
+        except OSError:
+            pass
+        return True
 
     def _exactly(self, size: int) -> bytes:
         received = bytearray()

@@ -15,6 +15,8 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 Acks: TypeAlias = Literal["0", "1", "all"]
+# How a client connects and proves who it is, under librdkafka's names. An adapter gives them its library's names.
+Security: TypeAlias = Mapping[str, str]
 Strategy: TypeAlias = Literal["range", "cooperative-sticky"]
 # An int is a timestamp: the first record that is not older.
 When: TypeAlias = int | Literal["earliest", "latest", "max_timestamp"]
@@ -31,10 +33,12 @@ ERROR_NAMES = {
     3: "UNKNOWN_TOPIC_OR_PARTITION",
     10: "MESSAGE_TOO_LARGE",
     17: "INVALID_TOPIC_EXCEPTION",
+    29: "TOPIC_AUTHORIZATION_FAILED",
     36: "TOPIC_ALREADY_EXISTS",
     37: "INVALID_PARTITIONS",
     38: "INVALID_REPLICATION_FACTOR",
     40: "INVALID_CONFIG",
+    58: "SASL_AUTHENTICATION_FAILED",
     68: "NON_EMPTY_GROUP",
     69: "GROUP_ID_NOT_FOUND",
 }
@@ -78,6 +82,12 @@ class ClientError(Exception):
 
     def __reduce__(self) -> tuple[type[ClientError], tuple[str, str]]:
         return ClientError, (self.name, self.message)
+
+
+def error_name(error: Exception) -> str:
+    """Of an error of a Python library: Kafka's name, or the library's for what it found out by itself."""
+    code = getattr(error, "errno", None)
+    return type(error).__name__ if code is None else ERROR_NAMES.get(code, str(code))
 
 
 class BrokerView(NamedTuple):

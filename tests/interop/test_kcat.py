@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.client import CODECS, PATIENCE_S, Client, Record
+from tests.interop.client import CODECS, PATIENCE_S, Client, Record, Security
 from tests.interop.groups_contract import ALL, PARTITIONS, wait_for_values, wait_until_settled
 from tests.interop.raw import stored_batches
 from tests.interop.records_contract import assert_compressed, by_partition, numbered
@@ -27,11 +27,14 @@ Unique = Callable[[str], str]
 
 
 class Kcat:
-    def __init__(self, path: str, bootstrap: str) -> None:
+    def __init__(self, path: str, bootstrap: str, security: Security | None = None) -> None:
         self.command = [path, "-b", bootstrap, "-m", "10"]
+        for name, value in (security or {}).items():
+            self.command += ["-X", f"{name}={value}"]
 
-    def run(self, *arguments: str, text: str = "", fails: bool = False) -> str:
-        done = subprocess.run(
+    def end(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        """Run it until it ends, well or not."""
+        return subprocess.run(
             [*self.command, *arguments],
             input=text,
             capture_output=True,
@@ -39,11 +42,14 @@ class Kcat:
             timeout=PATIENCE_S,
             check=False,
         )
+
+    def run(self, *arguments: str, text: str = "", fails: bool = False) -> str:
+        done = self.end(*arguments, text=text)
         assert (done.returncode != 0) == fails, done.stderr
         return done.stderr if fails else done.stdout
 
     def read(self, *arguments: str) -> list[Record]:
-        return [_record(json.loads(line)) for line in self.run(*arguments, "-J", "-q").splitlines()]
+        return records_of(self.run(*arguments, "-J", "-q"))
 
 
 class KcatMember:
@@ -275,6 +281,10 @@ def test_the_next_member_starts_exactly_where_the_last_one_stopped(
     for partition, records in by_partition(earlier + later).items():
         assert [record.offset for record in records] == list(range(20))
         assert [record.value for record in records] == [b"%d" % (3 * i + partition) for i in range(20)]
+
+
+def records_of(output: str) -> list[Record]:
+    return [_record(json.loads(line)) for line in output.splitlines()]
 
 
 def _record(line: dict[str, Any]) -> Record:

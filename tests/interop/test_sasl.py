@@ -12,16 +12,15 @@ from confluent_kafka.admin import (
     AdminClient,
     ConfigResource,
     ResourceType,
-    ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialDeletion,
-    UserScramCredentialUpsertion,
 )
 
 from tests import java
 from tests.cluster.wire import NoAnswer, Wire
 from tests.interop.adapters.program import ProgramClient
 from tests.interop.client import PATIENCE_S, Outgoing
+from tests.interop.secured import put_user
 from tests.interop.test_java import program
 from tests.interop.test_tls import HELLO, address, closes
 from tests.sasl.issuer import AUDIENCE, NAME, Issuer
@@ -69,10 +68,7 @@ def secured(files: TlsFiles, issuer: Issuer) -> Iterator[BrokerProcess]:
 
 def put(broker: BrokerProcess, user: str, password: str = PASSWORD) -> None:
     """A user with both kinds of SCRAM."""
-    admin = AdminClient({"bootstrap.servers": address(broker, "PLAINTEXT")})
-    for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
-        change = UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), password.encode())
-        admin.alter_user_scram_credentials([change])[user].result(PATIENCE_S)
+    put_user(AdminClient({"bootstrap.servers": address(broker, "PLAINTEXT")}), user, password)
 
 
 def client_settings(
@@ -189,6 +185,22 @@ def test_librdkafka_with_a_wrong_password_is_told_so(
     assert "Authentication failed: invalid credentials" in errors[0]
     wait_until(lambda: f"{mechanism}: invalid credentials" in secured.log_tail(), PATIENCE_S, "it is logged")
     assert "wrong-secret" not in secured.log_path.read_text()
+
+
+def test_librdkafka_with_a_token_of_somebody_else_is_told_so(secured: BrokerProcess, files: TlsFiles) -> None:
+    # It bears the name of the issuer, but is not signed with its key.
+    other = Issuer()
+    errors: list[str] = []
+    producer = Producer(
+        {
+            **client_settings(secured, files, "OAUTHBEARER"),
+            "oauth_cb": lambda _: (other.token(time.time()), time.time() + 60),
+            "error_cb": lambda error: errors.append(str(error)),
+            "log_level": 0,
+        }
+    )
+    wait_until(lambda: producer.poll(0.05) or errors, PATIENCE_S, "librdkafka reports an error")
+    assert "Authentication failed: the signature of the token is wrong" in errors[0]
 
 
 @pytest.mark.parametrize(

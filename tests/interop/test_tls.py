@@ -7,7 +7,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from tests.tls.authority import Authority
 from tests.tls.files import TlsFiles
 
 LISTENERS = "PLAINTEXT://127.0.0.1:0,TLS://127.0.0.1:0,MUTUAL://127.0.0.1:0"
-HALF_OPEN = 200
 HELLO = ApiVersionsRequest(client_software_name="a", client_software_version="1")
 
 
@@ -180,24 +178,7 @@ def test_peers_at_the_wrong_port_are_closed_and_others_go_on(secured: BrokerProc
     assert "the peer does not speak TLS" in secured.log_tail()
 
 
-def test_half_open_handshakes_keep_nobody_out(secured: BrokerProcess, files: TlsFiles) -> None:
-    context = files.authority.client()
-    hello = _client_hello(context)
-    with ExitStack() as stack:
-        for number in range(HALF_OPEN):
-            peer = stack.enter_context(socket.create_connection(secured.addresses["TLS"], PATIENCE_S))
-            # Silent, in the middle of its first message, or in the middle of the handshake.
-            peer.sendall((b"", hello[:100], hello)[number % 3])
-        started = time.monotonic()
-        with Wire(secured.addresses["TLS"], context=context) as secure:
-            assert not secure.call(HELLO, 3).error_code
-        with Wire(secured.addresses["PLAINTEXT"]) as plain:
-            assert not plain.call(HELLO, 3).error_code
-        # Far below the ten seconds that the others have.
-        assert time.monotonic() - started < 5
-
-
-def _client_hello(context: ssl.SSLContext) -> bytes:
+def client_hello(context: ssl.SSLContext) -> bytes:
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     engine = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
     with pytest.raises(ssl.SSLWantReadError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,6 @@ from confluent_kafka.admin import (
 
 from tests import java
 from tests.interop.client import PATIENCE_S
-from tests.tools import program
 
 Unique = Callable[[str], str]
 
@@ -89,22 +87,6 @@ def test_librdkafka_is_told_that_there_are_no_acls_without_an_authorizer(admin: 
     assert [code(each.exception(PATIENCE_S)) for each in asked] == [KafkaError.SECURITY_DISABLED] * 2
 
 
-def kafka_tool(main: str, *words: str) -> str:
-    """The output of one of Kafka's tools, both kinds in one."""
-    class_path = java.classpath(
-        f"org.apache.kafka:kafka_2.13:{java.KAFKA_VERSION}",
-        f"org.apache.kafka:kafka-tools:{java.KAFKA_VERSION}",
-    )
-    done = subprocess.run(
-        [program("java"), "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp", class_path, main, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    return done.stdout + done.stderr
-
-
 @pytest.mark.interop_long
 def test_kafkas_tools_change_users_and_are_told_that_there_are_no_acls(
     admin: Any, bootstrap: str, unique: Unique
@@ -113,10 +95,10 @@ def test_kafkas_tools_change_users_and_are_told_that_there_are_no_acls(
     server = ("--bootstrap-server", bootstrap)
     users = ("kafka.admin.ConfigCommand", *server, "--entity-type", "users", "--entity-name", user)
     credential = "SCRAM-SHA-512=[iterations=8192,password=a-password]"
-    added = kafka_tool(*users, "--alter", "--add-config", credential)
+    added = java.kafka_tool(*users, "--alter", "--add-config", credential)
     assert f"Completed updating config for user {user}." in added
     described = admin.describe_user_scram_credentials([user])[user].result(PATIENCE_S)
     assert [each.iterations for each in described.scram_credential_infos] == [8192]
-    removed = kafka_tool(*users, "--alter", "--delete-config", "SCRAM-SHA-512")
+    removed = java.kafka_tool(*users, "--alter", "--delete-config", "SCRAM-SHA-512")
     assert f"Completed updating config for user {user}." in removed
-    assert "no authorizer" in kafka_tool("org.apache.kafka.tools.AclCommand", *server, "--list")
+    assert "no authorizer" in java.kafka_tool("org.apache.kafka.tools.AclCommand", *server, "--list")

@@ -12,6 +12,7 @@ from penstock.log.aborted_index import AbortedTransaction
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.log.producers import Duplicate
+from penstock.log.segments import CorruptLog
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import Marker, decode_header, encode_batch, encode_marker
 from tests.log.making import (
@@ -30,6 +31,8 @@ from tests.support_files import FakeFiles
 
 DAY = 86_400_000
 SMALL = LogConfig(segment_bytes=400)
+# Its second byte of eight, in a batch.
+PRODUCER_ID_AT = 44
 
 
 @pytest.fixture
@@ -645,8 +648,29 @@ def test_a_marker_that_was_damaged_is_reported(files: FakeFiles) -> None:
     path = f"{DIRECTORY}/{0:020d}.log"
     files.damage(path, files.size(path) - 10, 0x01)
     log = opened(files)
-    with pytest.raises(OSError, match="CRC of the marker"):
+    with pytest.raises(OSError, match="CRC of the batch"):
         log.last_stable_offset(2)
+
+
+def test_a_producer_id_that_was_damaged_opens_no_transaction(files: FakeFiles) -> None:
+    """Nobody would ever end it, and the last stable offset would stay there (seed 998000016)."""
+    log = opened(files)
+    write(log, 7)
+    second = write(log, 8)
+    commit(log, 7)
+    commit(log, 8)
+    position = len(made_batch(producer=(7, 0, 0), transactional=True)[0])
+    log.close()
+    for name in names(files, ".snapshot"):
+        files.remove(f"{DIRECTORY}/{name}")
+    files.damage(f"{DIRECTORY}/{0:020d}.log", position + PRODUCER_ID_AT, 0x08)
+    log = opened(files)
+    with pytest.raises(CorruptLog, match="does not match") as found:
+        log.last_stable_offset(4)
+    assert found.value.offset == second
+    # If this is the only copy, it goes on with the other batches: also those behind the damage.
+    assert log.producers.open_transactions() == {}
+    assert log.last_stable_offset(4) == 4
 
 
 # What a crash, a full disk or an operator leaves behind

@@ -266,6 +266,22 @@ def test_the_throttles_of_kafkas_reassignment_tool_are_set_and_taken_away() -> N
         ("retention.ms", "5", ErrorCode.INVALID_CONFIG),
         ("log.retention.ms", "x", ErrorCode.INVALID_CONFIG),
         ("compression.type", "zstd", ErrorCode.INVALID_CONFIG),
+        # Nobody on the network names files, URLs, classes or variables: CVE-2023-25194, CVE-2024-31141,
+        # CVE-2025-27817, CVE-2025-27818, CVE-2025-27819.
+        ("ssl.keystore.location", "/etc/passwd", ErrorCode.INVALID_REQUEST),
+        ("listener.name.ssl.ssl.truststore.location", "/etc/passwd", ErrorCode.INVALID_REQUEST),
+        ("penstock.internal.secret.file", "/etc/passwd", ErrorCode.INVALID_REQUEST),
+        ("sasl.oauthbearer.jwks.endpoint.url", "file:///etc/passwd", ErrorCode.INVALID_REQUEST),
+        ("sasl.oauthbearer.allowed.urls", "https://a", ErrorCode.INVALID_REQUEST),
+        ("authorizer.class.name", "java.lang.Runtime", ErrorCode.INVALID_REQUEST),
+        (
+            "sasl.jaas.config",
+            "com.sun.security.auth.module.JndiLoginModule required;",
+            ErrorCode.INVALID_REQUEST,
+        ),
+        ("config.providers", "file", ErrorCode.INVALID_REQUEST),
+        ("log.retention.ms", "${file:/etc/passwd:root}", ErrorCode.INVALID_CONFIG),
+        ("log.retention.ms", "${env:HOME}", ErrorCode.INVALID_CONFIG),
     ],
 )
 def test_other_settings_of_brokers_are_refused(setting: str, value: str, error: ErrorCode) -> None:

@@ -184,6 +184,7 @@ def test_other_headers_and_optional_extensions_are_accepted(message: bytes) -> N
         # CVE-2024-56128: only the server's own part, or only the client's.
         (CLIENT_FINAL.replace(CLIENT_NONCE, b""), "nonce"),
         (CLIENT_FINAL.replace(SERVER_NONCE, b""), "nonce"),
+        (CLIENT_FINAL.replace(CLIENT_NONCE, 3 * CLIENT_NONCE), "nonce"),
         (CLIENT_FINAL.partition(b",p=")[0], "without the attributes"),
         (CLIENT_FINAL[:-2] + b"==", "proof"),
         # The same proof in another spelling of Base64.
@@ -200,6 +201,24 @@ def test_malformed_final_message_is_refused(message: bytes, why: str) -> None:
         other.final(message)
     with pytest.raises(SaslError, match="not expected"):
         other.final(CLIENT_FINAL)
+    assert other.user is None
+
+
+def test_librdkafka_before_2_6_1_may_repeat_its_nonce() -> None:
+    one, other = client(), server()
+    challenge = one.challenged(other.first(one.first()))
+    one._nonce = CLIENT_NONCE.decode() + one._nonce
+    one.finish(other.final(one.answer(derived(SHA256, PASSWORD, *challenge))))
+    assert one.is_done and other.user == USER
+
+
+def test_repeated_nonce_of_another_exchange_is_refused() -> None:
+    one, other = client(), server()
+    challenge = one.challenged(server(nonce=b"anotherNonceOfTheServer").first(one.first()))
+    other.first(CLIENT_FIRST)
+    one._nonce = CLIENT_NONCE.decode() + one._nonce
+    with pytest.raises(SaslError, match="nonce"):
+        other.final(one.answer(derived(SHA256, PASSWORD, *challenge)))
     assert other.user is None
 
 

@@ -102,6 +102,18 @@ def test_an_error_of_the_disk_is_the_jobs() -> None:
     assert isinstance(error, OSError) and error.errno == errno.ENOSPC
 
 
+def test_a_job_is_fast_again_when_the_disk_is() -> None:
+    """A disk is slow for seconds; a job that began meanwhile was slow for minutes (seed 1001000064)."""
+    for seed in range(30):
+        machine = Machine(seed)
+        machine.disk.slowness = 300.0
+        machine.run(jobs.total, [1, 2])
+        machine.loop.run_for(3_000)
+        machine.disk.slowness = 1.0
+        machine.loop.run_for(5_000)
+        assert machine.outcomes == [(3, None)]
+
+
 def test_a_killed_job_has_failed_with_a_part_of_its_work_done_and_the_next_runs() -> None:
     left = set()
     for seed in range(30):

@@ -34,9 +34,12 @@ class Authority:
         chain = "".join(blob.bytes().decode() for blob in issued.cert_chain_pems)
         return chain, issued.private_key_pem.bytes().decode()
 
-    def broker(self, *, valid_days: int = 365, **settings: str) -> ssl.SSLContext:
-        """The context of a listener. Settings are Kafka's, with underscores for dots."""
-        chain, key = self.issue(HOST, is_host=True, valid_days=valid_days)
+    def broker(self, *, is_host: bool = True, valid_days: int = 365, **settings: str) -> ssl.SSLContext:
+        """The context of a listener. Settings are Kafka's, with underscores for dots.
+
+        Without ``is_host`` its certificate has the host in the subject only, and no alternative names (SAN).
+        """
+        chain, key = self.issue(HOST, is_host=is_host, valid_days=valid_days)
         values = {
             "ssl.keystore.certificate.chain": chain,
             "ssl.keystore.key": key,

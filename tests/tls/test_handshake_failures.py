@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from penstock.tls.stream import TlsStream
-from tests.tls.authority import Authority
+from tests.tls.authority import HOST, Authority
 from tests.tls.memory import Turns, memory_pair
 from tests.tls.party import Connected, Party
 
@@ -74,6 +74,12 @@ def test_client_does_not_trust_an_unknown_authority(authority: Authority, other_
 def test_client_refuses_a_certificate_for_another_host(authority: Authority) -> None:
     both = failed(Connected(authority, hostname="other.test"))
     assert "Hostname mismatch" in both.client.error and "other.test" in both.client.error
+    assert both.broker.error == "the peer refused our certificate"
+
+
+def test_client_refuses_a_certificate_without_alternative_names(authority: Authority) -> None:
+    both = failed(Connected(authority, broker=authority.broker(is_host=False)))
+    assert "Hostname mismatch" in both.client.error and HOST in both.client.error
     assert both.broker.error == "the peer refused our certificate"
 
 

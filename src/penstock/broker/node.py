@@ -59,7 +59,7 @@ class Node:
             self._listeners = _with_tls(environment, options, config, logger)
         users = Users(
             stored=lambda: self.broker.image.security.credentials,
-            secret=lambda: self.broker.cluster_id or "",
+            secret=self._secret_of_salts,
         )
         self._sasl = _with_sasl(environment, logger, [each for each, _ in self._listeners], users)
         internal = _internal(options, config)
@@ -165,6 +165,11 @@ class Node:
             raise ServeError(
                 f"cannot listen on {wanted}: {error.strerror}; choose another {option}"
             ) from None
+
+    def _secret_of_salts(self) -> bytes:
+        """What made-up salts are derived from. Clients know the cluster id once they were let in."""
+        nodes = None if self._security is None else self._security.secret
+        return (b"" if nodes is None else nodes.derived_by_all) + (self.broker.cluster_id or "").encode()
 
     def _became_active(self) -> None:
         if self.client is not None:

@@ -25,6 +25,10 @@ from penstock.protocol.listeners import CLIENTS
 # A node that has not found its cluster by then logs what it is waiting for.
 FOUND_WITHIN_S = 5.0
 
+# How long a thread keeps the interpreter when the loop wants it. Python's 5 ms made the loop three to four times
+# slower while a thread checked a compacted file.
+SWITCH_INTERVAL_S = 0.0005
+
 
 def run(options: ServeOptions) -> int:
     """Run a node until it is told to stop. Raises ServeError with one line when it cannot start or continue."""
@@ -81,6 +85,7 @@ def run(options: ServeOptions) -> int:
     loop.set_exception_handler(crash)
     # Imported modules stay. Freezing them saves the garbage collector 10 ms per collection while the loop waits.
     gc.freeze()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         node = Node(
             environment,

@@ -80,6 +80,9 @@ class Reading:
                 records.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._done.add(_place(message))
+            elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED and not self._commits:
+                # librdkafka looks for the coordinator of its group id even when no group is joined.
+                continue
             else:
                 raise KafkaException(error)
         return records

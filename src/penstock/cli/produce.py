@@ -173,6 +173,7 @@ def produce(
     if partition:
         _refuse_missing_partition(admin, topic, partition)
     count = await_topic(admin, topic)
+    # The right to write does not include reading settings. The leader reports a record that is too large.
     batch_bytes_max = int(setting(admin, topic, "max.message.bytes") or BATCH_BYTES)
     producer = Producer(
         {
@@ -241,9 +242,10 @@ def _explain(admin: AdminClient, topic: str, failure: Undelivered) -> str:
     if failure.error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
         return client.explain_error(failure.error)
     limit = setting(admin, topic, "max.message.bytes")
+    batches = "smaller batches" if limit is None else f"batches of at most {limit}"
     return (
-        f"line {failure.line} is too large: {failure.size_bytes} bytes, and {topic} takes batches of at most "
-        f"{limit} (raise it: `penstock configs set {topic} max.message.bytes=N`)"
+        f"line {failure.line} is too large: {failure.size_bytes} bytes, and {topic} takes {batches} "
+        f"(raise it: `penstock configs set {topic} max.message.bytes=N`)"
     )
 
 

@@ -358,10 +358,18 @@ class Segment:
         """
         if header.size > _MARKER_BYTES_MAX:
             return None
+        return marker_in(self.checked_batch(position, header))
+
+    def checked_batch(self, position: int, header: BatchHeader) -> bytes:
+        """The bytes of a batch.
+
+        Raises:
+            CorruptBatch: it is damaged.
+        """
         batch = self.file.read_at(position, header.size)
         if not crc_matches(batch, 0, header):
-            raise CorruptBatch(f"the CRC of the marker at {position} of {self.path} does not match")
-        return marker_in(batch)
+            raise CorruptBatch(f"the CRC of the batch at {position} of {self.path} does not match")
+        return batch
 
     def truncate(self, position: int, config: LogConfig, wall_ms: int) -> int:
         """Cut at a batch's beginning. Returns the offset after the last batch left."""

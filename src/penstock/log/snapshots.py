@@ -97,12 +97,14 @@ def producers_at(
     for segment in segments.between(start, offset):
         try:
             for position, header in segments.batches_in(segment, start, offset):
-                if header.producer_id >= 0:
+                if header.producer_id < 0:
+                    continue
+                try:
                     replay(producers, segment, position, header, wall_ms)
+                except CorruptBatch as error:
+                    damage = damage or damaged(segment, str(error))
         except CorruptLog as error:
             damage = damage or error
-        except CorruptBatch as error:
-            damage = damage or damaged(segment, str(error))
     return producers, damage
 
 
@@ -112,9 +114,12 @@ def replay(
     """Apply a batch with a producer id that is in the log. Returns the transaction that it aborts, if any.
 
     Raises:
-        CorruptBatch: it is a damaged marker.
+        CorruptBatch: it begins or ends a transaction, and is damaged.
     """
     if not header.attributes & CONTROL:
+        if header.is_transactional and header.producer_id not in producers.transactions:
+            # A transaction of a producer id that nobody has would never end.
+            segment.checked_batch(position, header)
         producers.update(header, header.base_offset, wall_ms)
         return None
     marker = segment.marker_at(position, header)

@@ -105,7 +105,7 @@ def salt_from(random: bytes) -> bytes:
 
 
 def made_up_salt(secret: bytes, mechanism: str, user: str) -> bytes:
-    """The salt of a user who does not exist. ``secret`` is random and lives as long as the process."""
+    """The salt of a user who does not exist. ``secret`` is the same for all who are asked, and stays."""
     return salt_from(hmac.digest(secret, f"{mechanism},{user}".encode(), "sha256"))
 
 
@@ -156,6 +156,7 @@ class ScramServer:
         self._keys = Keys(b"", b"", b"", 0)
         self._is_known = False
         self._nonce = ""
+        self._client_nonce = ""
         self._gs2_header = ""
         self._signed = ""
         # The user, once proven. Never set before.
@@ -184,7 +185,8 @@ class ScramServer:
         self._keys = found or Keys(self._salt_of(user), no_key, no_key, self._unknown_iterations)
         self._claimed = user
         self._gs2_header = header.text
-        self._nonce = attributes["r"] + self._own_nonce
+        self._client_nonce = attributes["r"]
+        self._nonce = self._client_nonce + self._own_nonce
         salt = base64.b64encode(self._keys.salt).decode()
         answer = f"r={self._nonce},s={salt},i={self._keys.iterations}"
         self._signed = f"{bare},{answer}"
@@ -199,8 +201,10 @@ class ScramServer:
         attributes = _attributes(text, ("c", "r"), last="p")
         if _decoded(attributes["c"], "channel binding") != self._gs2_header.encode():
             raise SaslError("the channel binding is not the one of the first message")
-        # All of it, not only that it ends with ours: otherwise a recorded exchange could be repeated.
-        if not hmac.compare_digest(attributes["r"].encode(), self._nonce.encode()):
+        # All of it, not only that it ends with ours: otherwise a recorded exchange could be repeated. librdkafka
+        # before 2.6.1 puts its own nonce in front once more.
+        nonces = (self._nonce, self._client_nonce + self._nonce)
+        if not any([hmac.compare_digest(attributes["r"].encode(), nonce.encode()) for nonce in nonces]):
             raise SaslError("the SCRAM nonce is not the one of this exchange")
         proof = _decoded(attributes["p"], "proof")
         assert comma

@@ -22,6 +22,8 @@ from penstock.sim.loop import Event, Process, ProcessDied
 JOB_MS = 200
 # A job that is killed has made fewer changes than this number, mostly far fewer.
 KILLED_CHANGES_MAX = 1024
+# A job on a slow disk is faster again after this time, at the latest, when the disk is.
+SLOW_STEP_MS = 1_000.0
 
 
 class SimProcesses:
@@ -35,6 +37,8 @@ class SimProcesses:
         self._worker: Process | None = None
         self._files: SimFiles | None = None
         self._end: Event | None = None
+        # The time that it still needs on a fast disk.
+        self._left_ms = 0.0
 
     def run(
         self,
@@ -79,13 +83,25 @@ class SimProcesses:
             self._loop, self._process.host, wall_skew_ms=clock.wall_skew_ms, rate=clock.rate
         )
         self._files = SimFiles(self._disk, worker)
-        duration_ms = self._chance.expovariate(1 / JOB_MS) * self._disk.slowness
-        self._end = self._loop.after(duration_ms, self._finish, "job", worker)
+        self._left_ms = self._chance.expovariate(1 / JOB_MS)
+        self._go_on()
         # When the node ends, the job ends too, in the middle of its work.
         self._process.on_end[self._cut_short] = None
 
+    def _go_on(self) -> None:
+        slowness = self._disk.slowness
+        if self._left_ms * slowness <= SLOW_STEP_MS or slowness == 1:
+            step_ms, self._left_ms = self._left_ms * slowness, 0.0
+        else:
+            step_ms = SLOW_STEP_MS
+            self._left_ms -= step_ms / slowness
+        self._end = self._loop.after(step_ms, self._finish, "job", self._worker)
+
     def _finish(self) -> None:
         assert self._running is not None
+        if self._left_ms:
+            self._go_on()
+            return
         _, done = self._running
         result, error = self._work()
         self._ended()

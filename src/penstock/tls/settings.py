@@ -207,6 +207,8 @@ def make_context(
             )
     else:
         context.check_hostname = settings.verifies and settings.checks_hostname
+        # Only the alternative names are names of hosts. The subject is whatever a client asked its authority for.
+        context.hostname_checks_common_name = False
         context.verify_mode = ssl.CERT_REQUIRED if settings.verifies else ssl.CERT_NONE
         if not settings.verifies:
             return context

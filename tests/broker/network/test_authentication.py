@@ -163,6 +163,19 @@ def test_there_is_a_deadline_until_the_proof() -> None:
     assert not core.is_late(10**9)
 
 
+def test_the_time_of_a_stranger_runs_also_while_nobody_reads_what_it_sends() -> None:
+    core = started()
+    core.not_heard(AUTHENTICATION_TIMEOUT_MS - 1)
+    assert core.is_late(AUTHENTICATION_TIMEOUT_MS)
+    core = authenticated()
+    core.not_heard(2_000)
+    assert core.deadline_ms is None
+    core.handshake("A", 1, 2_000)
+    core.not_heard(9_000)
+    assert not core.is_late(2_000 + AUTHENTICATION_TIMEOUT_MS)
+    assert core.is_late(9_000 + AUTHENTICATION_TIMEOUT_MS)
+
+
 def test_the_shorter_of_setting_and_proof_is_the_life_of_a_session() -> None:
     for mechanism, setting_ms, lifetime_ms in (
         ("A", 0, 0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,15 @@ class Party:
 
         self.process.spawn.soon(done)
         self.loop.run_for(for_ms)
+
+    def connect_and_stop(self, first_bytes: bytes = b"") -> None:
+        """Connect to the node, send no more than this, and do not read."""
+
+        def connected(stream: Stream | None, error: OSError | None) -> None:
+            assert stream is not None
+            stream.send([first_bytes])
+
+        self.environment.network.connect("node", PORT, connected)
 
 
 class Node(Party):
@@ -294,6 +304,44 @@ def test_strangers_are_limited_and_nodes_still_get_in(
     for _ in range(8):
         stranger.connect()
     assert len(node.admission) == 5
+    assert not isinstance(other.connect("node"), str)
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("are_silent", [True, False])
+def test_strangers_from_many_hosts_do_not_keep_nodes_out(
+    scene: Scene, protocol: str, are_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = struct.pack(">ihh", 100, 17, 1) if protocol == "SASL_PLAINTEXT" else CLIENT_HELLO[:6]
+    monkeypatch.setattr(node_admission, "PENDING_PER_HOST_MAX", 4)
+    monkeypatch.setattr(node_admission, "PENDING_MAX", 10)
+    node, other = scene.node(protocol), scene.node(protocol, "other")
+    strangers = [Party(scene, f"stranger-{number}") for number in range(3)]
+    for stranger in strangers:
+        for _ in range(4):
+            stranger.do(partial(stranger.connect_and_stop, b"" if are_silent else begun), 10)
+    assert len(node.admission) == 10
+    found: list[Any] = []
+    other.do(lambda: other.connector.connect("node", PORT, lambda *result: found.extend(result)), 0)
+    # Strangers go on coming while the node proves that it is one.
+    for number in range(12):
+        strangers[number % 3].do(strangers[number % 3].connect_and_stop, 10)
+    scene.loop.run_for(300)
+    assert found and found[0] is not None, found
+    assert len(node.admitted) == 1 and len(node.admission) <= 10
+    scene.loop.run_for(ADMISSION_TIMEOUT_MS + 2_000)
+    assert len(node.admission) == 0
+
+
+@PROTOCOLS
+def test_strangers_at_the_host_of_a_node_do_not_keep_it_out(
+    scene: Scene, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_admission, "PENDING_PER_HOST_MAX", 4)
+    node, other = scene.node(protocol), scene.node(protocol, "other")
+    for _ in range(8):
+        other.do(other.connect_and_stop)
+    assert len(node.admission) == 4
     assert not isinstance(other.connect("node"), str)
 
 

@@ -32,6 +32,14 @@ def test_one_or_two_lines_are_read(tmp_path: Path, text: str) -> None:
     assert SECRET not in repr(secret)
 
 
+def test_what_all_nodes_derive_stays_until_the_old_secret_is_gone(tmp_path: Path) -> None:
+    old, both, new = (
+        NodeSecret(str(written(tmp_path, text)), bytes([number]) * 32).derived_by_all
+        for number, text in enumerate((OTHER, f"{SECRET}\n{OTHER}", SECRET))
+    )
+    assert old == both != new, "whatever the salts of the nodes are"
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "complaint"),
     [

@@ -25,7 +25,7 @@ def ours(iterations: int = 8192) -> ScramCredential:
 
 
 def users(stored: StoredCredentials) -> Users:
-    return Users(lambda: stored, lambda: "cluster")
+    return Users(lambda: stored, lambda: b"cluster")
 
 
 def seen(keys: scram.Keys) -> tuple[int, int, bool]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.broker.network import sasl_connections, token_keys
+from penstock.broker.network.audit import FAILED_LOGINS_PER_WINDOW, WINDOW_MS, Audit
 from penstock.broker.network.authentication import AUTHENTICATION_TIMEOUT_MS, FAILED_MESSAGE
-from penstock.metadata.quotas import PRODUCER_BYTE_RATE
+from penstock.broker.network.node_secret import NodeSecret
+from penstock.metadata.authorizer import Operation, ResourceType
+from penstock.metadata.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from penstock.metadata.security import ScramMechanism
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.cluster import ApiVersionsRequest
@@ -29,7 +33,7 @@ from penstock.protocol.schema import Message
 from penstock.sasl import oauthbearer, plain, scram
 from penstock.sasl.tokens import KeysError
 from tests.sasl.issuer import AUDIENCE, NAME, Issuer
-from tests.virtual import Client, World
+from tests.virtual import Client, Lines, World
 
 LISTENERS = {
     "listeners": "SASL_PLAINTEXT://127.0.0.1:9092",
@@ -145,18 +149,85 @@ def test_strangers_get_the_same_answer_and_are_closed(
     is_out(world, client, 1)
 
 
-def test_a_name_that_nobody_has_gets_the_same_salt_each_time(world: World) -> None:
-    def challenge(user: str) -> dict[str, str]:
-        client = world.client()
-        choose(client, "SCRAM-SHA-256")
-        text = token(client, f"n,,n={user},r=abcdefgh".encode()).auth_bytes.decode()
-        return dict(part.split("=", 1) for part in text.split(","))
+@pytest.fixture
+def audit(world: World) -> Lines:
+    log = Lines()
+    assert world.node.client is not None
+    world.node.client.audit = Audit(log, world.clock)
+    return log
 
-    first, second = challenge("nobody"), challenge("nobody")
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
+def test_a_failed_login_is_in_the_audit_log(world: World, audit: Lines, mechanism: str) -> None:
+    log_in(world.client("10.1.2.3"), "alice", "wrong", mechanism)
+    log_in(world.client("10.1.2.3"), "no\nbody", "wonder", mechanism)
+    assert [(event, values["user"]) for event, values in audit.lines] == [
+        ("authentication failed", "alice"),
+        ("authentication failed", "'no\\nbody'"),
+    ]
+    _, values = audit.lines[0]
+    assert (values["host"], values["listener"], values["mechanism"]) == (
+        "10.1.2.3",
+        "SASL_PLAINTEXT",
+        mechanism,
+    )
+    assert "wrong" not in str(audit.lines)
+    assert not log_in(world.client(), "alice", "wonder", mechanism).error_code
+    assert len(audit.lines) == 2, "who succeeds is not in it"
+
+
+def test_a_stranger_that_leaves_before_it_is_answered_is_in_the_audit_log(world: World, audit: Lines) -> None:
+    client = world.client()
+    choose(client, "SCRAM-SHA-256")
+    exchange = scram.ScramClient("SCRAM-SHA-256", "alice", "wrong", b"client-nonce-of-24-bytes")
+    proof = exchange.reply(token(client, exchange.first()).auth_bytes)
+    client.send(SaslAuthenticateRequest(auth_bytes=proof), 2)
+    world.run_for(1)
+    client.stream.close()
+    world.run_for(1_000)
+    assert [event for event, _ in audit.lines] == ["authentication failed"]
+
+
+def test_failed_logins_do_not_fill_the_audit_log_or_hide_denials(world: World, audit: Lines) -> None:
+    for _ in range(FAILED_LOGINS_PER_WINDOW + 5):
+        client = world.client()
+        client.send(SaslHandshakeRequest(mechanism="GSSAPI"), 1)
+        world.run_for(1)
+    assert len(audit.lines) == FAILED_LOGINS_PER_WINDOW
+    assert world.node.client is not None and world.node.client.audit is not None
+    world.node.client.audit.denied("User:alice", "10.1.2.3", 0, Operation.WRITE, ResourceType.TOPIC, "t")
+    assert audit.lines[-1][0] == "denied"
+    world.run_for(WINDOW_MS)
+    log_in(world.client(), "alice", "wrong")
+    assert audit.lines[-2] == ("not all failed authentications were logged", {"count": 5})
+
+
+def challenge(world: World, user: str) -> dict[str, str]:
+    """What a stranger is told."""
+    client = world.client()
+    choose(client, "SCRAM-SHA-256")
+    text = token(client, f"n,,n={user},r=abcdefgh".encode()).auth_bytes.decode()
+    return dict(part.split("=", 1) for part in text.split(","))
+
+
+def test_a_name_that_nobody_has_gets_the_same_salt_each_time(world: World) -> None:
+    first, second = challenge(world, "nobody"), challenge(world, "nobody")
     assert (first["s"], first["i"]) == (second["s"], second["i"])
     assert first["r"] != second["r"]
-    known = challenge("alice")
+    known = challenge(world, "alice")
     assert (len(known["s"]), known["i"]) == (len(first["s"]), first["i"])
+
+
+def test_who_knows_the_cluster_id_cannot_tell_made_up_salts(world: World, tmp_path: Path) -> None:
+    """Every client that was ever let in knows it, so the nodes' secret is in them, where there is one."""
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    path.write_text("s3cret-of-the-whole-cluster")
+    security: Any = SimpleNamespace(secret=NodeSecret(str(path), bytes(32)))
+    before = [challenge(world, user)["s"] for user in ("nobody", "alice")]
+    world.node._security = security
+    after = [challenge(world, user)["s"] for user in ("nobody", "alice")]
+    assert [salt == old for salt, old in zip(after, before, strict=True)] == [False, True]
 
 
 def test_a_produce_before_authentication_closes_the_connection(world: World) -> None:
@@ -451,27 +522,69 @@ def test_tokens_do_not_have_failing_keys_read_more_often(
     assert 5 <= len(asked) <= 7
 
 
-def test_a_request_that_waits_is_not_answered_after_the_session() -> None:
-    world = World(LISTENERS | {"connections.max.reauth.ms": "3000", "auto.create.topics.enable": "true"})
-    put(world, "alice", "wonder")
-    client = world.client()
-    log_in(client, "alice", "wonder")
+def topic_and_fetch(world: World, client: Client) -> FetchRequest:
+    """A new topic, and a Fetch that waits for its first record."""
     world.run_until(
         lambda: client.call(MetadataRequest(topics=[MetadataRequestTopic(name="t")]), 1).topics[0].partitions,
         2_000,
     )
     partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1_000)
-    client.send(
-        FetchRequest(
-            max_wait_ms=600_000, min_bytes=1, topics=[FetchTopic(topic="t", partitions=[partition])]
-        ),
-        11,
+    return FetchRequest(
+        max_wait_ms=600_000, min_bytes=1, topics=[FetchTopic(topic="t", partitions=[partition])]
     )
+
+
+def produce_request(size: int) -> ProduceRequest:
+    records = memoryview(encode_batch([(1, None, bytes(size), [])]))
+    data = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=records)])
+    return ProduceRequest(acks=1, timeout_ms=1_000, topic_data=[data])
+
+
+def test_a_request_that_waits_is_not_answered_after_the_session() -> None:
+    world = World(LISTENERS | {"connections.max.reauth.ms": "3000", "auto.create.topics.enable": "true"})
+    put(world, "alice", "wonder")
+    client = world.client()
+    log_in(client, "alice", "wonder")
+    client.send(topic_and_fetch(world, client), 11)
     count = len(client.answers)
     world.run_for(1_000)
     assert not client.is_closed
     is_out(world, client, 4_000)
     assert len(client.answers) == count
+
+
+def test_a_request_that_waits_is_not_answered_after_the_session_by_who_authenticates_again() -> None:
+    world = World(LISTENERS | {"connections.max.reauth.ms": "3000", "auto.create.topics.enable": "true"})
+    put(world, "alice", "wonder")
+    client = world.client()
+    log_in(client, "alice", "wonder")
+    client.send(topic_and_fetch(world, client), 11)
+    count = len(client.answers)
+    world.run_for(2_000)
+    client.send(SaslHandshakeRequest(mechanism="SCRAM-SHA-256"), 1)
+    is_out(world, client, 3_000)
+    assert len(client.answers) == count
+
+
+def test_a_client_that_is_delayed_while_it_authenticates_again_is_not_late() -> None:
+    """The broker does not read what it sends, so its time does not run."""
+    world = World(LISTENERS | {"connections.max.reauth.ms": "60000", "auto.create.topics.enable": "true"})
+    put(world, "alice", "wonder")
+    world.broker.throttling.apply({(("user", "alice"),): {CONSUMER_BYTE_RATE: 100.0}})
+    client, other = world.client(), world.client()
+    for each in (client, other):
+        log_in(each, "alice", "wonder", "PLAIN")
+    client.send(topic_and_fetch(world, other), 11)
+    world.run_for(2_000)
+    count = len(client.answers)
+    client.send(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    world.run_for(10)
+    other.call(produce_request(1_600), 9)
+    world.run_until(lambda: len(client.answers) == count + 2, 1_000)
+    fetched, chosen = client.answers[count:]
+    assert fetched.throttle_time_ms > AUTHENTICATION_TIMEOUT_MS + 2_000 and not chosen.error_code
+    assert not token(client, plain.message("alice", "wonder")).error_code
+    assert is_served(client)
 
 
 def test_a_client_that_is_delayed_for_its_quota_may_authenticate_again_afterwards() -> None:
@@ -482,9 +595,7 @@ def test_a_client_that_is_delayed_for_its_quota_may_authenticate_again_afterward
     client = world.client()
     log_in(client, "alice", "wonder")
     world.run_for(27_000)
-    records = memoryview(encode_batch([(1, None, bytes(1_100), [])]))
-    data = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=records)])
-    delay_ms = client.call(ProduceRequest(acks=1, timeout_ms=1_000, topic_data=[data]), 9).throttle_time_ms
+    delay_ms = client.call(produce_request(1_100), 9).throttle_time_ms
     assert 10_000 < delay_ms < 15_000
     assert not log_in(client, "alice", "wonder").error_code
     assert world.clock.now_ms() > 37_000

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.logs import Logger
 from penstock.broker.network.audit import DENIALS_PER_WINDOW, WINDOW_MS, Audit
 from penstock.broker.network.authorization import Operation, Principal, Requester, ResourceType
 from penstock.metadata.authorizer import ALL, ALLOW, LITERAL, PREFIXED
@@ -25,22 +24,12 @@ from penstock.protocol.messages.topics import (
 )
 from tests.broker.rights.rows import alter, create_topics
 from tests.broker.rights.scene import Scene, errors_in, produce_request
+from tests.virtual import Lines
 
 CREATE, DELETE, DESCRIBE = Operation.CREATE, Operation.DELETE, Operation.DESCRIBE
 READ, WRITE = Operation.READ, Operation.WRITE
 TOPIC = ResourceType.TOPIC
 DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-
-
-class Lines(Logger):
-    """A log that the test can read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[str, dict[str, Any]]] = []
-
-    def _say(self, level: str, event: str, values: dict[str, Any]) -> None:
-        self.lines.append((event, values))
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from penstock.metadata.security import Acl
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.fetch import FetchRequest
 from penstock.protocol.messages.groups import FindCoordinatorRequest
+from penstock.protocol.messages.transactions import AddOffsetsToTxnRequest
 from tests.broker.rights.rows import fetch_request
 from tests.broker.rights.scene import HOST, Scene, errors_in, produce_request
 
@@ -116,6 +117,34 @@ def test_a_batch_that_waits_for_its_transaction_is_checked_again(scene: Scene) -
     assert set(errors_in(client.answers[0])) == {DENIED}
     assert before.log.log_end_offset == end_offset
     scene.broker.verification.check()
+
+
+@pytest.mark.parametrize(
+    ("lost", "error"),
+    [(0, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), (1, ErrorCode.GROUP_AUTHORIZATION_FAILED)],
+)
+def test_offsets_that_wait_for_their_topic_are_checked_again(
+    scene: Scene, lost: int, error: ErrorCode
+) -> None:
+    ids = scene.allow("alice", (WRITE, ResourceType.TRANSACTIONAL_ID, "x"), (READ, ResourceType.GROUP, "g"))
+    producer_id, epoch = scene.producer("x")
+    scene.commit("g", "t")
+    waiting: list[Callable[[], None]] = []
+    coordinators: Any = scene.broker.group_coordinators
+    wait = coordinators.when_topic_exists
+    coordinators.when_topic_exists = lambda then: waiting.append(lambda: wait(then))
+    client = scene.client("alice")
+    request = AddOffsetsToTxnRequest(
+        transactional_id="x", producer_id=producer_id, producer_epoch=epoch, group_id="g"
+    )
+    client.send(request, 3)
+    scene.world.run_until(lambda: bool(waiting), 1_000)
+    scene.remove([ids[lost]])
+    before = scene.state()
+    waiting[0]()
+    scene.world.run_until(lambda: bool(client.answers), 5_000)
+    assert client.answers[0].error_code == error
+    assert scene.state() == before
 
 
 def test_a_transactional_batch_needs_a_right_whatever_the_header_says(scene: Scene) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
@@ -20,7 +21,9 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
+from aiokafka.helpers import create_ssl_context
 
+from tests.interop.adapters.explained import explained
 from tests.interop.client import (
     ERROR_NAMES,
     HEARTBEAT_INTERVAL_MS,
@@ -36,9 +39,11 @@ from tests.interop.client import (
     Outgoing,
     PartitionView,
     Record,
+    Security,
     Strategy,
     When,
     Written,
+    error_name,
 )
 
 Result = TypeVar("Result")
@@ -48,13 +53,17 @@ DYNAMIC_TOPIC_CONFIG = 1
 
 
 class AiokafkaClient:
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, security: Security) -> None:
         # It takes no list in one string.
-        self._bootstrap = bootstrap.split(",")
+        self._common = {"bootstrap_servers": bootstrap.split(","), **_secured(security)}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._admin = self._run(self._start_admin())
+
+    @cached_property
+    def _admin(self) -> Any:
+        with explained("aiokafka"):
+            return self._run(self._start_admin())
 
     def close(self) -> None:
         self._run(self._admin.close())
@@ -67,7 +76,7 @@ class AiokafkaClient:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     async def _start_admin(self) -> Any:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
+        admin = AIOKafkaAdminClient(**self._common)
         await admin.start()
         return admin
 
@@ -88,7 +97,7 @@ class AiokafkaClient:
         self, topic: str, records: Sequence[Outgoing], codec: str, acks: Acks, idempotent: bool
     ) -> list[Written]:
         producer = AIOKafkaProducer(
-            bootstrap_servers=self._bootstrap,
+            **self._common,
             acks=ACKS[acks],
             compression_type=None if codec == "none" else codec,
             enable_idempotence=idempotent,
@@ -120,7 +129,7 @@ class AiokafkaClient:
         return self._run(self._consume(topic, starts, count))
 
     async def _consume(self, topic: str, starts: Mapping[int, int], count: int) -> list[Record]:
-        consumer = AIOKafkaConsumer(bootstrap_servers=self._bootstrap)
+        consumer = AIOKafkaConsumer(**self._common)
         await consumer.start()
         try:
             consumer.assign([TopicPartition(topic, partition) for partition in starts])
@@ -134,7 +143,7 @@ class AiokafkaClient:
         return self._run(self._offset(TopicPartition(topic, partition), when))
 
     async def _offset(self, asked: TopicPartition, when: When) -> int | None:
-        consumer = AIOKafkaConsumer(bootstrap_servers=self._bootstrap)
+        consumer = AIOKafkaConsumer(**self._common)
         await consumer.start()
         try:
             if when == "earliest":
@@ -155,7 +164,7 @@ class AiokafkaClient:
     ) -> AiokafkaMember:
         assert strategy == "range", "aiokafka has no cooperative assignor"
         settings = {
-            "bootstrap_servers": self._bootstrap,
+            **self._common,
             "group_id": group,
             "group_instance_id": instance_id,
             "auto_offset_reset": "earliest",
@@ -171,7 +180,7 @@ class AiokafkaClient:
     async def _resume(self, group: str, topic: str, count: int) -> list[Record]:
         consumer = AIOKafkaConsumer(
             topic,
-            bootstrap_servers=self._bootstrap,
+            **self._common,
             group_id=group,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
@@ -322,6 +331,22 @@ class AiokafkaMember(ConsumerRebalanceListener):  # type: ignore[misc]
             await consumer.stop()
 
 
+def _secured(security: Security) -> dict[str, Any]:
+    if not security:
+        return {}
+    return {
+        "security_protocol": security["security.protocol"],
+        "ssl_context": create_ssl_context(
+            cafile=security["ssl.ca.location"],
+            certfile=security.get("ssl.certificate.location"),
+            keyfile=security.get("ssl.key.location"),
+        ),
+        "sasl_mechanism": security.get("sasl.mechanism", "PLAIN"),
+        "sasl_plain_username": security.get("sasl.username"),
+        "sasl_plain_password": security.get("sasl.password"),
+    }
+
+
 async def _receive(consumer: Any, count: int) -> list[Record]:
     received: list[Record] = []
     while len(received) < count:
@@ -341,7 +366,7 @@ def _named_errors() -> Iterator[None]:
     try:
         yield
     except kafka_errors.KafkaError as error:
-        raise ClientError(ERROR_NAMES.get(error.errno, str(error.errno)), str(error)) from error
+        raise ClientError(error_name(error), str(error)) from error
 
 
 def _raise_code(code: int, message: str) -> None:

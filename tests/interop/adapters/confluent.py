@@ -45,6 +45,7 @@ from tests.interop.client import (
     Outgoing,
     PartitionView,
     Record,
+    Security,
     Strategy,
     When,
     Written,
@@ -63,8 +64,9 @@ KAFKA_NAMES = {
 
 
 class ConfluentClient:
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, security: Security | None = None) -> None:
         self._common: dict[str, Any] = {
+            **(security or {}),
             "bootstrap.servers": bootstrap,
             "client.id": CLIENT_ID,
             "log_level": 3,

@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from tests.interop.adapters.aiokafka import AiokafkaClient
 from tests.interop.adapters.kafka_python import KafkaPythonClient
+from tests.interop.client import Client, Security
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -29,19 +30,21 @@ class _Clients(BaseManager):
     """The process, in which a client is made; its methods are called from here, and so are its members'."""
 
 
+# Named, because the process would look for them among all that a client has, and so connect it.
+_METHODS = [name for name in vars(Client) if not name.startswith("_")]
 _Clients.register("member", create_method=False)
-_Clients.register("aiokafka", AiokafkaClient, method_to_typeid={"join": "member"})
-_Clients.register("kafka_python", KafkaPythonClient, method_to_typeid={"join": "member"})
+for _name, _client in (("aiokafka", AiokafkaClient), ("kafka_python", KafkaPythonClient)):
+    _Clients.register(_name, _client, exposed=_METHODS, method_to_typeid={"join": "member"})
 
 
 class IsolatedClient:
     """Whatever the client of this name can do."""
 
-    def __init__(self, name: str, bootstrap: str) -> None:
+    def __init__(self, name: str, bootstrap: str, security: Security | None = None) -> None:
         self._process = _Clients(ctx=SPAWN)
         self._process.start(_end_with_the_tests)
         try:
-            self._client = getattr(self._process, name)(bootstrap)
+            self._client = getattr(self._process, name)(bootstrap, dict(security or {}))
         except BaseException:
             self._process.shutdown()
             raise

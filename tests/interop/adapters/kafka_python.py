@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
@@ -18,6 +19,7 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.structs import OffsetAndMetadata
 
+from tests.interop.adapters.explained import explained
 from tests.interop.client import (
     ERROR_NAMES,
     HEARTBEAT_INTERVAL_MS,
@@ -33,9 +35,11 @@ from tests.interop.client import (
     Outgoing,
     PartitionView,
     Record,
+    Security,
     Strategy,
     When,
     Written,
+    error_name,
 )
 
 Result = TypeVar("Result")
@@ -48,12 +52,26 @@ OFFSETS = {
 }
 STRATEGIES = {"range": RangePartitionAssignor, "cooperative-sticky": CooperativeStickyAssignor}
 TOPIC_SOURCE = "DYNAMIC_TOPIC_CONFIG"
+SECURITY = {
+    "security.protocol": "security_protocol",
+    "ssl.ca.location": "ssl_cafile",
+    "ssl.certificate.location": "ssl_certfile",
+    "ssl.key.location": "ssl_keyfile",
+    "sasl.mechanism": "sasl_mechanism",
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+}
 
 
 class KafkaPythonClient:
-    def __init__(self, bootstrap: str) -> None:
-        self._bootstrap = bootstrap
-        self._admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    def __init__(self, bootstrap: str, security: Security) -> None:
+        self._common: dict[str, Any] = {SECURITY[name]: value for name, value in security.items()}
+        self._common["bootstrap_servers"] = bootstrap
+
+    @cached_property
+    def _admin(self) -> Any:
+        with explained("kafka"), _named_errors():
+            return KafkaAdminClient(**self._common)
 
     def close(self) -> None:
         self._admin.close()
@@ -70,7 +88,7 @@ class KafkaPythonClient:
         idempotent: bool = False,
     ) -> list[Written]:
         producer = KafkaProducer(
-            bootstrap_servers=self._bootstrap,
+            **self._common,
             acks=ACKS[acks],
             compression_type=None if codec == "none" else codec,
             enable_idempotence=idempotent,
@@ -88,7 +106,7 @@ class KafkaPythonClient:
         return [Written(answer.partition, answer.offset) for answer in answers]
 
     def consume(self, topic: str, starts: Mapping[int, int], count: int) -> list[Record]:
-        with closing(KafkaConsumer(bootstrap_servers=self._bootstrap)) as consumer:
+        with closing(KafkaConsumer(**self._common)) as consumer:
             consumer.assign([TopicPartition(topic, partition) for partition in starts])
             for partition, offset in starts.items():
                 consumer.seek(TopicPartition(topic, partition), offset)
@@ -107,7 +125,7 @@ class KafkaPythonClient:
         self, group: str, topic: str, *, strategy: Strategy = "range", instance_id: str | None = None
     ) -> KafkaPythonMember:
         consumer = KafkaConsumer(
-            bootstrap_servers=self._bootstrap,
+            **self._common,
             group_id=group,
             group_instance_id=instance_id,
             auto_offset_reset="earliest",
@@ -120,7 +138,7 @@ class KafkaPythonClient:
     def resume(self, group: str, topic: str, count: int) -> list[Record]:
         consumer = KafkaConsumer(
             topic,
-            bootstrap_servers=self._bootstrap,
+            **self._common,
             group_id=group,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
@@ -307,7 +325,7 @@ def _named_errors() -> Iterator[None]:
 
 
 def _named(error: kafka_errors.KafkaError) -> ClientError:
-    return ClientError(ERROR_NAMES.get(error.errno, str(error.errno)), str(error))
+    return ClientError(error_name(error), str(error))
 
 
 def _raise_first(answers: Mapping[TopicPartition, Callable[[], kafka_errors.KafkaError]]) -> None:

@@ -4,11 +4,15 @@ The program reads one JSON object per line on its standard input, ``{"do": "crea
 each, in order, with one line on its standard output: ``{"result": ...}`` or ``{"error": NAME, ...}``.
 Bytes travel as base64. Members of groups poll on threads of the program; ``member`` asks how they are doing.
 One process serves a whole test file, because starting a JVM costs more than most tests.
+
+Security arrives as JSON in the variable PENSTOCK_TEST_SECURITY, under librdkafka's names; Java's program reads a
+file with names of its own. A program that is not let in answers every command with the error.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 import threading
@@ -29,6 +33,7 @@ from tests.interop.client import (
     Outgoing,
     PartitionView,
     Record,
+    Security,
     Strategy,
     When,
     Written,
@@ -36,10 +41,17 @@ from tests.interop.client import (
 
 # The program's own patience is PATIENCE_S; it should be the first to give up, and say why.
 ANSWER_TIMEOUT_S = 2 * PATIENCE_S
+SECURITY_VARIABLE = "PENSTOCK_TEST_SECURITY"
 
 
 class ProgramClient:
-    def __init__(self, command: Sequence[str | Path], bootstrap: str, cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        bootstrap: str,
+        cwd: Path | None = None,
+        security: Security | None = None,
+    ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the client)
         self._process = subprocess.Popen(
             [*command, bootstrap],
@@ -49,6 +61,7 @@ class ProgramClient:
             text=True,
             encoding="utf-8",
             cwd=cwd,
+            env={**os.environ, SECURITY_VARIABLE: json.dumps(dict(security or {}))},
         )
 
     def close(self) -> None:

@@ -5,6 +5,7 @@
 
 'use strict'
 
+const { readFileSync } = require('node:fs')
 const readline = require('node:readline')
 const { createRequire } = require('node:module')
 
@@ -30,7 +31,22 @@ CompressionCodecs[CompressionTypes.ZSTD] = () => ({
   decompress: async buffer => Buffer.from(zstd.decompress(buffer)),
 })
 
+// How to connect and to prove who it is, under librdkafka's names.
+function secured(asked) {
+  if (!asked['security.protocol']) return {}
+  const read = name => (asked[name] ? readFileSync(asked[name], 'utf8') : undefined)
+  const ssl = {
+    ca: [read('ssl.ca.location')],
+    cert: read('ssl.certificate.location'),
+    key: read('ssl.key.location'),
+  }
+  const [username, password] = [asked['sasl.username'], asked['sasl.password']]
+  const mechanism = asked['sasl.mechanism']?.toLowerCase()
+  return { ssl, sasl: mechanism && { mechanism, username, password } }
+}
+
 const kafka = new Kafka({
+  ...secured(JSON.parse(process.env.PENSTOCK_TEST_SECURITY ?? '{}')),
   clientId: 'kafkajs-test',
   brokers: [process.argv[3]],
   logLevel: logLevel.NOTHING,
@@ -304,11 +320,12 @@ function errorName(error) {
 
 async function main() {
   await zstd.init()
-  await admin.connect()
+  let connected = null
   for await (const line of readline.createInterface({ input: process.stdin })) {
     const command = JSON.parse(line)
     let answer
     try {
+      await (connected ??= admin.connect())
       answer = { result: (await commands[command.do](command)) ?? null }
     } catch (error) {
       answer = { error: errorName(error), message: String(error.stack) }

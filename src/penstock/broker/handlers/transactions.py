@@ -133,12 +133,16 @@ def _may_use(call: Call, transactional_id: str) -> bool:
 
 
 def add_offsets_to_txn(broker: Broker, request: AddOffsetsToTxnRequest, call: Call) -> Any:
-    if not _may_use(call, request.transactional_id):
-        return error_response(request, call.version, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    if not call.allows(Operation.READ, ResourceType.GROUP, request.group_id):
-        return error_response(request, call.version, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    denied = _offsets_refusal(request, call)
+    if denied:
+        return error_response(request, call.version, denied)
 
     def add(error: int) -> None:
+        # A right may have been taken away while the topic was created.
+        denied = _offsets_refusal(request, call)
+        if denied:
+            call.answer(error_response(request, call.version, denied))
+            return
         index = broker.group_coordinators.index_of(request.group_id)
         partition = broker.transaction_coordinators.of(request.transactional_id)
         if index is None:
@@ -211,7 +215,7 @@ def txn_offset_commit(broker: Broker, request: TxnOffsetCommitRequest, call: Cal
     return WAITING
 
 
-def _offsets_refusal(request: TxnOffsetCommitRequest, call: Call) -> ErrorCode:
+def _offsets_refusal(request: AddOffsetsToTxnRequest | TxnOffsetCommitRequest, call: Call) -> ErrorCode:
     if not _may_use(call, request.transactional_id):
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     if not call.allows(Operation.READ, ResourceType.GROUP, request.group_id):

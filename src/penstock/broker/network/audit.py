@@ -1,9 +1,9 @@
-"""The audit log: a line for each request that was denied, and for each one that administers the cluster.
+"""The audit log: a line for each request that was denied or administers the cluster, and for each failed login.
 
 A line has the principal, its address, the API, what the request is about, and the result. It never has values:
 settings and credentials may be secret. A client that is denied all the time must not fill the disk, so the lines
-about denials are limited; how many are missing is said. Administrative requests that are not wholly denied are few,
-and are all there.
+about denials and logins are limited, each for themselves, so that strangers cannot hide what a user was denied; how
+many are missing is said. Administrative requests that are not wholly denied are few, and are all there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from penstock.protocol.schema import Message
 
 WINDOW_MS = 10_000
 DENIALS_PER_WINDOW = 100
+FAILED_LOGINS_PER_WINDOW = 100
 # Names and characters of each in one line.
 NAMES_MAX = 20
 NAME_LENGTH_MAX = 249
@@ -69,24 +70,43 @@ SUBJECTS: dict[int, Subject] = {
 }
 
 
+class _Limit:
+    """So many lines of a kind in a while."""
+
+    def __init__(self, logger: Logger, clock: Clock, kind: str, lines_max: int) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._kind = kind
+        self._lines_max = lines_max
+        self._window_ends_ms = 0
+        self._count = 0
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self._count > self._lines_max
+
+    def take(self) -> bool:
+        """Whether one more line is to be written. The first one of a while says how many were not before it."""
+        now_ms = self._clock.now_ms()
+        if now_ms >= self._window_ends_ms:
+            if self.is_exceeded:
+                self._logger.warning(f"not all {self._kind} were logged", count=self._count - self._lines_max)
+            self._window_ends_ms = now_ms + WINDOW_MS
+            self._count = 0
+        self._count += 1
+        return not self.is_exceeded
+
+
 class Audit:
     def __init__(self, logger: Logger, clock: Clock) -> None:
         self._logger = logger
-        self._clock = clock
-        self._window_ends_ms = 0
-        self._denials = 0
+        self._denials = _Limit(logger, clock, "denials", DENIALS_PER_WINDOW)
+        self._failed_logins = _Limit(logger, clock, "failed authentications", FAILED_LOGINS_PER_WINDOW)
 
     def denied(
         self, principal: object, host: str, api: int, operation: Operation, resource: ResourceType, name: str
     ) -> None:
-        now_ms = self._clock.now_ms()
-        if now_ms >= self._window_ends_ms:
-            if self._denials > DENIALS_PER_WINDOW:
-                self._logger.warning("not all denials were logged", count=self._denials - DENIALS_PER_WINDOW)
-            self._window_ends_ms = now_ms + WINDOW_MS
-            self._denials = 0
-        self._denials += 1
-        if self._denials <= DENIALS_PER_WINDOW:
+        if self._denials.take():
             self._logger.warning(
                 "denied",
                 principal=_shown(str(principal)),
@@ -97,9 +117,21 @@ class Audit:
                 name=_shown(name),
             )
 
+    def login_failed(self, claimed: str, host: str, listener: str, mechanism: str, reason: str) -> None:
+        """``claimed``: who the client said it was; empty if it did not."""
+        if self._failed_logins.take():
+            self._logger.warning(
+                "authentication failed",
+                user=_shown(claimed),
+                host=host,
+                listener=listener,
+                mechanism=mechanism,
+                reason=_shown(reason),
+            )
+
     def done(self, principal: object, host: str, api: int, subject: str, response: Any) -> None:
         """An administrative request was answered."""
-        if self._denials > DENIALS_PER_WINDOW and _is_refused(response):
+        if self._denials.is_exceeded and _is_refused(response):
             # It has done nothing, and is among the denials that are counted.
             return
         self._logger.info(

@@ -192,6 +192,14 @@ class Authentication:
         """Whether the time for an authentication is over."""
         return self.deadline_ms is not None and now_ms >= self.deadline_ms
 
+    def not_heard(self, now_ms: int) -> None:
+        """The connection does not read now: the time for a re-authentication does not run.
+
+        That for the first one does, or a stranger could stay by being delayed.
+        """
+        if self.deadline_ms is not None and self.session is not None:
+            self.deadline_ms = now_ms + AUTHENTICATION_TIMEOUT_MS
+
     def handshake(self, mechanism: str, version: int, now_ms: int) -> Answer:
         """The client names a mechanism. After an error the state is FAILED, except for a handshake too soon."""
         session = self.session

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.network.audit import SUBJECTS, Audit, shown_subject
@@ -368,10 +368,9 @@ class Connection:
         """Whether no response is pending: the next move is the client's."""
         return not self._waiting and not self.is_muted
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether a request waits for its response."""
-        return bool(self._waiting)
+    def waiting_apis(self) -> Iterator[int]:
+        """Of the requests that wait for their responses."""
+        return (call.route.key for call in self._waiting)
 
     @property
     def partial_bytes(self) -> int:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import ssl
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
@@ -83,13 +84,15 @@ class Handshakes(Generic[Door]):
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, stream: Stream, door: Door, tls: HasContext) -> None:
+    def add(self, stream: Stream, door: Door, tls: HasContext) -> Callable[[str], None]:
+        """Returns what ends the handshake, with a reason, to make room for another."""
         now_ms = self._environment.clock.now_ms()
         handshake = _Handshake(stream, door, tls, now_ms + HANDSHAKE_TIMEOUT_MS)
         self._open[handshake] = None
         if self._timer is None:
             self._timer = self._environment.spawn.later(DEADLINE_CHECK_MS, self._expire)
         self._wait(handshake)
+        return partial(self._give_up, handshake)
 
     def close(self) -> None:
         handshakes, self._open = self._open, {}
@@ -149,6 +152,12 @@ class Handshakes(Generic[Door]):
     def _established(self, handshake: _Handshake[Door], stream: TlsStream) -> None:
         if self._open.pop(handshake, handshake) is None:
             self._on_established(stream, handshake.door)
+
+    def _give_up(self, handshake: _Handshake[Door], reason: str) -> None:
+        # Here and not left to its turn: nobody is refused for the place in the queue of one that is gone.
+        with suppress(ValueError):
+            self._queue.remove(handshake)
+        self._fail(handshake, reason)
 
     def _fail(self, handshake: _Handshake[Door], reason: str) -> None:
         if self._open.pop(handshake, handshake) is None:

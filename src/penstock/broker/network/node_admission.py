@@ -7,8 +7,9 @@
                      +--> plain, while the cluster is on its way to secure connections
 
 Before that there is no ``Connection``: nobody reads requests, and no handler can be reached. A peer gets ten
-seconds, frames of a few kilobytes, and at most a thousand may be on their way. The server behind this only gets
-streams of nodes.
+seconds, frames of a few kilobytes, and at most a thousand may be on their way. When there are more, the oldest one
+of the host that has the most makes room: a node needs some milliseconds, and strangers that stay do not keep it
+out. The server behind this only gets streams of nodes.
 
 While nodes may still connect in plain text, the first bytes decide. A TLS record begins with 22, which would be the
 first byte of a frame of 369 MB, and a node with the secret begins with SaslHandshake.
@@ -37,18 +38,22 @@ LOOK_BYTES = 6
 REFUSALS_LOGGED = 20
 REFUSALS_WINDOW_MS = 5_000
 
+TOO_MANY = "too many connections that are not admitted yet"
+
 OnConnect = Callable[[Stream], None]
 
 
 class _Guest:
     """A peer that is not admitted yet."""
 
-    __slots__ = ("first", "frames", "on_connect", "stream", "timer")
+    __slots__ = ("end_handshake", "first", "frames", "on_connect", "stream", "timer")
 
     def __init__(self, stream: Stream, on_connect: OnConnect) -> None:
         self.stream = stream
         self.on_connect = on_connect
         self.timer: Timer | None = None
+        # While its TLS handshake lasts.
+        self.end_handshake: Callable[[str], None] | None = None
         self.first = b""
         self.frames: FramedStream | None = None
 
@@ -61,7 +66,8 @@ class NodeAdmission:
         self._logger = logger
         self._security = security
         self._guests: dict[_Guest, None] = {}
-        self._per_host: dict[str, int] = {}
+        # The same by host, the oldest first.
+        self._by_host: dict[str, dict[_Guest, None]] = {}
         self._handshakes: Handshakes[_Guest] = Handshakes(
             environment, on_established=self._established, on_failed=self._handshake_failed
         )
@@ -85,20 +91,27 @@ class NodeAdmission:
 
     def _accept(self, on_connect: OnConnect, stream: Stream) -> None:
         host = stream.peer
-        if len(self._guests) >= PENDING_MAX or self._per_host.get(host, 0) >= PENDING_PER_HOST_MAX:
-            stream.close()
-            self._note(host, "too many connections that are not admitted yet")
-            return
+        if len(self._by_host.get(host, ())) >= PENDING_PER_HOST_MAX:
+            self._make_room(host)
+        elif len(self._guests) >= PENDING_MAX:
+            self._make_room(max(self._by_host, key=lambda each: len(self._by_host[each])))
         guest = _Guest(stream, on_connect)
         self._guests[guest] = None
-        self._per_host[host] = self._per_host.get(host, 0) + 1
+        self._by_host.setdefault(host, {})[guest] = None
         if self._security.settings.accepts_plain:
             self._set_deadline(guest)
             stream.on_readable(partial(self._look, guest))
         elif self._security.listener_tls is not None:
-            self._handshakes.add(stream, guest, self._security.listener_tls)
+            guest.end_handshake = self._handshakes.add(stream, guest, self._security.listener_tls)
         else:
             self._ask_for_secret(guest)
+
+    def _make_room(self, host: str) -> None:
+        oldest = next(iter(self._by_host[host]))
+        if oldest.end_handshake is not None:
+            oldest.end_handshake(TOO_MANY)
+        else:
+            self._refuse(oldest, TOO_MANY)
 
     def _look(self, guest: _Guest) -> None:
         """The first bytes of a peer that may be plain."""
@@ -118,7 +131,7 @@ class NodeAdmission:
         if tls is not None and guest.first[0] == TLS_RECORD:
             stream = self._replayed(guest)
             self._clear_deadline(guest)
-            self._handshakes.add(stream, guest, tls)
+            guest.end_handshake = self._handshakes.add(stream, guest, tls)
         elif tls is None and len(guest.first) < LOOK_BYTES:
             return
         elif tls is None and int.from_bytes(guest.first[4:6], "big") == HANDSHAKE:
@@ -135,6 +148,7 @@ class NodeAdmission:
 
     def _established(self, stream: TlsStream, guest: _Guest) -> None:
         guest.stream = stream
+        guest.end_handshake = None
         try:
             self._security.check_certificate(stream.peer_name)
         except NotAdmitted as error:
@@ -193,11 +207,10 @@ class NodeAdmission:
             guest.frames.stop()
             guest.frames = None
         host = guest.stream.peer
-        left = self._per_host.get(host, 1) - 1
-        if left > 0:
-            self._per_host[host] = left
-        else:
-            self._per_host.pop(host, None)
+        of_host = self._by_host[host]
+        del of_host[guest]
+        if not of_host:
+            del self._by_host[host]
 
     def _set_deadline(self, guest: _Guest) -> None:
         reason = f"not admitted within {ADMISSION_TIMEOUT_MS // 1000} s"

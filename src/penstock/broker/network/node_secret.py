@@ -20,6 +20,8 @@ SETTING = "penstock.internal.secret.file"
 LINES_MAX = 2
 # 18 random bytes in base 64. Somebody who has seen an exchange may try as many secrets as they like.
 CHARACTERS_MIN = 24
+# For what all nodes derive alike: it needs no salt of its own kind, only another one than those of the exchanges.
+COMMON_SALT = b"what all nodes derive from it"
 # Of nodes, each with its salt, for each line.
 DERIVED_MAX = 1000
 
@@ -36,6 +38,8 @@ class NodeSecret:
         self.lines: tuple[str, ...]
         # What this node checks proofs against, one for each line.
         self.keys: tuple[Keys, ...]
+        # The same on all nodes, and known to nobody else.
+        self.derived_by_all: bytes
         self._use(self._read())
         # Salted secrets for the salts of other nodes, because deriving one takes some milliseconds.
         self._derived: dict[tuple[str, bytes, int], bytes] = {}
@@ -74,6 +78,8 @@ class NodeSecret:
             keys(MECHANISM, salted_password(MECHANISM, line, self._salt, ITERATIONS), self._salt, ITERATIONS)
             for line in lines
         )
+        # From the old secret as long as it is there: until then some nodes may have no other.
+        self.derived_by_all = salted_password(MECHANISM, lines[-1], COMMON_SALT, ITERATIONS)
 
     def _read(self) -> tuple[str, ...]:
         data, where = self._file.read(), self._file

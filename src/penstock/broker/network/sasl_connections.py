@@ -1,8 +1,8 @@
 """The connections of listeners with SASL: their authentications, and what ends them.
 
 A connection is closed when it is not authenticated in time, also if it sends nothing; when the credential of its
-user was removed or replaced; and when its session has ended while a request waits (if none does, the next request
-closes it).
+user was removed or replaced; and when its session has ended while a request waits, also during a re-authentication
+(if none does, the next request closes it).
 
 Slow checks, which are the key derivations of PLAIN and the signatures of tokens, run on a thread. Few run at once
 and the others wait in order, so they take at most a core. A refused client gets its answer after a short delay,
@@ -15,7 +15,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from penstock.broker.network.authentication import Answer, Authentication, Check, Proven, State
+from penstock.broker.network.authentication import (
+    BEFORE_AUTHENTICATION,
+    Answer,
+    Authentication,
+    Check,
+    Proven,
+    State,
+)
 from penstock.broker.network.authorization import Principal
 from penstock.broker.network.connection import WAITING, Call, Connection
 from penstock.environment import Environment, Timer
@@ -157,6 +164,15 @@ class SaslConnections:
         """Answer with an error after a while, and close. Until then the connection takes no request."""
         connection = call.connection
         reason = answer.reason
+        if connection.audit is not None:
+            # Now: the client may not wait for the answer.
+            connection.audit.login_failed(
+                authentication.claimed,
+                connection.peer,
+                connection.listener.name,
+                authentication.mechanism,
+                reason,
+            )
         if authentication.mechanism:
             reason = f"{authentication.mechanism}: {reason}"
         claimed = authentication.claimed[:CLAIMED_LENGTH_MAX]
@@ -176,14 +192,15 @@ class SaslConnections:
         for connection in list(self._connections):
             authentication = connection.authentication
             assert authentication is not None
+            if connection.is_muted:
+                authentication.not_heard(now_ms)
             if authentication.is_late(now_ms):
                 connection.refuse("it did not authenticate in time")
             elif (
-                authentication.state is State.AUTHENTICATED
-                and authentication.has_ended(now_ms)
+                authentication.has_ended(now_ms)
                 # One that is only muted, for a quota, may authenticate again when its delay is over: it may have
-                # begun to in time, and nobody has read that.
-                and connection.has_waiting
+                # begun to in time, and nobody has read that. Nor is the authentication itself a request that waits.
+                and any(key not in BEFORE_AUTHENTICATION for key in connection.waiting_apis())
             ):
                 connection.refuse("the session has ended while a request waited")
         if self._connections:

@@ -45,7 +45,7 @@ USUAL_FORM = _Form(scram.ITERATIONS_MIN, scram.SALT_BYTES, True)
 class Users:
     """The users of the cluster, and keys for names that nobody has."""
 
-    def __init__(self, stored: Callable[[], StoredCredentials], secret: Callable[[], str]) -> None:
+    def __init__(self, stored: Callable[[], StoredCredentials], secret: Callable[[], bytes]) -> None:
         """``secret`` must be the same on all brokers, or strangers could compare them, and unknown to strangers."""
         self._stored = stored
         self._secret = secret
@@ -64,7 +64,7 @@ class Users:
 
     def made_up_salt(self, user: str, mechanism: ScramMechanism) -> bytes:
         form = self._usual_form(mechanism)
-        secret = self._secret().encode()
+        secret = self._secret()
         if form.has_text_salt:
             return scram.made_up_salt(secret, mechanism.sasl_name, user)[: form.salt_bytes]
         return scram.made_up_bytes(secret, mechanism.sasl_name, user, form.salt_bytes)

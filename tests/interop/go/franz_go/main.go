@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"penstock/tests/interop/line"
@@ -13,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
 var codecs = map[string]kgo.CompressionCodec{
@@ -26,17 +28,17 @@ var codecs = map[string]kgo.CompressionCodec{
 var acks = map[string]kgo.Acks{"0": kgo.NoAck(), "1": kgo.LeaderAck(), "all": kgo.AllISRAcks()}
 
 type client struct {
-	bootstrap string
-	admin     *kadm.Client
+	common []kgo.Opt
+	admin  *kadm.Client
 }
 
 func main() {
-	bootstrap := os.Args[1]
-	administrator, err := kgo.NewClient(kgo.SeedBrokers(bootstrap))
+	c := client{common: append(secured(line.Secured()), kgo.SeedBrokers(os.Args[1]))}
+	administrator, err := c.connect()
 	if err != nil {
 		panic(err)
 	}
-	c := client{bootstrap, kadm.NewClient(administrator)}
+	c.admin = kadm.NewClient(administrator)
 	line.Serve(line.Handlers{
 		"produce":           c.produce,
 		"consume":           c.consume,
@@ -60,6 +62,21 @@ func main() {
 	}, c.join, nameOf)
 }
 
+func secured(security line.Security) []kgo.Opt {
+	if security.Protocol == "" {
+		return nil
+	}
+	options := []kgo.Opt{kgo.DialTLSConfig(security.TLS())}
+	account := scram.Auth{User: security.User, Pass: security.Password}
+	switch security.Mechanism {
+	case "SCRAM-SHA-256":
+		options = append(options, kgo.SASL(account.AsSha256Mechanism()))
+	case "SCRAM-SHA-512":
+		options = append(options, kgo.SASL(account.AsSha512Mechanism()))
+	}
+	return options
+}
+
 func nameOf(err error) string {
 	var kafka *kerr.Error
 	if errors.As(err, &kafka) {
@@ -73,7 +90,7 @@ func patience() (context.Context, context.CancelFunc) {
 }
 
 func (c client) connect(options ...kgo.Opt) (*kgo.Client, error) {
-	return kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(c.bootstrap)}, options...)...)
+	return kgo.NewClient(slices.Concat(c.common, options)...)
 }
 
 // Reading and writing

@@ -181,6 +181,14 @@ func Serve(handlers Handlers, join func(Command) (*Member, error), nameOf func(e
 	Answer(handlers, nameOf)
 }
 
+// Refuse answers every command with an error, for a program that could not begin.
+func Refuse(handlers Handlers, err error, nameOf func(error) string) {
+	for name := range handlers {
+		handlers[name] = func(Command) (any, error) { return nil, err }
+	}
+	Answer(handlers, nameOf)
+}
+
 // Answer answers commands until the input ends.
 func Answer(handlers Handlers, nameOf func(error) string) {
 	lines := bufio.NewScanner(os.Stdin)

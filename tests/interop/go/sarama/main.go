@@ -14,6 +14,7 @@ import (
 	"penstock/tests/interop/line"
 
 	"github.com/IBM/sarama"
+	"github.com/xdg-go/scram"
 )
 
 var codecs = map[string]sarama.CompressionCodec{
@@ -30,15 +31,17 @@ var acks = map[string]sarama.RequiredAcks{
 
 // Sarama has sentences for its errors; Kafka has names.
 var names = map[sarama.KError]string{
-	sarama.ErrOffsetOutOfRange:        "OFFSET_OUT_OF_RANGE",
-	sarama.ErrUnknownTopicOrPartition: "UNKNOWN_TOPIC_OR_PARTITION",
-	sarama.ErrMessageSizeTooLarge:     "MESSAGE_TOO_LARGE",
-	sarama.ErrInvalidTopic:            "INVALID_TOPIC_EXCEPTION",
-	sarama.ErrTopicAlreadyExists:      "TOPIC_ALREADY_EXISTS",
-	sarama.ErrInvalidPartitions:       "INVALID_PARTITIONS",
-	sarama.ErrInvalidConfig:           "INVALID_CONFIG",
-	sarama.ErrNonEmptyGroup:           "NON_EMPTY_GROUP",
-	sarama.ErrGroupIDNotFound:         "GROUP_ID_NOT_FOUND",
+	sarama.ErrOffsetOutOfRange:         "OFFSET_OUT_OF_RANGE",
+	sarama.ErrUnknownTopicOrPartition:  "UNKNOWN_TOPIC_OR_PARTITION",
+	sarama.ErrMessageSizeTooLarge:      "MESSAGE_TOO_LARGE",
+	sarama.ErrInvalidTopic:             "INVALID_TOPIC_EXCEPTION",
+	sarama.ErrTopicAuthorizationFailed: "TOPIC_AUTHORIZATION_FAILED",
+	sarama.ErrSASLAuthenticationFailed: "SASL_AUTHENTICATION_FAILED",
+	sarama.ErrTopicAlreadyExists:       "TOPIC_ALREADY_EXISTS",
+	sarama.ErrInvalidPartitions:        "INVALID_PARTITIONS",
+	sarama.ErrInvalidConfig:            "INVALID_CONFIG",
+	sarama.ErrNonEmptyGroup:            "NON_EMPTY_GROUP",
+	sarama.ErrGroupIDNotFound:          "GROUP_ID_NOT_FOUND",
 }
 
 type client struct {
@@ -49,11 +52,8 @@ type client struct {
 func main() {
 	c := client{bootstrap: os.Args[1:]}
 	admin, err := sarama.NewClusterAdmin(c.bootstrap, config())
-	if err != nil {
-		panic(err)
-	}
 	c.admin = admin
-	line.Serve(line.Handlers{
+	handlers := line.Handlers{
 		"produce":           c.produce,
 		"consume":           c.consume,
 		"offset":            c.offset,
@@ -73,7 +73,12 @@ func main() {
 		"describe_configs":  c.describeConfigs,
 		"alter_config":      c.alterConfig,
 		"describe_cluster":  c.describeCluster,
-	}, c.join, nameOf)
+	}
+	if err != nil {
+		line.Refuse(handlers, err, nameOf)
+		return
+	}
+	line.Serve(handlers, c.join, nameOf)
 }
 
 func config() *sarama.Config {
@@ -83,7 +88,43 @@ func config() *sarama.Config {
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
 	config.Consumer.Group.Session.Timeout = line.SessionTimeout
 	config.Consumer.Group.Heartbeat.Interval = line.HeartbeatInterval
+	secure(config, line.Secured())
 	return config
+}
+
+func secure(config *sarama.Config, security line.Security) {
+	if security.Protocol == "" {
+		return
+	}
+	config.Net.TLS.Enable = true
+	config.Net.TLS.Config = security.TLS()
+	if security.Mechanism == "" {
+		return
+	}
+	config.Net.SASL.Enable = true
+	config.Net.SASL.Mechanism = sarama.SASLMechanism(security.Mechanism)
+	config.Net.SASL.User = security.User
+	config.Net.SASL.Password = security.Password
+	config.Net.SASL.SCRAMClientGeneratorFunc = func() sarama.SCRAMClient {
+		if security.Mechanism == sarama.SASLTypeSCRAMSHA256 {
+			return &conversation{hash: scram.SHA256}
+		}
+		return &conversation{hash: scram.SHA512}
+	}
+}
+
+// conversation is SCRAM, which Sarama leaves to its users.
+type conversation struct {
+	hash scram.HashGeneratorFcn
+	*scram.ClientConversation
+}
+
+func (c *conversation) Begin(user, password, authorizationID string) error {
+	client, err := c.hash.NewClient(user, password, authorizationID)
+	if err == nil {
+		c.ClientConversation = client.NewConversation()
+	}
+	return err
 }
 
 func nameOf(err error) string {
