@@ -122,11 +122,11 @@ class Audit:
         if self._failed_logins.take():
             self._logger.warning(
                 "authentication failed",
-                user=_shown(claimed),
+                user=shown_name(claimed),
                 host=host,
                 listener=listener,
                 mechanism=mechanism,
-                reason=_shown(reason),
+                reason=shown_name(reason),
             )
 
     def done(self, principal: object, host: str, api: int, subject: str, response: Any) -> None:
