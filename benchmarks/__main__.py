@@ -28,6 +28,7 @@ BENCHMARKS = {
     "quotas": "a client at ten times its quota, and what another notices (PENSTOCK_BENCH_SECONDS)",
     "offsets": "a million commits, and loading the group coordinator",
     "spark": "reading topics with Spark, against its own Kafka connector; the archive against its Parquet writer",
+    "wire_async": "our asyncio client: records produced and fetched per second of its CPU",
     "decode": "record batches to Arrow and back, on one core",
 }
 

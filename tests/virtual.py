@@ -153,28 +153,36 @@ class VirtualStream:
             self._on_readable()
 
 
+class VirtualListener:
+    def __init__(self, address: tuple[str, int], on_connect: Callable[[Stream], None]) -> None:
+        self.address = address
+        self.on_connect: Callable[[Stream], None] | None = on_connect
+
+    def close(self) -> None:
+        self.on_connect = None
+
+
 class VirtualNetwork:
     def __init__(self, spawn: VirtualSpawn) -> None:
         self._spawn = spawn
-        self._on_connect: Callable[[Stream], None] | None = None
-        self.address = ("127.0.0.1", 9092)
+        # The newest last.
+        self._listeners: dict[int, VirtualListener] = {}
 
-    def listen(self, host: str, port: int, on_connect: Callable[[Stream], None]) -> VirtualNetwork:
-        self._on_connect = on_connect
-        return self
-
-    def close(self) -> None:
-        self._on_connect = None
+    def listen(self, host: str, port: int, on_connect: Callable[[Stream], None]) -> VirtualListener:
+        listener = self._listeners[port] = VirtualListener((host, port), on_connect)
+        return listener
 
     def connect(self, host: str, port: int, done: Callable[[Stream | None, OSError | None], None]) -> None:
         """There is nobody else in this world."""
         self._spawn.soon(lambda: done(None, ConnectionRefusedError("nobody listens")))
 
-    def dial(self, peer: str) -> VirtualStream:
-        assert self._on_connect is not None, "nobody listens"
+    def dial(self, peer: str, port: int | None = None) -> VirtualStream:
+        """By default to the listener that was made last."""
+        on_connect = self._listeners[next(reversed(self._listeners)) if port is None else port].on_connect
+        assert on_connect is not None, "nobody listens"
         ours, theirs = VirtualStream(self._spawn, "broker"), VirtualStream(self._spawn, peer)
         ours.other, theirs.other = theirs, ours
-        self._on_connect(theirs)
+        on_connect(theirs)
         return ours
 
 
@@ -262,6 +270,7 @@ class World:
         seed: int = 1,
         files: FakeFiles | None = None,
         admin: str | None = None,
+        metrics: tuple[str, int] | None = None,
     ):
         self.clock = FakeClock() if files is None else files.clock
         self.files = files or FakeFiles(self.clock)
@@ -285,6 +294,7 @@ class World:
             settings=settings or {},
             config_file=None,
             admin=admin,
+            metrics=metrics,
         )
         config, _ = BrokerConfig.load(options.settings)
         ready: list[object] = []

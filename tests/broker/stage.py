@@ -176,6 +176,8 @@ class Stage:
         self.spawn = ManualSpawn(self.clock)
         # What the server said about connections that it closed, and why the broker wanted to stop.
         self.refused: list[str] = []
+        # The same with everything that it said, and about requests that failed.
+        self.said: list[dict[str, Any]] = []
         self.failures: list[str] = []
         self._connect: Callable[[Any], None] = lambda _: None
         self._streams: list[ScriptedStream] = []
@@ -192,8 +194,8 @@ class Stage:
         logger: Any = SimpleNamespace(
             info=lambda event, **values: None,
             error=lambda event, **values: None,
-            exception=lambda event, **values: None,
-            warning=lambda event, **values: self.refused.append(str(values.get("reason", event))),
+            exception=lambda event, **values: self.said.append({"event": event, **values}),
+            warning=self._warned,
         )
         broker: Any = SimpleNamespace(
             encoded_api_versions={},
@@ -227,6 +229,10 @@ class Stage:
             on_read_failed=broker.storage.read_failed,
         )
         self.server.listen("127.0.0.1", 0)
+
+    def _warned(self, event: str, **values: Any) -> None:
+        self.refused.append(str(values.get("reason", event)))
+        self.said.append({"event": event, **values})
 
     def listen(self, host: str, port: int, on_connect: Callable[[Any], None]) -> Any:
         self._connect = on_connect

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock.cli.dev import Node, make_plan, readable
+from penstock.cli.dev import FREE_PORTS, METRICS_AFTER, Node, make_plan, readable
 from penstock.cli.failures import Failure
 from penstock.cli.serve import CLUSTER_FILE
 from tests.cli.conftest import Penstock
@@ -94,6 +97,26 @@ class TestThePlan:
             assert option(words, "--data-dir") == str(tmp_path / f"node-{node}")
             assert option(words, "--listen") == f"127.0.0.1:{plan.ports[node]}"
             assert option(words, "--internal") == f"127.0.0.1:{plan.internal_ports[node]}"
+            assert option(words, "--metrics") == f"127.0.0.1:{plan.metrics_ports[node]}"
+        ports = [*plan.ports.values(), *plan.internal_ports.values(), *plan.metrics_ports.values()]
+        assert len(set(ports)) == len(ports)
+
+    def test_metrics_are_on_known_ports_or_on_others_if_these_are_taken(self, tmp_path: Path) -> None:
+        port = first_of_free_ports()
+        with socket.create_server(("127.0.0.1", port + 1 + METRICS_AFTER)):
+            metrics_ports = make_plan(tmp_path, 2, port).metrics_ports
+        assert metrics_ports[1] == port + METRICS_AFTER
+        assert metrics_ports[2] != port + 1 + METRICS_AFTER
+
+
+def first_of_free_ports() -> int:
+    """A port that is free, as are the next one, and those of the metrics of both."""
+    for port in random.sample(FREE_PORTS, 1000):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for each in (port, port + 1, port + METRICS_AFTER, port + 1 + METRICS_AFTER):
+                held.enter_context(socket.create_server(("127.0.0.1", each)))
+            return port
+    raise AssertionError("no free ports")
 
 
 def option(words: list[str], name: str) -> str:
@@ -256,6 +279,13 @@ def test_all_nodes_serve_when_it_is_ready_and_none_when_it_was_stopped(
     cluster.send_signal(signal.SIGTERM)
     assert cluster.wait(TIMEOUT_S) == 0
     assert not any(map(is_listening, ports))
+
+
+def test_the_metrics_of_every_node_can_be_read_where_it_says(cluster: subprocess.Popen[str]) -> None:
+    for node in (1, 2, 3):
+        url = read_until(cluster, rf"^penstock dev: metrics of node {node}: (\S+)$")[1]
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+            assert f'penstock_build_info{{node_id="{node}"'.encode() in answer.read()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the process by /proc")

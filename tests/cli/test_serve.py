@@ -51,6 +51,7 @@ def test_without_options_it_is_a_node_of_its_own(penstock: Penstock, started: li
 def test_every_option_reaches_the_broker(penstock: Penstock, started: list[ServeOptions]) -> None:
     words = "serve --node-id 7 --data-dir d --listen [::1]:0 --advertise kafka.example:19092 --http off"
     words += " --rack r2 --set log.retention.hours=24 --set a=b=c --set a=d=e --config penstock.toml"
+    words += " --metrics [::1]:9464"
     assert penstock(*words.split()).code == 0
     assert started == [
         ServeOptions(
@@ -61,8 +62,25 @@ def test_every_option_reaches_the_broker(penstock: Penstock, started: list[Serve
             rack="r2",
             settings={"log.retention.hours": "24", "a": "d=e"},
             config_file="penstock.toml",
+            metrics=("::1", 9464),
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        ("", None),
+        ("--metrics off", None),
+        ("--metrics 9464", ("127.0.0.1", 9464)),
+        ("--metrics 0.0.0.0:9464 --insecure", ("0.0.0.0", 9464)),
+    ],
+)
+def test_metrics_are_off_unless_asked_for_and_a_port_alone_is_for_this_machine(
+    penstock: Penstock, started: list[ServeOptions], words: str, address: tuple[str, int] | None
+) -> None:
+    assert penstock("serve", *words.split()).code == 0
+    assert started[0].metrics == address
 
 
 def test_the_first_administrator_comes_from_the_environment_and_does_not_stay_there(
@@ -82,6 +100,10 @@ def test_the_first_administrator_comes_from_the_environment_and_does_not_stay_th
         ("--listen 10.1.2.3:9092", "open to other machines"),
         ("--listen 0.0.0.0:9092 --insecure", "add --advertise"),
         ("--listen 9092", "has no port"),
+        ("--metrics 0.0.0.0:9464", "metrics at 0.0.0.0:9464 can be read by other machines"),
+        ("--metrics here", "--metrics: 'here' has no port"),
+        ("--metrics 70000", "'70000' in '127.0.0.1:70000' is not a port"),
+        ("--listen 127.0.0.1:9092 --metrics 9092", "--metrics needs an address of its own"),
         ("--listen nowhere.invalid:9092", "cannot resolve host"),
         ("--advertise kafka.example:0", "clients cannot connect to kafka.example:0"),
         ("--advertise 0.0.0.0:9092", "clients cannot connect to 0.0.0.0:9092"),

@@ -75,6 +75,8 @@ class Node:
         # What the interpreter is told to run, and settings that only this node is started with.
         self.entry = ["-m", "penstock"]
         self.settings: dict[str, str] = {}
+        # Where its metrics are, if it has any.
+        self.metrics_port: int | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.is_paused = False
         # How much of the output belongs to earlier starts.
@@ -108,6 +110,8 @@ class Node:
             command += ["--listen", f"{self.host}:{self.port}"]
         for directory in self.data_dirs:
             command += ["--data-dir", str(directory)]
+        if self.metrics_port is not None:
+            command += ["--metrics", f"{self.host}:{self.metrics_port}"]
         if self.rack is not None:
             command += ["--rack", self.rack]
         for key, value in self.settings.items():
@@ -165,7 +169,9 @@ class Cluster:
         racks: Mapping[int, str] | None = None,
         data_dirs: Mapping[int, Sequence[Path]] | None = None,
         environment: Mapping[str, str] | None = None,
+        has_metrics: bool = False,
     ) -> None:
+        self._has_metrics = has_metrics
         self._settings = {**SETTINGS, **(settings or {})}
         self._size = size
         self._racks = dict(racks or {})
@@ -399,6 +405,8 @@ class Cluster:
             before=before,
             environment=self._environment,
         )
+        if self._has_metrics:
+            (self.nodes[node_id].metrics_port,) = free_ports(1)
 
     def arguments(self) -> list[str]:
         """What every node of this cluster is started with."""

@@ -170,6 +170,8 @@ def test_what_plans_with_compacted_topics_found_stays_mended(seed: int, seconds:
 PINNED_SIXTH = (
     (998000016, 40, 3),  # a flipped bit in a producer id, which opened a transaction that nobody could end
     (1001000064, 25, 3),  # a job that began on a slow disk and stayed slow: the simulator's own fault
+    (1002000291, 25, 3),  # a copy of what an uncertain tombstone superseded: likewise
+    (1002001251, 25, 3),  # a flipped bit behind an empty batch: the simulator's own fault
 )
 
 

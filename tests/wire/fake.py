@@ -95,6 +95,7 @@ class FakeCluster:
         self.version_max = version_max or {}
         self.has_topic_ids = True
         self.has_hints = True
+        self.max_message_bytes = 1_000_000
         self.producer_ids = 0
         self.topics_made = 0
         # (broker, api key, version, request) in the order in which they were acted on.
@@ -216,32 +217,42 @@ class FakeCluster:
         return ListOffsetsResponse(topics=topics)
 
     def _fetch(self, broker: int, version: int, request: Any) -> FetchResponse:
-        topic = request.topics[0]
-        wanted = topic.partitions[0]
-        name = self._name(topic, version >= 13, topic.topic)
-        data = PartitionData(partition_index=wanted.partition, records=b"", high_watermark=-1)
-        endpoints = []
-        if name is None:
-            data.error_code = ErrorCode.UNKNOWN_TOPIC_ID
-        else:
-            found = self._find(broker, name, wanted.partition, wanted.current_leader_epoch)
-            if isinstance(found, ErrorCode):
-                data.error_code = found
-                if self.has_hints and found == ErrorCode.NOT_LEADER_OR_FOLLOWER:
-                    leader = self.topics[name][1][wanted.partition]
-                    data.current_leader = LeaderIdAndEpoch(leader_id=leader.leader, leader_epoch=leader.epoch)
-                    address = self.addresses[leader.leader]
-                    endpoints = [NodeEndpoint(node_id=leader.leader, host=address.host, port=address.port)]
-            elif not found.log_start_offset <= wanted.fetch_offset <= found.log_end_offset:
-                data.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
-            else:
-                data.high_watermark = data.last_stable_offset = found.log_end_offset
-                data.log_start_offset = found.log_start_offset
-                data.records = self._records(found, wanted.fetch_offset, wanted.partition_max_bytes)
-        return FetchResponse(
-            responses=[FetchableTopicResponse(topic=topic.topic, topic_id=topic.topic_id, partitions=[data])],
-            node_endpoints=endpoints,
-        )
+        responses, endpoints = [], {}
+        for topic in request.topics:
+            name = self._name(topic, version >= 13, topic.topic)
+            results = []
+            for wanted in topic.partitions:
+                data = PartitionData(partition_index=wanted.partition, records=b"", high_watermark=-1)
+                results.append(data)
+                if name is None:
+                    data.error_code = ErrorCode.UNKNOWN_TOPIC_ID
+                    continue
+                found = self._find(broker, name, wanted.partition, wanted.current_leader_epoch)
+                if isinstance(found, ErrorCode):
+                    data.error_code = found
+                    if self.has_hints and found == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                        leader = self.topics[name][1][wanted.partition]
+                        data.current_leader = LeaderIdAndEpoch(
+                            leader_id=leader.leader, leader_epoch=leader.epoch
+                        )
+                        endpoints[leader.leader] = self.addresses[leader.leader]
+                elif not found.log_start_offset <= wanted.fetch_offset <= found.log_end_offset:
+                    data.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+                else:
+                    data.high_watermark = data.last_stable_offset = found.log_end_offset
+                    data.log_start_offset = found.log_start_offset
+                    data.records = self._records(found, wanted.fetch_offset, wanted.partition_max_bytes)
+            responses.append(
+                FetchableTopicResponse(topic=topic.topic, topic_id=topic.topic_id, partitions=results)
+            )
+        return FetchResponse(responses=responses, node_endpoints=self._endpoints(endpoints))
+
+    @staticmethod
+    def _endpoints(addresses: dict[int, Address]) -> list[NodeEndpoint]:
+        return [
+            NodeEndpoint(node_id=number, host=address.host, port=address.port)
+            for number, address in addresses.items()
+        ]
 
     @staticmethod
     def _records(partition: FakePartition, offset: int, bytes_max: int) -> bytes:
@@ -279,18 +290,11 @@ class FakeCluster:
             responses.append(
                 TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=results)
             )
-        return ProduceResponse(
-            responses=responses,
-            node_endpoints=[
-                NodeEndpoint(node_id=number, host=address.host, port=address.port)
-                for number, address in endpoints.items()
-            ],
-        )
+        return ProduceResponse(responses=responses, node_endpoints=self._endpoints(endpoints))
 
-    @staticmethod
-    def write(partition: FakePartition, batch: bytearray) -> tuple[int, int]:
+    def write(self, partition: FakePartition, batch: bytearray) -> tuple[int, int]:
         """What a leader does with a batch; (error code, base offset)."""
-        header = check_produced(memoryview(batch), max_message_bytes=1_000_000)
+        header = check_produced(memoryview(batch), max_message_bytes=self.max_message_bytes)
         if isinstance(header, ErrorCode):
             return header, -1
         verdict = partition.producers.check(header, WALL_MS, partition.refused_batches)

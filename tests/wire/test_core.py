@@ -29,7 +29,8 @@ from penstock.wire.errors import (
     WireError,
 )
 from penstock.wire.links import CONNECT_TIMEOUT_MS, Address, Connect
-from penstock.wire.operations import EARLIEST, LATEST, MAX_TIMESTAMP, FetchSettings
+from penstock.wire.operations import EARLIEST, LATEST, MAX_TIMESTAMP
+from penstock.wire.polling import FetchSettings
 from tests.wire.fake import SILENCE, FakeCluster, FakeShell
 
 AT = TopicPartition("orders", 0)

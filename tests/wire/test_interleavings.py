@@ -15,7 +15,7 @@ from penstock.model import TopicPartition
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import batches, decode_header, decode_records
 from penstock.wire import operations
-from penstock.wire.operations import FetchSettings
+from penstock.wire.polling import FetchSettings
 from penstock.wire.transacting import State
 from penstock.wire.transactions import NO_MEMBER
 from tests.wire.fake import WALL_MS, FakeCluster, FakeShell, Writing

@@ -30,6 +30,7 @@ from penstock.wire import (
 )
 from penstock.wire.blocking import Shell
 from penstock.wire.links import Address, Connect, Disconnect, Effect, Send
+from penstock.wire.shells import ShellSettings
 from tests.tls.authority import HOST, Authority
 from tests.tls.broker import TlsBroker
 from tests.tls.files import TlsFiles
@@ -225,13 +226,8 @@ class Bytes:
 
 def shell_with(core: Any, authority: Authority, *, checks: str = "none") -> Shell:
     """``checks`` is the value of ssl.endpoint.identification.algorithm."""
-    shell = Shell(
-        "a:1",
-        client_id="a",
-        request_timeout_ms=1,
-        deadline_ms=1,
-        context=authority.client(ssl_endpoint_identification_algorithm=checks),
-    )
+    context = authority.client(ssl_endpoint_identification_algorithm=checks)
+    shell = Shell(ShellSettings("a:1", "a", request_timeout_ms=1, deadline_ms=1, context=context))
     shell.core = core
     return shell
 

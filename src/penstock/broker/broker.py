@@ -23,6 +23,7 @@ from penstock.broker.coordination.coordinators import CoordinatorRegistry
 from penstock.broker.coordination.group_coordinators import group_coordinators
 from penstock.broker.coordination.producer_ids import ProducerIds
 from penstock.broker.coordination.transaction_coordinators import transaction_coordinators
+from penstock.broker.counters import WaitingRequests
 from penstock.broker.dynamic_settings import DynamicSettings
 from penstock.broker.logs import Logger
 from penstock.broker.membership.freshness import Freshness
@@ -89,8 +90,9 @@ class Broker:
         # Decides by the committed image; None: every client may do everything.
         self.authorizer = config.make_authorizer()
         self._is_alone = not options.controllers
-        self._is_broker = "broker" in options.roles
+        self.is_broker = "broker" in options.roles
         self._fail = on_failure
+        self.waiting_requests = WaitingRequests()
         # Called when this broker has handed over its leaderships and stops answering clients.
         self.on_left: Callable[[], None] = lambda: None
         # Called when users were added, changed or removed.
@@ -332,7 +334,7 @@ class Broker:
         self._follow_acls(self.image)
         self._publisher.publish_first(self.image)
         self.consensus.start()
-        if self._is_broker:
+        if self.is_broker:
             endpoints = [
                 Endpoint(listener.name, *address, listener.security_protocol) for listener, address in clients
             ]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from penstock.addresses import format_address
 from penstock.broker.broker import Broker
 from penstock.broker.config import BrokerConfig, ConfigError
 from penstock.broker.handlers.routes import make_route
@@ -26,10 +28,14 @@ from penstock.broker.network.sasl_exchanges import Users
 from penstock.broker.network.server import Server
 from penstock.broker.options import ServeError, ServeOptions
 from penstock.environment import Environment
-from penstock.protocol.apis import INTERNAL
+from penstock.protocol.apis import CLIENT, INTERNAL
 from penstock.protocol.listeners import NODES, ListenerDescription
 from penstock.sasl.tokens import KeysError
 from penstock.tls.pem import TlsSettingsError
+
+if TYPE_CHECKING:
+    from penstock.broker.metrics.process_figures import ProcessFigures
+    from penstock.broker.metrics.server import MetricsServer
 
 # The listeners for clients and where they are bound, in the order of the settings.
 Bound = Sequence[tuple[ListenerDescription, tuple[str, int]]]
@@ -48,8 +54,12 @@ class Node:
         on_ready: Callable[[Bound], None],
         on_failure: Callable[[str], None],
         connections_max: int | None = None,
+        process_figures: ProcessFigures | None = None,
     ) -> None:
-        """Calls ``on_ready(client listeners)`` once it serves. Raises ServeError, or OSError of its disk."""
+        """Calls ``on_ready(client listeners)`` once it serves. Raises ServeError, or OSError of its disk.
+
+        ``process_figures``: for the metrics, if this is the only node of its process.
+        """
         self._environment = environment
         self._options = options
         self._on_ready = on_ready
@@ -112,10 +122,29 @@ class Node:
                 self.client.audit = Audit(logger.named("audit"), environment.clock)
             self.broker.on_left = self.client.close
             self.broker.on_credentials_changed = self.client.sasl.credentials_changed
+        self._metrics: MetricsServer | None = None
+        # Where it is bound.
+        self.metrics_address: tuple[str, int] | None = None
+        if options.metrics is not None:
+            from penstock.broker.metrics.server import MetricsServer  # noqa: PLC0415 - not every node has it
+
+            servers = {CLIENT: self.client, INTERNAL: self.internal}
+            self._metrics = MetricsServer(
+                environment,
+                self.broker,
+                {name: server for name, server in servers.items() if server is not None},
+                process_figures,
+            )
 
     def start(self) -> None:
         """Listen and join the cluster. Raises ServeError when it cannot listen on an address."""
         options = self._options
+        if self._metrics is not None:
+            assert options.metrics is not None
+            try:
+                self.metrics_address = self._metrics.listen(*options.metrics)
+            except OSError as error:
+                raise _cannot_listen(options.metrics, error, "--metrics") from None
         internal = None
         if self.internal is not None:
             assert options.internal is not None
@@ -161,10 +190,7 @@ class Node:
         try:
             return server.listen(*address, listener=listener, tls=tls, sasl=sasl, hold=hold)
         except OSError as error:
-            wanted = f"{address[0]}:{address[1]}"
-            raise ServeError(
-                f"cannot listen on {wanted}: {error.strerror}; choose another {option}"
-            ) from None
+            raise _cannot_listen(address, error, option) from None
 
     def _secret_of_salts(self) -> bytes:
         """What made-up salts are derived from. Clients know the cluster id once they were let in."""
@@ -194,10 +220,18 @@ class Node:
         for server in (self.client, self.internal):
             if server is not None:
                 server.close()
+        if self._metrics is not None:
+            self._metrics.close()
         if self._admission is not None:
             self._admission.close()
         if self._security is not None:
             self._security.close()
+
+
+def _cannot_listen(address: tuple[str, int], error: OSError, option: str) -> ServeError:
+    return ServeError(
+        f"cannot listen on {format_address(*address)}: {error.strerror}; choose another {option}"
+    )
 
 
 def _internal(options: ServeOptions, config: BrokerConfig) -> InternalSecurity:

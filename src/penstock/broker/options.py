@@ -39,6 +39,8 @@ class ServeOptions:
     roles: tuple[str, ...] = (BROKER, CONTROLLER)
     # Other machines may connect without authentication.
     is_insecure: bool = False
+    # Where metrics and health are served; None: nowhere.
+    metrics: tuple[str, int] | None = None
     # USER:PASSWORD of the first administrator, for a cluster that does not exist yet.
     admin: str | None = field(default=None, repr=False)
 

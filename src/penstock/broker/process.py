@@ -6,7 +6,7 @@ import gc
 import signal
 import sys
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.addresses import format_address
 from penstock.broker.config import BrokerConfig, ConfigError
@@ -20,7 +20,11 @@ from penstock.broker.listener_settings import check_reach, client_listeners, unu
 from penstock.broker.logs import Logger
 from penstock.broker.node import Bound, Node
 from penstock.broker.options import BROKER, ServeError, ServeOptions
+from penstock.environment import Clock
 from penstock.protocol.listeners import CLIENTS
+
+if TYPE_CHECKING:
+    from penstock.broker.metrics.process_figures import ProcessFigures
 
 # A node that has not found its cluster by then logs what it is waiting for.
 FOUND_WITHIN_S = 5.0
@@ -71,7 +75,9 @@ def run(options: ServeOptions) -> int:
     def ready(bound: Bound) -> None:
         nonlocal is_ready
         is_ready = True
-        print(f"penstock node {options.node_id} ready kafka={_shown(bound)} http=off", flush=True)  # noqa: T201
+        metrics = "" if node.metrics_address is None else f" metrics={format_address(*node.metrics_address)}"
+        line = f"penstock node {options.node_id} ready kafka={_shown(bound)} http=off{metrics}"
+        print(line, flush=True)  # noqa: T201
 
     def remark_on_waiting() -> None:
         if is_ready or stopping or node.broker.consensus.leader_id is not None:
@@ -95,6 +101,7 @@ def run(options: ServeOptions) -> int:
             on_ready=ready,
             on_failure=fail,
             connections_max=_connections_max(),
+            process_figures=_process_figures(environment.clock) if options.metrics is not None else None,
         )
     except OSError as error:
         raise ServeError(f"cannot use the data directory {options.data_dirs[0]}: {error}") from error
@@ -139,6 +146,12 @@ def _shown(bound: Bound) -> str:
     if len(bound) == 1 and bound[0][0] == CLIENTS:
         return format_address(*bound[0][1])
     return ",".join(listener.url(address) for listener, address in bound)
+
+
+def _process_figures(clock: Clock) -> ProcessFigures:
+    from penstock.broker.metrics.process_figures import ProcessFigures  # noqa: PLC0415 - not every node has them
+
+    return ProcessFigures(clock)
 
 
 def _connections_max() -> int | None:

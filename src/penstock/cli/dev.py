@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.addresses import PORT_MAX
 from penstock.cli.failures import Failure, WrongUsage
 from penstock.cli.serve import CLUSTER_FILE, DATA_DIR
 from penstock.cli.settings import parse_settings
@@ -42,6 +43,8 @@ NODES_MAX = 99
 CONTROLLERS_MAX = 3
 # Below the kernel's range for outgoing connections: a node that restarts finds its port free.
 FREE_PORTS = range(20_000, 32_000)
+# The metrics of the node on port 9092 are on 9464, where many exporters have them, if that port is free.
+METRICS_AFTER = 9464 - 9092
 # Pause before a dead node is restarted. Doubled with each death up to the maximum; reset when the node lived for
 # the maximum.
 RESTART_MIN_S = 0.5
@@ -58,6 +61,7 @@ class Plan:
     # By node id.
     ports: dict[int, int]
     internal_ports: dict[int, int]
+    metrics_ports: dict[int, int]
     controllers: tuple[int, ...]
     # None: anybody on this machine may do everything.
     security: DevSecurity | None = None
@@ -76,6 +80,7 @@ class Plan:
         else:
             settings = [*self.security.settings(node, address), *settings]
         words += ["--internal", f"{HOST}:{self.internal_ports[node]}", "--controllers", voters]
+        words += ["--metrics", f"{HOST}:{self.metrics_ports[node]}"]
         return words + [word for setting in settings for word in ("--set", setting)]
 
 
@@ -147,13 +152,16 @@ def make_plan(directory: Path, count: int, port: int, *, is_secure: bool = False
                 _hold(held, internal_ports[node], f"is the cluster in {directory} running already?")
             else:
                 internal_ports[node] = _hold_free(held)
+        metrics_ports = {
+            node: _hold_or_free(held, at + METRICS_AFTER if port else 0) for node, at in ports.items()
+        }
     # Two voters tolerate no more failures than one.
     controllers = remembered["controllers"] or list(
         range(1, 1 + (CONTROLLERS_MAX if count >= CONTROLLERS_MAX else 1))
     )
     what = {"internal_ports": internal_ports, "controllers": controllers}
     _remember(directory, {**what, "is_secure": True} if is_secure else what)
-    return Plan(directory, ports, internal_ports, tuple(controllers))
+    return Plan(directory, ports, internal_ports, metrics_ports, tuple(controllers))
 
 
 class Cluster:
@@ -208,6 +216,8 @@ class Cluster:
             if self._waiting_for:
                 return
         self._say(f"penstock dev ready bootstrap={self._plan.bootstrap}")
+        for each, port in self._plan.metrics_ports.items():
+            self._say(f"penstock dev: metrics of node {each}: http://{HOST}:{port}/metrics")
         for line in [] if self._plan.security is None else self._plan.security.advice(self._plan.bootstrap):
             self._say(f"penstock dev: {line}")
 
@@ -344,6 +354,15 @@ def _hold(held: contextlib.ExitStack, port: int, advice: str) -> int:
     except OSError as error:
         raise Failure(f"cannot use port {port} ({error.strerror}); {advice}") from None
     return port
+
+
+def _hold_or_free(held: contextlib.ExitStack, port: int) -> int:
+    """Reserve a port that is only a proposal; 0 proposes none."""
+    if 0 < port <= PORT_MAX:
+        with contextlib.suppress(OSError):
+            held.enter_context(_bound(port))
+            return port
+    return _hold_free(held)
 
 
 def _hold_free(held: contextlib.ExitStack) -> int:

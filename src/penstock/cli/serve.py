@@ -31,6 +31,7 @@ DATA_DIR = "penstock-data"
 # In the data directory of `penstock dev`, which holds its nodes' directories. Both commands have the same default.
 CLUSTER_FILE = "cluster.json"
 LISTEN = "127.0.0.1:9092"
+LOOPBACK = "127.0.0.1"
 NODE_ID_MAX = 2**31 - 1
 # How long a node may take to stop cleanly after its parent has died.
 ORPHAN_STOP_S = 30.0
@@ -73,6 +74,12 @@ def _parser() -> _Parser:
         help="broker, controller, or broker,controller (default: broker, and controller if among --controllers)",
     )
     option("--http", default="off", metavar="off", help="the HTTP gateway; only `off` for now")
+    option(
+        "--metrics",
+        default="off",
+        metavar="HOST:PORT",
+        help="metrics and health over HTTP; only a port means 127.0.0.1, port 0 picks a free one (default off)",
+    )
     option("--rack", metavar="R", help="this broker's rack or zone, for placing replicas and reading nearby")
     option(
         "--set",
@@ -143,6 +150,7 @@ def _options(arguments: argparse.Namespace) -> ServeOptions:
         controllers=controllers,
         roles=roles,
         is_insecure=arguments.insecure,
+        metrics=_metrics(arguments.metrics),
         # Out of the environment, which the processes that the broker starts would inherit.
         admin=os.environ.pop(ADMIN_VARIABLE, "") or None,
     )
@@ -213,6 +221,13 @@ def _internal(arguments: argparse.Namespace, controllers: dict[int, Address]) ->
     return internal
 
 
+def _metrics(text: str) -> Address | None:
+    """Other machines must be asked for by an address; a port alone is for this one."""
+    if text == "off":
+        return None
+    return _address("--metrics", f"{LOOPBACK}:{text}" if text.isdigit() else text)
+
+
 def _is_name(host: str) -> bool:
     """Whether a host is a name, which may resolve to any address."""
     return ":" not in host and not host.replace(".", "").isdigit()
@@ -243,6 +258,14 @@ def _check_reach(options: ServeOptions) -> None:
         _check_name("--internal", options.internal)
         if BROKER in options.roles and options.internal == options.listen and options.listen[1] != 0:
             raise WrongUsage("--internal and --listen are the same address; clients and nodes need one each")
+    if options.metrics is not None:
+        if not _check_name("--metrics", options.metrics) and not insecure:
+            raise WrongUsage(
+                f"metrics at {format_address(*options.metrics)} can be read by other machines without "
+                "authentication; listen on 127.0.0.1, or pass --insecure if the network is trusted"
+            )
+        if options.metrics[1] and options.metrics in (options.listen, options.internal):
+            raise WrongUsage("--metrics needs an address of its own")
     if options.listen is not None:
         _check_open("--listen", options.listen, insecure=insecure)
         if options.advertise is None and is_unspecified(options.listen[0]):

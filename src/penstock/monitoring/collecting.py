@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from penstock.model import TopicPartition
 from penstock.monitoring.findings import NO_LEADER, Certificate, Snapshot
@@ -31,6 +32,8 @@ from penstock.protocol.compression import TooLarge
 from penstock.protocol.records import CorruptBatch, batches, decode_records
 from penstock.wire import EARLIEST, LATEST, Client, OffsetAt, WireError
 from penstock.wire import surveys as wire
+from penstock.wire.calls import Call
+from penstock.wire.core import Core, Steps, Task
 from penstock.wire.links import Address
 from penstock.wire.surveys import Disks, ReadAt, TopicView
 from penstock.wire.unread import Unread
@@ -46,6 +49,8 @@ KEY_RECORDS = 2_000
 KEY_BYTES = 1024 * 1024
 KEY_PARTITIONS_MAX = 5
 CONNECT_TIMEOUT_S = 5.0
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +88,19 @@ class Collector:
         self._tracker = LagTracker()
         self._last: LagSample | None = None
 
+    def _asked(self, what: str, steps: Callable[[Core, Task[Result]], Steps[Result]]) -> Result:
+        return self._client.do(Call(what, steps))
+
     def survey(self, groups: Sequence[str] | None = None, *, with_everything: bool = False) -> Survey:
         """A sample of these groups, or of all. With everything it has also the partitions that no group reads.
 
         Raises WireError if the cluster cannot be asked at all.
         """
         unseen = _Unseen()
-        topics = self._client.run("looking up topics", wire.topic_views)
+        topics = self._asked("looking up topics", wire.topic_views)
         states: dict[str, str] = {}
         if groups is None:
-            listed, refusals = self._client.run("listing groups", wire.list_groups)
+            listed, refusals = self._asked("listing groups", wire.list_groups)
             states = {each.name: each.state for each in listed}
             unseen.add_brokers("groups", refusals)
         committed = self._committed(groups if groups is not None else list(states), unseen)
@@ -109,7 +117,7 @@ class Collector:
         retentions = {name: parse_retention(each) for name, each in settings.items()}
         disks = Disks([], [], {})
         if with_everything or any(each.size_bytes is not None for each in retentions.values()):
-            disks = self._client.run("looking at disks", wire.disks)
+            disks = self._asked("looking at disks", wire.disks)
             unseen.add_brokers("disks", disks.refusals)
         partitions = self._partitions(wanted, topics, disks, unseen)
         time_ms, monotonic_ms = self._wall_ms(), self._monotonic_ms()
@@ -122,7 +130,7 @@ class Collector:
         """What the rules of ``findings.py`` look at. The first one has no rates: take a second, some time later."""
         survey = self.survey(with_everything=True)
         unseen = list(survey.unseen)
-        brokers = self._client.run("describing the cluster", wire.brokers)
+        brokers = self._asked("describing the cluster", wire.brokers)
         if isinstance(brokers, str):
             unseen.append(f"brokers ({brokers})")
             brokers = []
@@ -156,7 +164,7 @@ class Collector:
     # Private
 
     def _committed(self, groups: Sequence[str], unseen: _Unseen) -> dict[str, dict[TopicPartition, int]]:
-        answers = self._client.run(
+        answers = self._asked(
             "reading committed offsets", lambda core, task: wire.committed_offsets(core, task, groups)
         )
         found: dict[str, dict[TopicPartition, int]] = {}
@@ -168,7 +176,7 @@ class Collector:
         return found
 
     def _settings(self, names: Sequence[str], unseen: _Unseen) -> dict[str, Mapping[str, str]]:
-        answers = self._client.run(
+        answers = self._asked(
             "reading the settings of topics",
             lambda core, task: wire.topic_settings(core, task, names, SETTINGS),
         )
@@ -203,7 +211,7 @@ class Collector:
     def _offsets(
         self, wanted: Sequence[TopicPartition], spec: int, unseen: _Unseen, *, read_committed: bool = False
     ) -> dict[TopicPartition, OffsetAt]:
-        answers = self._client.run(
+        answers = self._asked(
             "listing offsets",
             lambda core, task: wire.offsets(
                 core, task, dict.fromkeys(wanted, spec), read_committed=read_committed
@@ -245,7 +253,7 @@ class Collector:
         # Each portion has a deadline of its own.
         for first in range(0, len(left), READERS_PER_CALL):
             portion = left[first : first + READERS_PER_CALL]
-            answers |= self._client.run(
+            answers |= self._asked(
                 "looking at unread records",
                 lambda core, task, portion=portion: wire.unread(  # type: ignore[misc]
                     core, task, portion, read_committed=self._read_committed
@@ -288,9 +296,7 @@ class Collector:
             for number, each in view.partitions.items()
             if each.leader != NO_LEADER
         ]
-        answers = self._client.run(
-            "describing producers", lambda core, task: wire.producers(core, task, places)
-        )
+        answers = self._asked("describing producers", lambda core, task: wire.producers(core, task, places))
         refused = _Unseen()
         for at, answer in answers.items():
             if isinstance(answer, str):
@@ -307,7 +313,7 @@ class Collector:
     def _certificates(self, unseen: list[str]) -> Iterable[Certificate]:
         if self._context is None or self._context.verify_mode == ssl.CERT_NONE:
             return
-        for broker, address in self._client.run("looking up brokers", wire.addresses).items():
+        for broker, address in self._asked("looking up brokers", wire.addresses).items():
             try:
                 yield Certificate(broker, _not_after_ms(address, self._context))
             except OSError as error:

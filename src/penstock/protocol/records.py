@@ -284,7 +284,7 @@ def encode_batch(
         count += 1
     if count == 0:
         raise ValueError("a batch holds at least one record")
-    return _batch(
+    return batch_of(
         body if codec == Codec.NONE else compress(codec, body),
         codec | (TRANSACTIONAL if transactional else 0) | (CONTROL if control else 0),
         count,
@@ -336,16 +336,19 @@ def filler(base_offset: int, last_offset: int, leader_epoch: int) -> bytearray:
     )
 
 
-def _batch(
+def batch_of(
     payload: Buffer,
     attributes: int,
     count: int,
     timestamps: tuple[int, int],
-    producer: tuple[int, int, int],
+    producer: tuple[int, int, int] = (NO_PRODUCER_ID, -1, NO_SEQUENCE),
     base_offset: int = 0,
     leader_epoch: int = -1,
 ) -> bytearray:
-    """Put the header before the records."""
+    """Put the header before records that are encoded, and compressed as the attributes say.
+
+    ``timestamps`` are those of the first record and the latest; ``producer`` is id, epoch and base sequence.
+    """
     batch = bytearray(HEADER_SIZE)
     batch += payload
     length = len(batch) - _PREFIX_SIZE
@@ -398,7 +401,7 @@ def encode_marker(marker: Marker, producer_id: int, producer_epoch: int, timesta
         _MARKER_RECORD_LENGTH, 0, 0, 0, _MARKER_KEY_LENGTH, key, _MARKER_VALUE_LENGTH, value, 0
     )
     producer = producer_id, producer_epoch, NO_SEQUENCE
-    return _batch(record, TRANSACTIONAL | CONTROL, 1, (timestamp, timestamp), producer)
+    return batch_of(record, TRANSACTIONAL | CONTROL, 1, (timestamp, timestamp), producer)
 
 
 def decode_marker(buffer: Buffer, position: int = 0) -> Marker | None:

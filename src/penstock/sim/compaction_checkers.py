@@ -219,8 +219,14 @@ class KeyedWrites:
                     )
 
     def _is_superseded(self, place: Place, key: bytes, end: int) -> bool:
+        """Whether there is, or may be, a later write of a key at an offset or after it."""
         certain = self._certain.get(place, {}).get(key)
-        return certain is not None and certain[-1][0] >= end
+        if certain is not None and certain[-1][0] >= end:
+            return True
+        return any(
+            not write.is_certain and write.may_count and (write.offset < 0 or write.offset >= end)
+            for write in self._of_key.get(place, {}).get(key, ())
+        )
 
     def last_certain(self, place: Place, key: bytes, end: int) -> Write | None:
         """The last write of a key before an offset that is certain."""

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
-import secrets
 import selectors
 import socket
 import ssl
@@ -24,13 +22,10 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from penstock.environment import Buffer
-from penstock.sasl.client import SaslClient
-from penstock.sasl.scram import nonce_from
-from penstock.sasl.settings import SaslSettings
-from penstock.wire.core import Core, Task
+from penstock.wire.core import Task
 from penstock.wire.errors import WireError
 from penstock.wire.links import Address, Connect, Disconnect, Send
-from penstock.wire.security import tls_advice
+from penstock.wire.shells import ShellSettings, new_core, reason, unresolved
 
 Result = TypeVar("Result")
 
@@ -84,33 +79,9 @@ class _Socket:
 class Shell:
     """Not thread-safe, and not usable in a forked child process."""
 
-    def __init__(
-        self,
-        bootstrap: str,
-        *,
-        client_id: str,
-        request_timeout_ms: int,
-        deadline_ms: int,
-        context: ssl.SSLContext | None = None,
-        sasl: SaslSettings | None = None,
-        kafka_names: bool = False,
-    ) -> None:
-        """With a context all connections use TLS, with ``sasl`` they authenticate.
-
-        ``kafka_names`` is for errors of TLS.
-        """
-        self.core = Core(
-            bootstrap,
-            random.Random(),
-            client_id=client_id,
-            request_timeout_ms=request_timeout_ms,
-            deadline_ms=deadline_ms,
-            sasl=None if sasl is None else SaslClient(sasl, lambda: nonce_from(secrets.token_bytes(18))),
-            has_tls=context is not None,
-        )
-        self._context = context
-        self._sasl = sasl
-        self._kafka_names = kafka_names
+    def __init__(self, settings: ShellSettings) -> None:
+        self.core = new_core(settings)
+        self._settings = settings
         self._selector = selectors.DefaultSelector()
         self._sockets: dict[int, _Socket] = {}
         # Of these OpenSSL holds plaintext that the last turn did not read.
@@ -204,8 +175,7 @@ class Shell:
         try:
             found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            self.core.lost(link, f"cannot resolve the host ({reason})", self.now_ms())
+            self.core.lost(link, unresolved(error), self.now_ms())
             return
         found.sort(key=lambda address: address[4] in self._dead_ends)
         each = self._sockets[link] = _Socket(link, address.host, deque(found))
@@ -218,7 +188,7 @@ class Shell:
             try:
                 connection = socket.socket(family, kind, protocol)
             except OSError as error:
-                why = _reason(error)
+                why = reason(error)
                 continue
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -247,10 +217,10 @@ class Shell:
             self._drop(each)
             self._connect_next(each, os.strerror(number))
             return
-        if self._context is None:
+        if self._settings.context is None:
             self._connected(each)
         else:
-            self._begin_tls(each, self._context)
+            self._begin_tls(each, self._settings.context)
 
     def _begin_tls(self, each: _Socket, context: ssl.SSLContext) -> None:
         assert each.socket is not None
@@ -364,21 +334,10 @@ class Shell:
 
     def _failed(self, each: _Socket, error: OSError | ValueError) -> None:
         """Report a connection as lost."""
-        in_handshake = self._context is not None and not each.is_connected
-        if in_handshake or isinstance(error, ssl.SSLError):
-            # An end in the middle may just be a broker that stops, so it is not final.
-            is_final = isinstance(error, ValueError) or (
-                isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
-            )
-            why = tls_advice(error, each.host, kafka_names=self._kafka_names)
-            self.core.lost(each.link, why, self.now_ms(), is_tls=is_final)
-        else:
-            assert isinstance(error, OSError)
-            why = _reason(error)
-            if self._context is None and each.is_connected and not each.has_answered:
-                protocol = "ssl" if self._sasl is None else "sasl_ssl"
-                why += f"; does it use TLS (security.protocol={protocol})?"
-            self.core.lost(each.link, why, self.now_ms())
+        lost = self._settings.lost(
+            error, each.host, is_connected=each.is_connected, has_answered=each.has_answered
+        )
+        self.core.lost(each.link, lost.why, self.now_ms(), is_tls=lost.is_tls)
 
     def _drop(self, each: _Socket) -> None:
         if each.socket is not None:
@@ -417,7 +376,3 @@ def _joined(unsent: deque[Buffer]) -> Buffer:
             size += len(pieces[-1])
         unsent.appendleft(b"".join(pieces))
     return unsent[0]
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()

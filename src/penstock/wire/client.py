@@ -14,20 +14,23 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
 from penstock.model import TopicPartition
 from penstock.sasl.settings import TokenSource
 from penstock.tls.settings import TlsSettings
-from penstock.wire import admin, groups, log_dirs, operations, transaction_admin
+from penstock.wire import calls, log_dirs
 from penstock.wire.blocking import Shell
+from penstock.wire.calls import Call
 from penstock.wire.cluster import TopicInfo
-from penstock.wire.core import Core, Steps, Task
+from penstock.wire.core import Task
 from penstock.wire.errors import TimedOut
-from penstock.wire.operations import Fetched, FetchSettings, OffsetAt
-from penstock.wire.security import Security, client_context, client_security
+from penstock.wire.operations import Fetched, OffsetAt
+from penstock.wire.polling import FetchSettings
+from penstock.wire.security import Security
+from penstock.wire.shells import ShellSettings
 from penstock.wire.transaction_admin import (
     DescribedTransaction,
     ListedTransaction,
@@ -59,19 +62,11 @@ class Client:
         From other names one makes ``Security``. Files are read now. ``token`` is for OAUTHBEARER: it returns a
         token, and is called for each connection. Raises BadBootstrap and BadSecurity.
         """
-        how = client_security(security, token)
+        settings = ShellSettings.of(bootstrap, client_id, request_timeout_ms, deadline_ms, security, token)
         self.bootstrap = bootstrap
         # Reentrant: a producer's callbacks may call the client.
         self.lock = threading.RLock()
-        self.shell = Shell(
-            bootstrap,
-            client_id=client_id,
-            request_timeout_ms=request_timeout_ms,
-            deadline_ms=deadline_ms,
-            context=client_context(how),
-            sasl=how.sasl,
-            kafka_names=how.kafka_names,
-        )
+        self.shell = Shell(settings)
 
     def __enter__(self) -> Client:
         return self
@@ -81,28 +76,22 @@ class Client:
     ) -> None:
         self.close()
 
+    def do(self, call: Call[Result]) -> Result:
+        """Do any of ``calls``. The methods below are shorter ways to say the same."""
+        with self.lock:
+            # Process events since the last call: connections may have ended.
+            self.shell.turn(block=False)
+            return self.shell.wait(self.shell.core.start(call.what, call.steps, self.shell.now_ms()))
+
     # Reading
 
     def topics(self, names: Iterable[str] | None = None, *, create: bool = False) -> dict[str, TopicInfo]:
-        """Current metadata of these topics, or of all. Missing topics are left out.
-
-        With ``create`` brokers with auto.create.topics.enable create missing topics, as for a producer.
-        """
-        wanted = None if names is None else list(dict.fromkeys(names))
-        if wanted is not None and not wanted:
-            return {}
-        return self.run(
-            "looking up topics", lambda core, task: operations.topics(core, task, wanted, create=create)
-        )
+        return self.do(calls.topics(names, create=create))
 
     def list_offsets(
         self, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False
     ) -> dict[TopicPartition, OffsetAt]:
-        """The offset of the first record at or after each timestamp, or of EARLIEST, LATEST, MAX_TIMESTAMP."""
-        return self.run(
-            "listing offsets",
-            lambda core, task: operations.list_offsets(core, task, dict(wanted), read_committed),
-        )
+        return self.do(calls.list_offsets(wanted, read_committed=read_committed))
 
     def fetch(
         self,
@@ -180,21 +169,10 @@ class Client:
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int], *, metadata: str = "") -> None:
         """Commit offsets to a group without members, for tools that show lag."""
-        if offsets:
-            self.run(
-                f"committing to group {group}",
-                lambda core, task: groups.commit(core, task, group, dict(offsets), metadata),
-            )
+        self.do(calls.commit(group, offsets, metadata=metadata))
 
     def committed(self, group: str, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The committed offsets; partitions without one are left out."""
-        partitions = list(dict.fromkeys(wanted))
-        if not partitions:
-            return {}
-        return self.run(
-            f"reading the offsets of group {group}",
-            lambda core, task: groups.committed(core, task, group, partitions),
-        )
+        return self.do(calls.committed(group, wanted))
 
     # Topics
 
@@ -205,73 +183,29 @@ class Client:
         replication: int = -1,
         configs: Mapping[str, str] | None = None,
     ) -> bool:
-        """Create a topic and wait until it can be used; False if it exists already."""
-        return self.run(
-            f"creating topic {name}",
-            lambda core, task: admin.create_topic(
-                core, task, name, partitions, replication, dict(configs or {})
-            ),
-        )
+        return self.do(calls.create_topic(name, partitions, replication, configs))
 
     def topic_configs(self, names: Iterable[str]) -> dict[str, dict[str, str | None]]:
-        """All settings of each topic, defaults included. Raises UnknownTopic."""
-        wanted = list(dict.fromkeys(names))
-        if not wanted:
-            return {}
-        return self.run(
-            "reading the settings of topics", lambda core, task: admin.topic_configs(core, task, wanted)
-        )
+        return self.do(calls.topic_configs(names))
 
     def replicas(self, partitions: Iterable[TopicPartition] | None = None) -> list[log_dirs.Replica]:
-        """The replicas of these partitions, or of all, with their sizes and how far they are compacted."""
-        wanted: dict[str, list[int]] | None = None
-        if partitions is not None:
-            wanted = {}
-            for at in dict.fromkeys(partitions):
-                wanted.setdefault(at.topic, []).append(at.partition)
-        return self.run(
-            "describing the replicas of brokers", lambda core, task: log_dirs.replicas(core, task, wanted)
-        )
+        return self.do(calls.replicas(partitions))
 
     # Transactions, for operators
 
     def list_transactions(self, wanted: ListFilter | None = None) -> list[ListedTransaction]:
-        """The transactional ids that the cluster's coordinators know, in order."""
-        return self.run(
-            "listing transactions",
-            lambda core, task: transaction_admin.list_transactions(core, task, wanted or ListFilter()),
-        )
+        return self.do(calls.list_transactions(wanted))
 
     def describe_transaction(self, transactional_id: str) -> DescribedTransaction | None:
-        """The state of a transactional id; None if its coordinator does not know it."""
-        return self.run(
-            f"describing the transaction of {transactional_id}",
-            lambda core, task: transaction_admin.describe_transaction(core, task, transactional_id),
-        )
+        return self.do(calls.describe_transaction(transactional_id))
 
     def partition_producers(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, list[PartitionProducer]]:
-        """The producers that the leaders of partitions remember, with their open transactions."""
-        wanted = list(dict.fromkeys(partitions))
-        return self.run(
-            "describing producers",
-            lambda core, task: transaction_admin.partition_producers(core, task, wanted),
-        )
+        return self.do(calls.partition_producers(partitions))
 
     def abort_in_partition(self, at: TopicPartition, producer: PartitionProducer) -> None:
-        """End a hanging transaction in one partition with an abort marker. See ``transaction_admin``."""
-        self.run(
-            f"aborting the transaction of producer {producer.producer_id} in {at}",
-            lambda core, task: transaction_admin.abort_in_partition(core, task, at, producer),
-        )
-
-    def run(self, what: str, steps: Callable[[Core, Task[Result]], Steps[Result]]) -> Result:
-        """Run any operation to its end: those that have no method here are in ``surveys.py``."""
-        with self.lock:
-            # Process events since the last call: connections may have ended.
-            self.shell.turn(block=False)
-            return self.shell.wait(self.shell.core.start(what, steps, self.shell.now_ms()))
+        self.do(calls.abort_in_partition(at, producer))
 
     def close(self) -> None:
         with self.lock:
@@ -284,11 +218,8 @@ class Client:
     ) -> Task[Fetched]:
         """Start a fetch; its request has been sent when this returns."""
         self.shell.turn(block=False)
-        task = self.shell.core.start(
-            f"fetching {at} from {offset}",
-            lambda core, task: operations.fetch(core, task, at, offset, settings, topic_id),
-            self.shell.now_ms(),
-        )
+        call = calls.fetch(at, offset, settings, topic_id)
+        task = self.shell.core.start(call.what, call.steps, self.shell.now_ms())
         self.shell.turn(block=False)
         return task
 

@@ -14,7 +14,7 @@ from penstock.protocol.messages.groups import FindCoordinatorRequest
 from penstock.protocol.schema import VERSION_MAX, Message
 from penstock.wire.core import Core, Question, Steps, Task
 from penstock.wire.errors import BUSY, COORDINATOR_MOVED, BrokerRefused, UnsupportedBroker, words_of
-from penstock.wire.links import Address, Ask, Channel, Failed
+from penstock.wire.links import Address, Ask, Channel, Failed, Lane
 from penstock.wire.operations import ask_anybody, back_off
 
 FIND_COORDINATOR = 10
@@ -69,11 +69,13 @@ def ask(
     *,
     version_min: int = 0,
     version_max: int = VERSION_MAX,
+    channel: Channel | Lane = Channel.CONTROL,
+    patience_ms: int = 0,
 ) -> Steps[Any]:
     """The coordinator's response; None when there was none: the coordinator has been forgotten, ask again."""
     address = yield from find(core, task, kind, name)
-    question = Ask(key, lambda _: message, version_max, version_min)
-    answer = (yield [Question(address, Channel.CONTROL, question)])[0]
+    question = Ask(key, lambda _: message, version_max, version_min, patience_ms)
+    answer = (yield [Question(address, channel, question)])[0]
     if not isinstance(answer, Failed):
         return answer.message
     if answer.is_unsupported:

@@ -1,14 +1,15 @@
 """The client without a socket, clock or thread: events and the time go in, effects and results come out.
 
-The shell (``blocking.py`` is one; an asyncio one would look the same) does, in a loop:
+The shell (``blocking.py`` or ``async_shell.py``) does, in a loop:
 
     for effect in core.take_effects():      connect, send, disconnect
     wait until a socket is ready or core.due_ms() has come
     core.connected / core.received / core.lost / core.tick
 
-A caller's operation is a ``Task``: a generator that yields what it waits for, either a list of requests, all sent
-at once and answered together, or a ``Pause``. The generators are in ``operations.py``. Producers, which have many
-requests in flight, are not generators; they take part through ``Participant``.
+A caller's operation is a ``Task``: a generator that yields what it waits for: a list of requests, all sent at
+once and answered together, a ``Pause``, or an ``Errand`` that a participant does. The generators are in
+``operations.py``. Producers, which have many requests in flight, are not generators; they take part through
+``Participant``.
 
 Nothing here runs callbacks in the middle of an event. Responses are collected, and ``_settle`` resumes tasks and
 producers after the event.
@@ -25,7 +26,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from penstock.sasl.client import SaslClient
 from penstock.wire.cluster import Cluster, parse_bootstrap
 from penstock.wire.errors import TimedOut, Unreachable, WireError
-from penstock.wire.links import Address, Answer, Ask, Channel, Effect, Links
+from penstock.wire.links import Address, Answer, Ask, Channel, Done, Effect, Lane, Links
 
 # If no broker has ever answered, the address is probably wrong or no broker is running, so give up sooner.
 FIRST_CONTACT_MS = 15_000
@@ -37,7 +38,7 @@ Result = TypeVar("Result")
 
 class Question(NamedTuple):
     address: Address
-    channel: Channel
+    channel: Channel | Lane
     ask: Ask
 
 
@@ -46,7 +47,14 @@ class Pause:
     ms: int
 
 
-Wish: TypeAlias = list[Question] | Pause
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """Something that ends with one answer, later or at once, such as a part of a request that tasks share."""
+
+    begin: Callable[[Done], None]
+
+
+Wish: TypeAlias = list[Question] | Pause | Errand
 Steps: TypeAlias = Generator[Wish, list[Answer], Result]
 
 
@@ -65,6 +73,8 @@ class Task(Generic[Result]):
         self.trouble = ""
         self.is_cut_off = False
         self.failures = 0
+        # For the shell. It runs in the middle of an event, so it may only note that the task is done.
+        self.on_done: Callable[[], None] | None = None
         # Private to the core
         self.steps: Steps[Result] | None = None
         self.wake_ms: int | None = None
@@ -120,17 +130,27 @@ class Core:
     # For callers
 
     def start(
-        self, what: str, steps: Callable[[Core, Task[Result]], Steps[Result]], now_ms: int
+        self,
+        what: str,
+        steps: Callable[[Core, Task[Result]], Steps[Result]],
+        now_ms: int,
+        deadline_ms: int | None = None,
     ) -> Task[Result]:
         """Start an operation; the shell turns until the task is done."""
         self.now_ms = now_ms
-        task = self.begin(what, steps)
+        task = self.begin(what, steps, deadline_ms)
         self._settle()
         return task
 
-    def begin(self, what: str, steps: Callable[[Core, Task[Result]], Steps[Result]]) -> Task[Result]:
+    def begin(
+        self,
+        what: str,
+        steps: Callable[[Core, Task[Result]], Steps[Result]],
+        deadline_ms: int | None = None,
+    ) -> Task[Result]:
         """As ``start``, for participants in the middle of an event."""
-        task: Task[Result] = Task(what, self.now_ms, self.deadline_ms)
+        deadline_ms = self.deadline_ms if deadline_ms is None else deadline_ms
+        task: Task[Result] = Task(what, self.now_ms, deadline_ms)
         task.steps = steps(self, task)
         self._tasks[task] = None
         self._ready.append(task)
@@ -261,6 +281,10 @@ class Core:
         if isinstance(wish, Pause):
             task.wake_ms = self.now_ms + wish.ms
             return
+        if isinstance(wish, Errand):
+            task.answers, task.missing = [None], 1
+            wish.begin(_Collecting(self, task, 0))
+            return
         assert wish, "a task without requests would wait forever"
         task.answers = [None] * len(wish)
         task.missing = len(wish)
@@ -293,6 +317,8 @@ class Core:
         if steps is not None:
             steps.close()
         self._tasks.pop(task, None)
+        if task.on_done is not None:
+            task.on_done()
 
 
 class _Collecting:

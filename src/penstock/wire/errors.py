@@ -73,6 +73,10 @@ class TimedOut(WireError):
     """Brokers answered, but the operation did not succeed before the deadline."""
 
 
+class Unanswered(WireError):
+    """A request that must not be repeated was sent and not answered: it may have been done."""
+
+
 class UnsupportedBroker(WireError):
     """The broker and this client have no version of an API in common."""
 
@@ -116,8 +120,26 @@ class GroupInUse(BrokerRefused):
     """The group has members, so only they may commit offsets."""
 
 
+class StaleMember(BrokerRefused):
+    """The group has gone on without this member, or to another generation. What it committed is not stored."""
+
+
 class OutOfSequence(BrokerRefused):
     """Continuing might lose, repeat or reorder records."""
+
+
+class ProduceFailed(WireError):
+    """A record was not acknowledged. ``cause`` says why."""
+
+    def __init__(self, cause: WireError, may_be_stored: bool) -> None:
+        end = "the record may be stored" if may_be_stored else "the record is not stored"
+        super().__init__(f"{cause}; {end}")
+        self.cause = cause
+        # False: surely not, so it can be sent again. True: nobody knows.
+        self.may_be_stored = may_be_stored
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.cause, self.may_be_stored)
 
 
 class TransactionFailed(BrokerRefused):

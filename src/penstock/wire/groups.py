@@ -1,7 +1,8 @@
 """A group's committed offsets: commit and fetch them at its coordinator.
 
-The group must have no members: this client is not a member and commits like a tool, with generation -1 and no
-member id. Topics are given by name (version 9 at most), because a group's offsets belong to the topic's name.
+A member commits with its id and generation, which the coordinator checks. A tool commits with generation -1 and no
+member id, to a group without members. Topics are given by name (version 9 at most), because a group's offsets
+belong to the topic's name.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from penstock.wire.errors import (
     COORDINATOR_MOVED,
     BrokerRefused,
     GroupInUse,
+    StaleMember,
     UnknownTopic,
     words_of,
 )
+from penstock.wire.transactions import NO_MEMBER, GroupMember
 
 OFFSET_COMMIT, OFFSET_FETCH = 8, 9
 BY_NAME_VERSION_MAX = 9
@@ -44,9 +47,16 @@ IN_USE = (
     ErrorCode.STALE_MEMBER_EPOCH,
 )
 
+STALE = (*IN_USE, ErrorCode.FENCED_INSTANCE_ID)
+
 
 def commit(
-    core: Core, task: Task[Any], group: str, offsets: Mapping[TopicPartition, int], metadata: str
+    core: Core,
+    task: Task[Any],
+    group: str,
+    offsets: Mapping[TopicPartition, int],
+    metadata: str,
+    member: GroupMember = NO_MEMBER,
 ) -> Steps[None]:
     left = dict(offsets)
     unknown_tries = 0
@@ -60,6 +70,9 @@ def commit(
             )
         message = OffsetCommitRequest(
             group_id=group,
+            generation_id_or_member_epoch=member.generation,
+            member_id=member.member_id,
+            group_instance_id=member.instance_id,
             topics=[OffsetCommitRequestTopic(name=name, partitions=each) for name, each in by_topic.items()],
         )
         response = yield from coordinators.ask(
@@ -78,6 +91,11 @@ def commit(
                     if unknown_tries > UNKNOWN_TOPIC_TRIES:
                         raise UnknownTopic(task.trouble)
                 else:
+                    if member != NO_MEMBER and each.error_code in STALE:
+                        raise StaleMember(
+                            f"group {group} has gone on without this member: {words_of(each.error_code)}",
+                            each.error_code,
+                        )
                     _retry_or_raise(task, group, each.error_code)
         if left:
             yield from coordinators.forget(core, task, Kind.GROUP, group)

@@ -16,8 +16,9 @@ in the session first makes the link authenticate again: it stays READY, the resp
 and new requests wait.
 
 Channels exist because a broker answers in order: metadata must not wait behind a fetch that waits for records. A
-failure says whether the request may have been executed. A request that was never sent can always be repeated; one
-that was sent only if repeating it is harmless.
+``Lane`` is a further connection of a channel, for requests that would wait for each other. A failure says whether
+the request may have been executed. A request that was never sent can always be repeated; one that was sent only if
+repeating it is harmless.
 """
 
 from __future__ import annotations
@@ -68,6 +69,11 @@ class Channel(Enum):
     CONTROL = auto()
     FETCH = auto()
     PRODUCE = auto()
+
+
+class Lane(NamedTuple):
+    channel: Channel
+    number: int
 
 
 # Effects for the shell
@@ -166,7 +172,7 @@ class Link:
         self,
         link_id: int,
         address: Address,
-        channel: Channel,
+        channel: Channel | Lane,
         inbox: Inbox,
         in_flight: InFlight[_Asked],
         now_ms: int,
@@ -223,7 +229,7 @@ class Links:
         self._has_tls = has_tls
         self._buffers = Buffers()
         self._by_id: dict[int, Link] = {}
-        self._by_place: dict[tuple[Address, Channel], Link] = {}
+        self._by_place: dict[tuple[Address, Channel | Lane], Link] = {}
         self._failures: dict[Address, _Failures] = {}
         # How often each address closed a connection instead of answering the first request. 0: it has answered one.
         self._closed_at_once: dict[Address, int] = {}
@@ -237,7 +243,7 @@ class Links:
 
     # For the core
 
-    def ask(self, address: Address, channel: Channel, ask: Ask, now_ms: int, done: Done) -> None:
+    def ask(self, address: Address, channel: Channel | Lane, ask: Ask, now_ms: int, done: Done) -> None:
         """Send a request. ``done`` is called once, perhaps before this returns."""
         link = self._by_place.get((address, channel))
         if link is None:
@@ -260,12 +266,17 @@ class Links:
         else:
             link.waiting.append(asked)
 
-    def doubts(self, address: Address, channel: Channel) -> int:
+    def doubts(self, address: Address, channel: Channel | Lane) -> int:
         """How doubtful an answer from there is: 0 connected, 1 unknown, 2 failed recently."""
         link = self._by_place.get((address, channel))
         if link is not None and link.state is State.READY:
             return 0
         return 2 if address in self._failures else 1
+
+    def hang_up(self, lane: Lane) -> None:
+        """Nobody needs the lane any more: end its connections."""
+        for link in [link for link in self._by_id.values() if link.channel == lane]:
+            self._end(link, "the connection is not needed any more")
 
     def close(self) -> None:
         for link in list(self._by_id.values()):
@@ -355,7 +366,7 @@ class Links:
 
     # Private
 
-    def _open(self, address: Address, channel: Channel, now_ms: int) -> Link:
+    def _open(self, address: Address, channel: Channel | Lane, now_ms: int) -> Link:
         self._links_made += 1
         inbox, in_flight = Inbox(self._buffers), InFlight[_Asked](self._client_id)
         link = Link(self._links_made, address, channel, inbox, in_flight, now_ms)

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from struct import Struct
 from typing import Any, NamedTuple
 
 from penstock.model import NO_TOPIC_ID, TopicPartition
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from penstock.protocol.messages.fetch import FetchPartition, FetchTopic
 from penstock.protocol.messages.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from penstock.protocol.messages.topics import MetadataRequest, MetadataRequestTopic
 from penstock.protocol.records import HEADER_SIZE
-from penstock.protocol.schema import VERSION_MAX
 from penstock.wire.cluster import PartitionInfo, TopicInfo
-from penstock.wire.core import FIRST_CONTACT_MS, Core, Pause, Question, Steps, Task
+from penstock.wire.core import FIRST_CONTACT_MS, Core, Errand, Pause, Question, Steps, Task
 from penstock.wire.errors import (
     BUSY,
     LEADER_MOVED,
@@ -36,15 +36,14 @@ from penstock.wire.errors import (
     words_of,
 )
 from penstock.wire.links import Address, Answered, Ask, Channel, Failed
+from penstock.wire.polling import FetchSettings, Polling, Want, fetch_ask
 
-FETCH, LIST_OFFSETS, METADATA = 1, 2, 3
+LIST_OFFSETS, METADATA = 2, 3
 
 EARLIEST = -2
 LATEST = -1
 MAX_TIMESTAMP = -3
 
-# From this version on Fetch identifies topics by id (KIP-516).
-FETCH_BY_ID = 13
 # The first versions of ListOffsets with isolation levels, and with MAX_TIMESTAMP (KIP-734).
 LIST_COMMITTED = 2
 LIST_MAX_TIMESTAMP = 7
@@ -112,8 +111,18 @@ def ask_anybody(core: Core, task: Task[Any], ask: Ask) -> Steps[Answered]:
         yield Pause(core.back_off_ms(task.failures + 1))
 
 
-def refresh(core: Core, task: Task[Any], names: Iterable[str] | None, *, create: bool = False) -> Steps[Any]:
-    """Refresh the cached metadata of these topics (None: all topics). Returns the Metadata response."""
+def refresh(
+    core: Core,
+    task: Task[Any],
+    names: Iterable[str] | None,
+    *,
+    create: bool = False,
+    refused: dict[str, WireError] | None = None,
+) -> Steps[Any]:
+    """Refresh the cached metadata of these topics (None: all topics). Returns the Metadata response.
+
+    Topics that the broker refuses to describe go into ``refused``; without it they are an error.
+    """
     wanted = None if names is None else [MetadataRequestTopic(name=name) for name in names]
     message = MetadataRequest(topics=wanted, allow_auto_topic_creation=create)
     while True:
@@ -131,10 +140,15 @@ def refresh(core: Core, task: Task[Any], names: Iterable[str] | None, *, create:
         for name in [name for name in core.cluster.topics if name not in there]:
             core.cluster.forget(name)
     for topic in response.topics:
+        error: WireError | None = None
         if topic.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION:
-            raise UnknownTopic(f"invalid topic name {topic.name!r}")
-        if topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-            raise BrokerRefused(f"this client may not see the topic {topic.name}", topic.error_code)
+            error = UnknownTopic(f"invalid topic name {topic.name!r}")
+        elif topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            error = BrokerRefused(f"this client may not see the topic {topic.name}", topic.error_code)
+        if error is not None:
+            if refused is None:
+                raise error
+            refused[topic.name] = error
     return response
 
 
@@ -156,6 +170,12 @@ def topics(
             }
         task.trouble = f"topic {unclear[0].name}: {words_of(unclear[0].error_code)}"
         yield from back_off(core, task)
+
+
+def topic(core: Core, task: Task[Any], name: str) -> Steps[TopicInfo]:
+    yield from refresh(core, task, [name])
+    yield from know_leaders(core, task, [TopicPartition(name, 0)])
+    return core.cluster.topics[name]
 
 
 def back_off(core: Core, task: Task[Any]) -> Steps[None]:
@@ -292,13 +312,6 @@ def _retry_or_raise(task: Task[Any], at: TopicPartition, code: int, message: str
 # Fetching
 
 
-class FetchSettings(NamedTuple):
-    bytes_max: int = 8 * 1024 * 1024
-    wait_ms: int = 500
-    bytes_min: int = 1
-    read_committed: bool = False
-
-
 def fetch(
     core: Core,
     task: Task[Any],
@@ -306,10 +319,12 @@ def fetch(
     offset: int,
     settings: FetchSettings,
     topic_id: bytes | None = None,
+    polling: Polling | None = None,
 ) -> Steps[Fetched]:
     """One response with records, or without any when ``wait_ms`` has passed.
 
-    With a ``topic_id`` only that topic is read: its offsets are invalid in a recreated topic.
+    With a ``topic_id`` only that topic is read: its offsets are invalid in a recreated topic. With ``polling`` the
+    request is shared with other fetches, so that none waits for the long poll of another.
     """
     other_since_ms: int | None = None
     while True:
@@ -327,8 +342,12 @@ def fetch(
             yield from recover(core, task, [at.topic])
             continue
         other_since_ms = None
-        ask = _fetch_ask(at, offset, settings, topic, partition)
-        answer = (yield [Question(address, Channel.FETCH, ask)])[0]
+        if polling is None:
+            ask = _fetch_ask(at, offset, settings, topic, partition)
+            answer = (yield [Question(address, Channel.FETCH, ask)])[0]
+        else:
+            want = Want(address, at, topic.topic_id, offset, partition.leader_epoch, settings)
+            answer = (yield Errand(partial(polling.add, want)))[0]
         if isinstance(answer, Failed):
             if answer.is_unsupported:
                 raise UnsupportedBroker(answer.why)
@@ -367,28 +386,14 @@ def fetch(
 def _fetch_ask(
     at: TopicPartition, offset: int, settings: FetchSettings, topic: TopicInfo, partition: PartitionInfo
 ) -> Ask:
-    message = FetchRequest(
-        max_wait_ms=settings.wait_ms,
-        min_bytes=settings.bytes_min,
-        max_bytes=settings.bytes_max,
-        isolation_level=int(settings.read_committed),
-        topics=[
-            FetchTopic(
-                topic=at.topic,
-                topic_id=topic.topic_id,
-                partitions=[
-                    FetchPartition(
-                        partition=at.partition,
-                        current_leader_epoch=partition.leader_epoch,
-                        fetch_offset=offset,
-                        partition_max_bytes=settings.bytes_max,
-                    )
-                ],
-            )
-        ],
+    wanted = FetchPartition(
+        partition=at.partition,
+        current_leader_epoch=partition.leader_epoch,
+        fetch_offset=offset,
+        partition_max_bytes=settings.bytes_max,
     )
-    version_max = FETCH_BY_ID - 1 if topic.topic_id == NO_TOPIC_ID else VERSION_MAX
-    return Ask(FETCH, lambda _: message, version_max, patience_ms=settings.wait_ms)
+    topics = [FetchTopic(topic=at.topic, topic_id=topic.topic_id, partitions=[wanted])]
+    return fetch_ask(topics, settings, settings.wait_ms)
 
 
 def _only_partition(response: Any) -> Any:

@@ -4,12 +4,17 @@ After every event it sends what it can: to each broker, requests with one batch 
 ready, as long as another request is allowed. Each partition's queue (``sequences.py``) decides which batch is
 next. A batch that the broker already has (DUPLICATE_SEQUENCE_NUMBER) counts as acknowledged.
 
-Careful with OUT_OF_ORDER_SEQUENCE_NUMBER. For a batch after a refused one it means nothing: the batch is sent again
-with the others. For the first of the queue it means that the broker has lost acknowledged records; then no retry is
-right, and the producer fails, as it does whenever records might silently be lost, repeated or reordered.
+Careful with OUT_OF_ORDER_SEQUENCE_NUMBER. For a batch after a refused one it means nothing: the batch is sent
+again with the others. For the first of the queue it means that the broker has lost acknowledged records; then no
+retry is right, and the producer fails, as it does whenever records might silently be lost, repeated or reordered.
 
-With an ``Enlistment`` the batches are those of transactions. Then the identity comes from ``transacting.py``, and a
-failure ends only the transaction: after its abort ``restart`` lets the producer go on.
+A producer for many callers (``fails_alone``) does not fail because one of them does. A batch that is refused, or
+whose time is over, is reported with whether it may be in the log, and what follows it in its partition goes on as
+another producer: a sequence that is missing would stop the partition. Batches in doubt never get another identity,
+because that might repeat them; they fail.
+
+With an ``Enlistment`` the batches are those of transactions. Then the identity comes from ``transacting.py``, and
+a failure ends only the transaction: after its abort ``restart`` lets the producer go on.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ from penstock.wire.errors import (
 )
 from penstock.wire.links import Address, Answer, Ask, Channel, Failed
 from penstock.wire.operations import UNKNOWN_TOPIC_MS, ask_anybody, back_off, no_such, refresh
-from penstock.wire.sequences import Batch, Identity, OnAck, Queue
+from penstock.wire.sequences import Batch, Identity, OnAck, OnFailure, Queue
 from penstock.wire.transactions import refusal
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22
@@ -82,16 +87,29 @@ PERHAPS_WRITTEN = frozenset(
 )
 TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 LOST_SEQUENCE = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID)
+# With these a batch was surely not written. A producer for many callers sends it again with another identity.
+RENEWED = (*LOST_SEQUENCE, ErrorCode.INVALID_PRODUCER_EPOCH)
 
 
 class Producing:
     """A ``Participant`` of the core: after every event it sends what it can."""
 
     def __init__(
-        self, core: Core, *, acks: int, in_flight: int, enlistment: Enlistment | None = None
+        self,
+        core: Core,
+        *,
+        acks: int,
+        in_flight: int,
+        enlistment: Enlistment | None = None,
+        fails_alone: bool = False,
+        deadline_ms: int | None = None,
     ) -> None:
+        assert not fails_alone or enlistment is None
         self._core = core
+        self._fails_alone = fails_alone
         self._enlistment = enlistment
+        # For the acknowledgement of a batch.
+        self.deadline_ms = core.deadline_ms if deadline_ms is None else deadline_ms
         self._acks = acks
         self._in_flight_max = in_flight
         # The identity for new partitions.
@@ -106,7 +124,8 @@ class Producing:
         # Requests in flight, by broker.
         self._requests: dict[Address, int] = {}
         self._identifying: Task[Identity] | None = None
-        self._locating: Task[None] | None = None
+        # Returns the topics that brokers refuse to describe.
+        self._locating: Task[dict[str, WireError]] | None = None
         # Topics whose leaders must be looked up, and those being looked up.
         self._stale: dict[str, None] = {}
         self._asked: dict[str, None] = {}
@@ -114,6 +133,8 @@ class Producing:
         self.unacknowledged_bytes = 0
         # Pending callbacks with their offsets: the shell runs them between two events.
         self.acked: list[tuple[OnAck, int]] = []
+        # The same for batches that failed alone: with the error, and whether they may be written.
+        self.failed: list[tuple[OnFailure, WireError, bool]] = []
         # The first final error. Nothing is sent after it.
         self.error: WireError | None = None
         core.participants.append(self)
@@ -127,14 +148,28 @@ class Producing:
         header = decode_header(data)
         if header.size != len(data) or header.count != header.last_offset_delta + 1 or header.count < 1:
             raise ValueError(f"{len(data)} bytes for {at} are not exactly one record batch")
+        self.add_batch(Batch(at, data, header.count, now_ms + self.deadline_ms, on_ack))
+
+    def add_batch(self, batch: Batch) -> None:
+        """Queue a batch that is known to be sound. Its deadline is not before that of the last one."""
+        at = batch.at
         queue = self._queues.get(at)
         if queue is None:
             is_transactional = self._enlistment is not None
             queue = self._queues[at] = Queue(at, self.identity, is_transactional=is_transactional)
         self._busy[at] = queue
-        queue.batches.append(Batch(at, data, header.count, now_ms + self._core.deadline_ms, on_ack))
+        queue.batches.append(batch)
         self.unacknowledged += 1
-        self.unacknowledged_bytes += len(data)
+        self.unacknowledged_bytes += len(batch.data)
+
+    def could_send(self, at: TopicPartition) -> bool:
+        """Whether another batch would leave at once, as far as is known: there is no use in making it before."""
+        queue = self._queues.get(at)
+        if queue is not None and len(queue.batches) > queue.in_flight:
+            return False
+        place = self._core.cluster.leader(at)
+        # Without a leader a batch makes the producer look for one.
+        return place is None or self._requests.get(place[0], 0) < self._in_flight_max
 
     @property
     def has_requests(self) -> bool:
@@ -190,7 +225,7 @@ class Producing:
             return None
         times = []
         for queue in self._busy.values():
-            times.append(queue.batches[0].due_ms)
+            times += [batch.due_ms for batch in queue.batches if not batch.is_given_up][:1]
             if queue.not_before_ms > self._core.now_ms and queue.next_to_send() is not None:
                 times.append(queue.not_before_ms)
         return min(times, default=None)
@@ -217,7 +252,8 @@ class Producing:
         if task is not None and task.is_done:
             self._identifying = None
             if task.error is not None:
-                self.fail(task.error)
+                unidentified = [queue for queue in self._busy.values() if queue.identity is None]
+                self._give_up([batch for queue in unidentified for batch in queue.batches], task.error)
                 return
             self.identity = task.outcome()
             for queue in list(self._queues.values()):
@@ -227,14 +263,24 @@ class Producing:
         if locating is not None and locating.is_done:
             self._locating = None
             names, self._asked = self._asked, {}
-            if locating.error is not None:
-                self.fail(locating.error)
+            refused = dict.fromkeys(names, locating.error) if locating.error else locating.outcome()
+            if self._fails_alone and isinstance(locating.error, TimedOut):
+                # It may be older than the batches, which have their own deadlines.
+                self._stale.update(names)
                 return
             for queue in list(self._busy.values()):
-                if queue.at.topic in names and self.error is None:
+                error = refused.get(queue.at.topic)
+                if queue.at.topic not in names or self.error is not None:
+                    continue
+                if error is not None:
+                    self._give_up(list(queue.batches), error)
+                else:
                     self._located(queue)
 
     def _identify(self, queue: Queue, identity: Identity) -> None:
+        if self._fails_alone:
+            doubtful = [batch for batch in queue.batches if batch.is_doubtful]
+            self._give_up(doubtful, queue.forgotten())
         try:
             queue.identify(identity)
         except OutOfSequence as error:
@@ -257,22 +303,25 @@ class Producing:
         if queue.unknown_since_ms is None:
             queue.unknown_since_ms = now_ms
         elif now_ms - queue.unknown_since_ms >= UNKNOWN_TOPIC_MS:
-            self.fail(UnknownTopic(queue.trouble))
+            queue.unknown_since_ms = None
+            self._give_up(list(queue.batches), UnknownTopic(queue.trouble))
 
     def _expire(self) -> None:
-        for queue in self._busy.values():
-            if queue.batches[0].due_ms <= self._core.now_ms:
-                self._overdue(queue)
-                return
+        now_ms = self._core.now_ms
+        for queue in list(self._busy.values()):
+            late = [batch for batch in queue.batches if batch.due_ms <= now_ms and not batch.is_given_up]
+            if late:
+                self._give_up(late, self._overdue(queue))
+                if self.error is not None:
+                    return
 
-    def _overdue(self, queue: Queue) -> None:
+    def _overdue(self, queue: Queue) -> WireError:
         for task in (self._locating, self._identifying):
             if task is not None and task.is_cut_off:
-                self.fail(self._core.unreachable(task.trouble))
-                return
-        seconds = self._core.deadline_ms / 1000
+                return self._core.unreachable(task.trouble)
         why = queue.trouble or "no answer"
-        self.fail(TimedOut(f"a batch for {queue.at} was not acknowledged within {seconds:g} s: {why}"))
+        seconds = self.deadline_ms / 1000
+        return TimedOut(f"a batch for {queue.at} was not acknowledged within {seconds:g} s: {why}")
 
     # Private: sending
 
@@ -287,12 +336,13 @@ class Producing:
                 self._stale[queue.at.topic] = None
                 continue
             topic_id = place[1].topic_id
-            if self._written.get(queue.at.topic, topic_id) != topic_id:
-                self._found_another(queue)
+            if self._written.get(queue.at.topic, topic_id) != topic_id and not self._may_follow(queue):
                 if self.error is not None:
                     return
                 continue
             self._other_since_ms.pop(queue.at.topic, None)
+            if queue.topic_id not in (None, topic_id):
+                queue.forget_order()
             queue.topic_id = topic_id
             waiting.setdefault(place[0], []).append(queue)
         for address, queues in waiting.items():
@@ -304,16 +354,22 @@ class Producing:
                 if self.error is not None:
                     return
 
-    def _found_another(self, queue: Queue) -> None:
+    def _may_follow(self, queue: Queue) -> bool:
         """The topic's id is not the one written to, unless the broker that reported it is behind."""
         topic, now_ms = queue.at.topic, self._core.now_ms
         queue.trouble = f"topic {topic} was deleted and recreated while it was written to"
+        if self._fails_alone and not any(batch.is_doubtful for batch in queue.batches):
+            # Nothing of these callers was written to the old one.
+            del self._written[topic]
+            return True
         if now_ms - self._other_since_ms.setdefault(topic, now_ms) >= UNKNOWN_TOPIC_MS:
-            self.fail(TopicReplaced(queue.trouble))
-            return
+            self._give_up(list(queue.batches), TopicReplaced(queue.trouble))
+            self._written.pop(topic, None)
+            return False
         queue.failures += 1
         queue.not_before_ms = now_ms + self._core.back_off_ms(queue.failures)
         self._stale[topic] = None
+        return False
 
     def _may_send(self, queue: Queue) -> bool:
         return (
@@ -393,7 +449,9 @@ class Producing:
         left = dict(sent)
         if isinstance(answer, Failed):
             if answer.is_unsupported:
-                self.fail(UnsupportedBroker(answer.why))
+                for each in sent.values():
+                    self._queues[each.at].refused(each, maybe_written=False)
+                self._give_up(list(sent.values()), UnsupportedBroker(answer.why))
                 return
             why, may_be_done = answer.why, answer.may_be_done
         else:
@@ -424,33 +482,56 @@ class Producing:
         elif code in LOST_SEQUENCE and batch is not queue.batches[0]:
             # Refused only because an earlier batch was refused.
             self._again(batch, f"{at}: {words_of(code)}", maybe_written=False)
-        elif code == ErrorCode.UNKNOWN_PRODUCER_ID and self._enlistment is None:
+        elif (code == ErrorCode.UNKNOWN_PRODUCER_ID and self._enlistment is None) or (
+            self._fails_alone and code in RENEWED
+        ):
             # Retention deleted all our records, and the broker's state of this producer with them: get a new
             # identity.
             queue.identity = None
             self._again(batch, f"{at}: {words_of(code)}", maybe_written=False)
         else:
-            self.fail(_final(batch, code, result.error_message, self._enlistment))
+            queue.refused(batch, maybe_written=False)
+            if batch.is_given_up:
+                # Nothing of it was written this time.
+                self._drop(queue, batch)
+                self._sweep(queue)
+            elif code in TOO_LARGE and batch.divide is not None and not batch.is_doubtful:
+                self._divide(queue, batch, batch.divide())
+            else:
+                self._give_up([batch], _final(batch, code, result.error_message, self._enlistment))
 
     def _acknowledge(self, queue: Queue, batch: Batch, base_offset: int) -> None:
         try:
             queue.acknowledged(batch, base_offset)
         except OutOfSequence as error:
-            self.fail(error)
-            return
+            if not self._fails_alone:
+                self.fail(error)
+                return
+            # The log has lost its end. That is not for this caller, whose batch is where the broker says.
+            queue.forget_order()
+            queue.acknowledged(batch, base_offset)
         assert queue.topic_id is not None
         self._written.setdefault(queue.at.topic, queue.topic_id)
+        self._gone(queue, batch)
+        if batch.on_ack is not None and not batch.is_given_up:
+            self.acked.append((batch.on_ack, base_offset))
+        self._sweep(queue)
+
+    def _gone(self, queue: Queue, batch: Batch) -> None:
         if not queue.batches:
-            del self._busy[queue.at]
+            self._busy.pop(queue.at, None)
         self.unacknowledged -= 1
         self.unacknowledged_bytes -= len(batch.data)
-        if batch.on_ack is not None:
-            self.acked.append((batch.on_ack, base_offset))
+
+    def _divide(self, queue: Queue, batch: Batch, smaller: list[Batch]) -> None:
+        queue.replace(batch, smaller)
+        self.unacknowledged += len(smaller) - 1
+        self.unacknowledged_bytes += sum(len(each.data) for each in smaller) - len(batch.data)
 
     def _again(self, batch: Batch, why: str, *, maybe_written: bool, is_stale: bool = True) -> None:
         """Send the batch again, after the later ones have come back."""
         queue = self._queues[batch.at]
-        if maybe_written:
+        if maybe_written and not batch.is_given_up:
             assert queue.topic_id is not None
             self._written.setdefault(batch.at.topic, queue.topic_id)
         if queue.refused(batch, maybe_written=maybe_written):
@@ -459,12 +540,48 @@ class Producing:
             queue.trouble = why
         if is_stale:
             self._stale[batch.at.topic] = None
+        self._sweep(queue)
+
+    def _give_up(self, batches: list[Batch], error: WireError) -> None:
+        """These batches have failed: fail the producer, or them alone."""
+        if not self._fails_alone:
+            self.fail(error)
+            return
+        for batch in batches:
+            if not batch.is_given_up:
+                batch.is_given_up = True
+                if batch.on_failure is not None:
+                    self.failed.append((batch.on_failure, error, batch.is_doubtful))
+            if not batch.is_doubtful:
+                self._drop(self._queues[batch.at], batch)
+        for queue in {batch.at: self._queues[batch.at] for batch in batches}.values():
+            self._sweep(queue)
+
+    def _sweep(self, queue: Queue) -> None:
+        """Drop batches that were given up, unless others in doubt depend on their sequences.
+
+        Those can only be made certain by sending all again from the first.
+        """
+        if queue.in_flight or any(each.is_doubtful and not each.is_given_up for each in queue.batches):
+            return
+        for batch in [each for each in queue.batches if each.is_given_up]:
+            self._drop(queue, batch)
+
+    def _drop(self, queue: Queue, batch: Batch) -> None:
+        queue.drop(batch)
+        self._gone(queue, batch)
 
     def fail(self, error: WireError) -> None:
         """Fail the producer for good, or its transaction. Only the first error counts."""
         if self.error is not None:
             return
         self.error = error
+        for queue in self._busy.values():
+            self.failed += [
+                (batch.on_failure, error, batch.is_doubtful)
+                for batch in queue.batches
+                if batch.on_failure is not None and not batch.is_given_up
+            ]
         if self._enlistment is not None:
             self._enlistment.stop()
         for task in (self._identifying, self._locating):
@@ -510,5 +627,7 @@ def _identify(core: Core, task: Task[Any]) -> Steps[Identity]:
         yield from back_off(core, task)
 
 
-def _locate(core: Core, task: Task[Any], names: list[str]) -> Steps[None]:
-    yield from refresh(core, task, names)
+def _locate(core: Core, task: Task[Any], names: list[str]) -> Steps[dict[str, WireError]]:
+    refused: dict[str, WireError] = {}
+    yield from refresh(core, task, names, refused=refused)
+    return refused

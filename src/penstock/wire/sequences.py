@@ -31,7 +31,7 @@ from crc32c import crc32c
 
 from penstock.model import TopicPartition
 from penstock.protocol.records import CRC_START, SEQUENCE_MAX, TRANSACTIONAL
-from penstock.wire.errors import OutOfSequence
+from penstock.wire.errors import OutOfSequence, WireError
 
 # A broker remembers this many batches per producer, so at most this many may be in flight.
 IN_FLIGHT_MAX = 5
@@ -47,6 +47,8 @@ _ATTRIBUTES_AT = 22
 
 # Called with the offset of the batch's first record; -1 when unknown (the broker had the batch already).
 OnAck = Callable[[int], None]
+# Called with the error, and whether the batch may be in the log nevertheless.
+OnFailure = Callable[[WireError, bool], None]
 
 
 class Identity(NamedTuple):
@@ -56,7 +58,14 @@ class Identity(NamedTuple):
 
 class Batch:
     def __init__(
-        self, at: TopicPartition, data: bytearray, count: int, due_ms: int, on_ack: OnAck | None
+        self,
+        at: TopicPartition,
+        data: bytearray,
+        count: int,
+        due_ms: int,
+        on_ack: OnAck | None,
+        on_failure: OnFailure | None = None,
+        divide: Callable[[], list[Batch]] | None = None,
     ) -> None:
         self.at = at
         self.data = data
@@ -64,6 +73,10 @@ class Batch:
         # The deadline for its acknowledgement.
         self.due_ms = due_ms
         self.on_ack = on_ack
+        # For a producer whose batches fail one by one.
+        self.on_failure = on_failure
+        # Makes smaller batches of the same records, if it has more than one.
+        self.divide = divide
         # -1 until first sent; then fixed, unless the queue gets another identity.
         self.sequence = -1
         self.is_in_flight = False
@@ -73,6 +86,13 @@ class Batch:
         self.is_overtaken = False
         self.offset_below = OFFSET_MAX
         self.corrupt_tries = 0
+        # Its failure was reported. It is not sent again.
+        self.is_given_up = False
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it may be in the log although nobody said so."""
+        return self.is_in_flight or self.maybe_written or self.is_overtaken
 
 
 class Queue:
@@ -140,9 +160,9 @@ class Queue:
         Raises:
             OutOfSequence: its offset contradicts the order of the batches.
         """
-        self._landed(batch)
         if base_offset >= 0 and not self.acked_offset < base_offset < batch.offset_below:
             raise OutOfSequence(f"{self.at} has records in another order than they were sent")
+        self._landed(batch)
         for each in self.batches:
             if each is batch:
                 break
@@ -157,14 +177,42 @@ class Queue:
         if not self.in_flight:
             self.has_failed = False
 
+    def drop(self, batch: Batch) -> None:
+        """Forget a batch that is not acknowledged. What follows it needs another identity if it had a sequence."""
+        assert not batch.is_in_flight
+        self.batches.remove(batch)
+        if batch.sequence >= 0:
+            self.identity = None
+        if not self.in_flight:
+            self.has_failed = False
+
+    def replace(self, batch: Batch, smaller: list[Batch]) -> None:
+        """Send smaller batches in place of one that was refused, as another producer."""
+        assert not batch.is_in_flight
+        at = self.batches.index(batch)
+        self.batches.remove(batch)
+        for place, each in enumerate(smaller):
+            self.batches.insert(at + place, each)
+        self.identity = None
+
+    def forget_order(self) -> None:
+        """Offsets begin again: the log is another one, or has lost its end."""
+        self.acked_offset = -1
+        for batch in self.batches:
+            batch.offset_below = OFFSET_MAX
+
+    def forgotten(self) -> OutOfSequence:
+        """The error for batches that must not be sent again as another producer: that might repeat them."""
+        return OutOfSequence(
+            f"the leader of {self.at} has forgotten this producer, so it is unknown whether it has the last "
+            "batches; check the log, and send the rest with a new producer"
+        )
+
     def identify(self, identity: Identity) -> None:
         """Restart the sequences as another producer. Raises OutOfSequence when that might repeat records."""
         assert not self.in_flight
-        if any(batch.maybe_written or batch.is_overtaken for batch in self.batches):
-            raise OutOfSequence(
-                f"the leader of {self.at} has forgotten this producer, so it is unknown whether it has the last "
-                "batches; check the log, and send the rest with a new producer"
-            )
+        if any(batch.is_doubtful for batch in self.batches):
+            raise self.forgotten()
         self.identity = identity
         self.next_sequence = 0
         self.is_established = False
@@ -179,7 +227,7 @@ class Queue:
         assert not self.has_failed or self.in_flight, "a failure is over when nothing is in flight"
         sequences = [batch.sequence for batch in self.batches]
         numbered = [sequence for sequence in sequences if sequence >= 0]
-        assert sequences[: len(numbered)] == numbered, "numbered in order"
+        assert self.identity is None or sequences[: len(numbered)] == numbered, "numbered in order"
         steps = [(behind - before) & SEQUENCE_MAX for before, behind in pairwise(numbered)]
         assert all(0 < step < SEQUENCE_MAX // 2 for step in steps), "sequences grow"
         overtaken = [batch.is_overtaken for batch in self.batches]

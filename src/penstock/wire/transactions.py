@@ -255,11 +255,25 @@ def refusal(what: str, code: int, message: str | None = None) -> BrokerRefused:
 
 
 def _ask(
-    core: Core, task: Task[Any], transactional_id: str, key: int, message: Any, **versions: int
+    core: Core,
+    task: Task[Any],
+    transactional_id: str,
+    key: int,
+    message: Any,
+    *,
+    version_min: int = 0,
+    version_max: int = VERSION_MAX,
 ) -> Steps[Any]:
     while True:
         response = yield from coordinators.ask(
-            core, task, Kind.TRANSACTION, transactional_id, key, message, **versions
+            core,
+            task,
+            Kind.TRANSACTION,
+            transactional_id,
+            key,
+            message,
+            version_min=version_min,
+            version_max=version_max,
         )
         if response is not None:
             return response

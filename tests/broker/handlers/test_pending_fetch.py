@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.counters import TopicTraffic, WaitingRequests
 from penstock.broker.handlers.fetch import PendingFetch
 from penstock.broker.network.fetch_sessions import FetchPartition, FetchSessions
 from penstock.broker.partition.waiters import Waiters
@@ -29,8 +30,12 @@ class FakePartition:
         self.topic = topic
         self.topic_id = topic.encode().ljust(16, b"\0")
         self.log = SimpleNamespace(
-            log_start_offset=0, log_end_offset=end_offset, last_stable_offset=lambda high_watermark: 0
+            log_start_offset=0,
+            log_end_offset=end_offset,
+            last_stable_offset=lambda high_watermark: 0,
+            end_offset_of=lambda found: end_offset,
         )
+        self.traffic = TopicTraffic()
         self.high_watermark = end_offset
         hosted: Any = self
         self.waiters = Waiters(hosted)
@@ -68,6 +73,7 @@ class Scene:
             environment=SimpleNamespace(spawn=self.spawn),
             config=SimpleNamespace(fetch_max_bytes=1 << 20),
             membership=SimpleNamespace(is_serving=lambda: True),
+            waiting_requests=WaitingRequests(),
         )
         call: Any = SimpleNamespace(answer=self.answers.append, on_abandoned=None, allows=lambda *_: True)
         request = FetchRequest(

@@ -92,7 +92,10 @@ class TlsStage:
         self._accept: dict[int, Callable[[Stream], None]] = {}
         network: Any = self
         clock: Any = SimpleNamespace(
-            now_ms=lambda: int(self.turns.now_ms), wall_ms=lambda: self.wall_ms, boot_id=lambda: ""
+            now_ms=lambda: int(self.turns.now_ms),
+            work_us=lambda: int(self.turns.now_ms) * 1000,
+            wall_ms=lambda: self.wall_ms,
+            boot_id=lambda: "",
         )
         spawn: Any = self.turns
         nothing: Any = None

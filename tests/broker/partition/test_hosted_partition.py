@@ -13,6 +13,7 @@ import pytest
 
 from penstock.broker.clocks.clock_watch import ClockWatch
 from penstock.broker.config import BrokerConfig
+from penstock.broker.counters import TopicTraffic
 from penstock.broker.handlers.offsets import _find
 from penstock.broker.logs import Logger
 from penstock.broker.partition.hosted_partition import HostedPartition
@@ -101,7 +102,9 @@ def hosted(
     config, _ = BrokerConfig.load({})
     defaults = config.topic_config(Image(), NODE, "t")
     topic = TopicImage("t", TopicId(bytes(15) + b"t"), (image,))
-    return HostedPartition(storage, around or Around(), topic, image, replace(defaults, **settings))
+    return HostedPartition(
+        storage, around or Around(), topic, image, replace(defaults, **settings), TopicTraffic()
+    )
 
 
 def on_second_disk(node: Node, storage: Storage, **settings: Any) -> HostedPartition:

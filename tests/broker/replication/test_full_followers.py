@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.broker.config import BrokerConfig
+from penstock.broker.counters import TopicTraffic
 from penstock.broker.logs import Logger
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.broker.replication import full_followers
@@ -72,7 +73,12 @@ class Full:
         image = PartitionImage(index, leader, 1, 1, replicas, (leader,), (bytes(16), bytes(16)))
         topic = TopicImage("t", TOPIC_ID, (image,))
         return HostedPartition(
-            self.storage, Around(), topic, image, replace(defaults, log=LogConfig(segment_bytes=BATCH_BYTES))
+            self.storage,
+            Around(),
+            topic,
+            image,
+            replace(defaults, log=LogConfig(segment_bytes=BATCH_BYTES)),
+            TopicTraffic(),
         )
 
     def ask(self) -> list[Sent]:

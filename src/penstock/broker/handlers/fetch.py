@@ -64,7 +64,7 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
         if not call.is_internal:
             if version < SESSIONS_SINCE_VERSION:
                 return CLOSE
-            return FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+            return _refused(call, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         if any(topic.topic_id == CLUSTER_METADATA_ID for topic in request.topics):
             return broker.consensus.handle(request, call)
         broker.replication.follower_activity.heard(replica, broker.environment.clock.now_ms())
@@ -82,7 +82,7 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
             else:
                 found = sessions.resume(request.session_id, request.session_epoch, is_replica=replica >= 0)
                 if not isinstance(found, FetchSession):
-                    return FetchResponse(error_code=found)
+                    return _refused(call, found)
                 session = found
                 session.update(asked, _forgotten_partitions(broker, request, version))
                 session.resolve(lambda partition: _find(broker, partition))
@@ -104,6 +104,11 @@ def fetch(broker: Broker, request: FetchRequest, call: Call) -> Any:
         return response
     pending.wait(max(0, request.max_wait_ms))
     return WAITING
+
+
+def _refused(call: Call, error: ErrorCode) -> FetchResponse:
+    call.route.counts.failed(error)
+    return FetchResponse(error_code=error)
 
 
 class PendingFetch:
@@ -192,6 +197,7 @@ class PendingFetch:
 
     def wait(self, max_wait_ms: int) -> None:
         self._timer = self._spawn.later(max_wait_ms, self._time_is_up)
+        self._broker.waiting_requests.fetches += 1
         self._call.on_abandoned = self._stop
         if self._session is not None:
             self._session.waiting = self
@@ -248,6 +254,7 @@ class PendingFetch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._broker.waiting_requests.fetches -= 1
         if self._session is not None:
             if self._session.waiting is self:
                 self._session.waiting = None
@@ -331,6 +338,9 @@ class PendingFetch:
                     break
                 ranges.append(found)
                 size += found.size
+            partition.read_bytes = size
+            if self._replica < 0:
+                partition.read_end = log.end_offset_of(ranges[-1])
             if self._read_committed:
                 end_offset = log.end_offset_of(ranges[-1])
                 data.aborted_transactions = [
@@ -393,6 +403,16 @@ class PendingFetch:
                 )
                 by_topic[partition.topic, partition.topic_id] = topic
             topic.partitions.append(data)
+            if data.error_code:
+                self._call.route.counts.failed(data.error_code)
+            elif data.records:
+                assert partition.hosted is not None
+                traffic = partition.hosted.traffic
+                if self._replica >= 0:
+                    traffic.replication_bytes_out += partition.read_bytes
+                else:
+                    traffic.bytes_out += partition.read_bytes
+                    traffic.messages_out += partition.read_end - partition.fetch_offset
         if session is not None:
             session.answered(found)
         response = FetchResponse(

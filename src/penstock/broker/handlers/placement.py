@@ -13,9 +13,9 @@ from typing import Any
 from penstock.broker.broker import Broker
 from penstock.broker.network.connection import WAITING, Call
 from penstock.broker.partition.hosted_partition import HostedPartition
+from penstock.broker.storage.data_directory import size_on_disk
 from penstock.environment import Files
 from penstock.log.cleaning_state import CleaningReport
-from penstock.log.names import LOG, offset_of
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.messages.placement import (
     DescribeLogDirsPartition,
@@ -84,11 +84,7 @@ def _measuring(
                     result.total_bytes = files.capacity(result.log_dir)
                     result.usable_bytes = files.free_bytes(result.log_dir)
         for partition, path in closed:
-            # A file may be removed meanwhile.
-            with suppress(OSError):
-                for name in files.list(path):
-                    if offset_of(name, LOG) is not None:
-                        partition.partition_size += files.size(f"{path}/{name}")
+            partition.partition_size = size_on_disk(files, path)
 
     return measure
 

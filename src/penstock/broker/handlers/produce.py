@@ -75,6 +75,7 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
         results: list[PartitionProduceResponse] = []
         if is_checked and name and not call.allows(WRITE, TOPIC, name):
             topics.append(_denied(topic, name))
+            call.route.counts.failed(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             failed = True
             continue
         for data in topic.partition_data:
@@ -122,6 +123,7 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
                     _explain(result, hosted, appended.refused)
             if error:
                 result.error_code = error
+                call.route.counts.failed(error)
                 failed = True
                 if error == ErrorCode.NOT_LEADER_OR_FOLLOWER:
                     name_leader(broker, name, data.index, result, leaders)
@@ -140,6 +142,7 @@ def produce(broker: Broker, request: ProduceRequest, call: Call) -> Any:
 
 
 def _refused(request: ProduceRequest, call: Call, error: ErrorCode) -> Any:
+    call.route.counts.failed(error)
     return ProduceResponse.for_error(request, call.version, error) if request.acks else CLOSE
 
 
@@ -201,7 +204,7 @@ class _Held:
 class _PendingProduce:
     """A response that waits until every partition's batch is acknowledged, or the timeout is over."""
 
-    __slots__ = ("_by_all", "_call", "_response", "_timer", "_unfinished")
+    __slots__ = ("_by_all", "_call", "_response", "_timer", "_unfinished", "_waiting_requests")
 
     def __init__(
         self,
@@ -216,6 +219,8 @@ class _PendingProduce:
         self._call = call
         self._response = response
         self._by_all = by_all
+        self._waiting_requests = broker.waiting_requests
+        self._waiting_requests.produces += 1
         self._unfinished = {id(result): result for _, _, result in waiting}
         self._timer = broker.environment.spawn.later(max(0, timeout_ms), self._timed_out)
         for hosted, appended, result in waiting:
@@ -251,17 +256,27 @@ class _PendingProduce:
         if self._unfinished.pop(id(result), None) is None:
             return
         if error:
-            _fail(result, error)
+            self._fail(result, error)
         if not self._unfinished:
             self._timer.cancel()
-            self._call.answer(self._response)
+            self._answer()
 
     def _timed_out(self) -> None:
         if not self._unfinished:
             return
         for result in self._unfinished.values():
-            _fail(result, ErrorCode.REQUEST_TIMED_OUT)
+            self._fail(result, ErrorCode.REQUEST_TIMED_OUT)
         self._unfinished.clear()
+        self._answer()
+
+    def _fail(self, result: PartitionProduceResponse, error: ErrorCode) -> None:
+        result.error_code = error
+        result.base_offset = -1
+        result.log_append_time_ms = -1
+        self._call.route.counts.failed(error)
+
+    def _answer(self) -> None:
+        self._waiting_requests.produces -= 1
         self._call.answer(self._response)
 
 
@@ -278,12 +293,6 @@ def _explain(result: PartitionProduceResponse, hosted: HostedPartition, refused:
         BatchIndexAndErrorMessage(batch_index=place, batch_index_error_message=message)
         for place in refused.records
     ]
-
-
-def _fail(result: PartitionProduceResponse, error: ErrorCode) -> None:
-    result.error_code = error
-    result.base_offset = -1
-    result.log_append_time_ms = -1
 
 
 def init_producer_id(broker: Broker, request: InitProducerIdRequest, call: Call) -> Any:

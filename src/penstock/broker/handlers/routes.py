@@ -19,6 +19,7 @@ from penstock.broker.network.authorization import (
     on_its_group,
 )
 from penstock.broker.network.connection import Route
+from penstock.broker.network.response_errors import errors_to_count
 from penstock.protocol.apis import API_VERSIONS, APIS
 from penstock.protocol.schema import encoder
 
@@ -147,6 +148,7 @@ def make_route(key: int, version: int, listener: str) -> Route | None:
         flexible_request=api.request_header_version(version) == 2,
         flexible_response=api.response_header_version(version) == 1,
         key=key,
+        find_errors=errors_to_count(key),
     )
 
 

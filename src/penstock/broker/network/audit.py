@@ -8,11 +8,12 @@ many are missing is said. Administrative requests that are not wholly denied are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
 from penstock.broker.logs import Logger
+from penstock.broker.network.response_errors import error_finder, error_name
 from penstock.environment import Clock
 from penstock.metadata.authorizer import Operation, ResourceType
 from penstock.protocol.apis import APIS
@@ -34,7 +35,6 @@ REFUSED = frozenset(
         ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     )
 )
-_ERRORS = frozenset(code.value for code in ErrorCode)
 
 Subject = Callable[[Any], Iterable[object]]
 
@@ -109,12 +109,12 @@ class Audit:
         if self._denials.take():
             self._logger.warning(
                 "denied",
-                principal=_shown(str(principal)),
+                principal=shown_name(str(principal)),
                 host=host,
-                api=_api(api),
+                api=api_name(api),
                 operation=operation.name,
                 resource=resource.name,
-                name=_shown(name),
+                name=shown_name(name),
             )
 
     def login_failed(self, claimed: str, host: str, listener: str, mechanism: str, reason: str) -> None:
@@ -122,11 +122,11 @@ class Audit:
         if self._failed_logins.take():
             self._logger.warning(
                 "authentication failed",
-                user=_shown(claimed),
+                user=shown_name(claimed),
                 host=host,
                 listener=listener,
                 mechanism=mechanism,
-                reason=_shown(reason),
+                reason=shown_name(reason),
             )
 
     def done(self, principal: object, host: str, api: int, subject: str, response: Any) -> None:
@@ -136,9 +136,9 @@ class Audit:
             return
         self._logger.info(
             "administered",
-            principal=_shown(str(principal)),
+            principal=shown_name(str(principal)),
             host=host,
-            api=_api(api),
+            api=api_name(api),
             subject=subject,
             result=_result(response),
         )
@@ -147,7 +147,7 @@ class Audit:
 def shown_subject(names: Iterable[object]) -> str:
     """The names in one line; not all if there are many."""
     found = iter(names)
-    shown = [_shown(str(name)) for name in islice(found, NAMES_MAX)]
+    shown = [shown_name(str(name)) for name in islice(found, NAMES_MAX)]
     return ", ".join(shown) + (", ..." if next(found, None) is not None else "")
 
 
@@ -155,13 +155,9 @@ def _result(response: Any) -> str:
     """The names of all errors in a response; OK if there is none."""
     if not isinstance(response, Message):
         return "CLOSED"
-    errors = dict.fromkeys(_errors(response))
-    return ", ".join(map(_error_name, errors)) or "OK"
-
-
-def _error_name(error: int) -> str:
-    # A controller of a later release may have others.
-    return ErrorCode(error).name if error in _ERRORS else str(error)
+    find = error_finder(type(response))
+    errors = {} if find is None else dict.fromkeys(find(response))
+    return ", ".join(map(error_name, errors)) or "OK"
 
 
 def _is_refused(response: Any) -> bool:
@@ -181,22 +177,11 @@ def _is_refused(response: Any) -> bool:
     return bool(items) and all(map(_is_refused, items))
 
 
-def _errors(message: Message) -> Iterator[int]:
-    for field in message.FIELDS:
-        value = getattr(message, field.name)
-        if field.name.endswith("error_code"):
-            if value:
-                yield value
-        elif field.kind == "array" and value and isinstance(value[0], Message):
-            for item in value:
-                yield from _errors(item)
-
-
-def _api(key: int) -> str:
+def api_name(key: int) -> str:
     return APIS[key].name if key in APIS else str(key)
 
 
-def _shown(name: str) -> str:
+def shown_name(name: str) -> str:
     """A name that cannot end the line or control a terminal."""
     name = name if len(name) <= NAME_LENGTH_MAX else name[:NAME_LENGTH_MAX] + "..."
     return name if name.isprintable() else ascii(name)

@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.network.audit import SUBJECTS, Audit, shown_subject
+from penstock.broker.counters import ApiCounts
+from penstock.broker.network.audit import SUBJECTS, Audit, api_name, shown_name, shown_subject
 from penstock.broker.network.authentication import Authentication
 from penstock.broker.network.authorization import (
     Authorizer,
@@ -32,6 +33,7 @@ from penstock.protocol.apis import INTERNAL
 from penstock.protocol.errors import DecodeError
 from penstock.protocol.framing import Framer
 from penstock.protocol.listeners import ListenerDescription
+from penstock.protocol.schema import Message
 
 if TYPE_CHECKING:
     from penstock.broker.network.sasl_connections import SaslConnections
@@ -82,8 +84,10 @@ class Route:
     """How one version of one API is decoded, authorized, handled and encoded."""
 
     __slots__ = (
+        "counts",
         "decode",
         "encode",
+        "find_errors",
         "flexible_request",
         "flexible_response",
         "handle",
@@ -104,9 +108,14 @@ class Route:
         flexible_request: bool,
         flexible_response: bool,
         key: int = -1,
+        find_errors: Callable[[Any], Iterator[int]] | None = None,
     ) -> None:
         # The API.
         self.key = key
+        # Of all versions; replaced by the server's.
+        self.counts = ApiCounts()
+        # Finds the errors in a response; None where handlers count them, or there are none.
+        self.find_errors = find_errors
         # What a request is about, for the audit log; None if it administers nothing.
         self.subject = SUBJECTS.get(key)
         self.version = version
@@ -126,6 +135,7 @@ class Call:
     __slots__ = (
         "amend",
         "audited",
+        "began_us",
         "client_id",
         "connection",
         "correlation_id",
@@ -143,6 +153,7 @@ class Call:
         self.version = route.version
         self.correlation_id = correlation_id
         self.client_id = client_id
+        self.began_us = connection.began_us
         # The encoded response, None until it is ready; empty when the client expects none.
         self.parts: list[Buffer | FileRange] | None = None
         # Called when the connection ends before the response is ready.
@@ -225,6 +236,7 @@ class Call:
         if connection.is_closed:
             self.parts = []
         elif self.complete(response):
+            self.route.counts.durations.add(connection.clock.work_us() - self.began_us)
             connection.advance()
 
     def complete(self, response: Any) -> bool:
@@ -234,6 +246,9 @@ class Call:
         if response is CLOSE:
             self.connection.close()
             return False
+        if self.route.find_errors is not None and isinstance(response, Message):
+            for error in self.route.find_errors(response):
+                self.route.counts.failed(error)
         if self.throttle_ms:
             self._say_delay(response)
         try:
@@ -268,6 +283,8 @@ class Connection:
         "_waiting",
         "_warmed",
         "authentication",
+        "began_us",
+        "clock",
         "connected_ms",
         "decided_by",
         "decided_for",
@@ -307,7 +324,10 @@ class Connection:
         self.is_of_member = False
         # Called once when the connection has ended.
         self.on_closed: Callable[[], None] | None = None
-        self.connected_ms = self.last_active_ms = server.environment.clock.now_ms()
+        self.clock = server.environment.clock
+        self.connected_ms = self.last_active_ms = self.clock.now_ms()
+        # When the turn began in which the request came that is handled now.
+        self.began_us = 0
         # Input.
         self._framer = (
             Framer(server.buffers, server.frame_bytes_max)
@@ -412,9 +432,9 @@ class Connection:
         if not self.is_closed and not self._is_overloaded():
             self._server.environment.spawn.soon(self._process)
 
-    def refuse(self, reason: str) -> None:
-        """Close the connection and log why."""
-        self._server.refused(self, reason)
+    def refuse(self, reason: str, frame: memoryview | None = None) -> None:
+        """Close the connection and log why; ``frame`` is the request that is the reason."""
+        self._server.refused(self, reason, request_of(frame))
         self.close()
 
     def close(self) -> None:
@@ -475,8 +495,10 @@ class Connection:
             return
         framer = self._framer
         server = self._server
-        self.last_active_ms = now_ms = server.environment.clock.now_ms()
+        self.last_active_ms = now_ms = self.clock.now_ms()
+        self.began_us = began_us = self.clock.work_us()
         more, took_one = True, False
+        frame: memoryview | None = None
         try:
             for _ in range(FRAMES_PER_TURN):
                 if self._is_overloaded():
@@ -490,14 +512,17 @@ class Connection:
                 if self.is_closed:
                     return
         except DecodeError as error:
-            self.refuse(str(error))
+            self.refuse(str(error), frame)
             return
         except AssertionError:
             raise  # a broken invariant: continuing could damage stored data
         except Exception:
-            server.failed(self)
+            server.failed(self, request_of(frame))
             self.close()
             return
+        finally:
+            if server.requests.answered:
+                server.requests.turn_ended(self.clock.work_us() - began_us)
         framer.settle()
         if more or not framer.partial_bytes:
             self.frame_started_ms = -1
@@ -518,7 +543,7 @@ class Connection:
         if self.authentication is not None:
             reason = self.authentication.refusal(key, self.last_active_ms)
             if reason is not None:
-                self.refuse(reason)
+                self.refuse(reason, frame)
                 return
         position = 10
         if client_id_size > 0:
@@ -532,7 +557,7 @@ class Connection:
         server = self._server
         route = server.route(key, version)
         if route is None:
-            self.refuse(f"API {key} version {version} is not served")
+            self.refuse(f"API {key} version {version} is not served", frame)
             return
         if route.flexible_request:
             position = _skip_tags(frame, position)
@@ -553,7 +578,12 @@ class Connection:
             if call.parts is None:
                 self._waiting.append(call)
                 return
-        elif not call.complete(response):
+        elif call.complete(response):
+            counts = route.counts
+            if not counts.answered:
+                server.requests.answered.append(counts)
+            counts.answered += 1
+        else:
             return
         if self._waiting:
             self._waiting.append(call)
@@ -666,6 +696,18 @@ class Connection:
         self._server.environment.spawn.in_thread(
             part.file.prepare_warming(part.position, size), warmed, lane="read"
         )
+
+
+def request_of(frame: memoryview | None) -> dict[str, Any]:
+    """What the log says of a request, so that it can be found in the log of the client."""
+    if frame is None or len(frame) < _header.size:
+        return {}
+    key, version, correlation_id, client_id_size = _header.unpack_from(frame)
+    found = {"api": api_name(key), "version": version, "correlation_id": correlation_id}
+    if client_id_size > 0:
+        raw = bytes(frame[_header.size : _header.size + client_id_size])
+        found["client_id"] = shown_name(raw.decode("utf-8", "replace"))
+    return found
 
 
 def frame_response(call: Call, response: Any) -> list[Buffer | FileRange]:

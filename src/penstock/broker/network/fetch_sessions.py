@@ -51,6 +51,8 @@ class FetchPartition:
         "is_counted",
         "last_fetched_epoch",
         "log_start_offset",
+        "read_bytes",
+        "read_end",
         "sent_high_watermark",
         "sent_log_start_offset",
         "topic",
@@ -87,6 +89,9 @@ class FetchPartition:
         self.sent_log_start_offset = -1
         # Exclusive. How far the client may read; below it there is more to send.
         self.ceiling = -1
+        # Of the records that were read last: their size and, for a consumer, the offset behind them.
+        self.read_bytes = 0
+        self.read_end = -1
         # It has changed since the response that is being made has looked at it: what one partition commits may
         # append to another.
         self.is_changed = False

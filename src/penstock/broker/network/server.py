@@ -9,11 +9,12 @@ It does not know what requests do: the table of routes names the handler, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from penstock.broker.config import BrokerConfig
+from penstock.broker.counters import RequestCounts
 from penstock.broker.logs import Logger
 from penstock.broker.network.audit import Audit
 from penstock.broker.network.authorization import ANONYMOUS, Authorizer, Principal
@@ -48,7 +49,7 @@ REFUSALS_LOGGED_PER_SWEEP = 20
 class _Door:
     """One listener: where it is bound, and what connections through it get."""
 
-    __slots__ = ("listener", "sasl", "socket", "tls")
+    __slots__ = ("accepted", "listener", "sasl", "socket", "tls")
 
     def __init__(
         self, listener: ListenerDescription, tls: ListenerTls | None, sasl: ListenerSasl | None
@@ -57,6 +58,7 @@ class _Door:
         self.tls = tls
         self.sasl = sasl
         self.socket: Listener | None = None
+        self.accepted = 0
 
 
 class Server:
@@ -100,6 +102,7 @@ class Server:
         self.buffers = BufferPool(config.queued_max_request_bytes)
         # For requests before authentication, so that strangers cannot take the buffers of clients.
         self.buffers_of_strangers = BufferPool(STRANGERS_BYTES_MAX)
+        self.requests = RequestCounts()
         # Unsupported (API, version) pairs are not kept: a peer could invent 2**32 of them.
         self._routes: dict[int, Route] = {}
         # With the stream, if it is one of TLS.
@@ -120,6 +123,7 @@ class Server:
         # Connections that arrived before this node could answer; None once it can.
         self._held: list[tuple[Stream, _Door]] | None = None
         self._refusals = 0
+        self.connections_refused = 0
 
     def listen(
         self,
@@ -175,6 +179,7 @@ class Server:
         if self._held is not None and len(self._held) < HELD_MAX:
             self._held.append((stream, door))
             return
+        door.accepted += 1
         limits = self._limits
         count = len(self._connections) + len(self._handshakes) + self._lingering + len(self._delayed)
         if (
@@ -182,6 +187,7 @@ class Server:
             or count >= min(limits.total, self._connections_max or limits.total)
             or self._per_host.get(host, 0) >= limits.per_address
         ):
+            self.connections_refused += 1
             self._note("refused a connection", peer=host, reason="too many connections")
             stream.close()
             return
@@ -190,6 +196,7 @@ class Server:
         if throttling is not None and throttling.limits_connections:
             delay_ms = throttling.accepted(host)
         if delay_ms is None:
+            self.connections_refused += 1
             self._note("refused a connection", peer=host, reason="its address connects too often")
             stream.close()
             return
@@ -240,24 +247,43 @@ class Server:
     def _note_closed(self, stream: Stream, door: _Door, reason: str) -> None:
         self._note("closed a connection", peer=stream.peer, listener=door.listener.name, reason=reason)
 
+    # For the metrics
+
+    def connection_counts(self) -> dict[str, int]:
+        """The connections of each listener, after their TLS handshake."""
+        counts = {door.listener.name: 0 for door in self._doors}
+        for connection in self._connections:
+            counts[connection.listener.name] += 1
+        return counts
+
+    @property
+    def accepted(self) -> dict[str, int]:
+        """How many connections each listener has accepted."""
+        return {door.listener.name: door.accepted for door in self._doors}
+
     # For the connections
 
     def route(self, key: int, version: int) -> Route | None:
         route = self._routes.get(key << 16 | version & 0xFFFF)
         if route is None:
             route = self._make_route(key, version, self._serves)
-            if route is not None and route.version == version:
-                self._routes[key << 16 | version & 0xFFFF] = route
+            if route is not None:
+                route.counts = self.requests.of(key)
+                if route.version == version:
+                    self._routes[key << 16 | version & 0xFFFF] = route
         return route
 
-    def failed(self, connection: Connection) -> None:
-        """Log an unexpected error of ours; called while it is being handled. Only this connection is closed."""
-        self._logger.exception("a request failed", peer=connection.peer)
+    def failed(self, connection: Connection, request: Mapping[str, Any]) -> None:
+        """Log an unexpected error of ours; called while it is being handled. Only this connection is closed.
 
-    def refused(self, connection: Connection, reason: str) -> None:
-        self._note("closed a connection", peer=connection.peer, reason=reason)
+        ``request`` says which one it was, as ``request_of``.
+        """
+        self._logger.exception("a request failed", peer=connection.peer, **request)
 
-    def _note(self, event: str, **values: str) -> None:
+    def refused(self, connection: Connection, reason: str, request: Mapping[str, Any]) -> None:
+        self._note("closed a connection", peer=connection.peer, reason=reason, **request)
+
+    def _note(self, event: str, **values: Any) -> None:
         self._refusals += 1
         if self._refusals <= REFUSALS_LOGGED_PER_SWEEP:
             self._logger.warning(event, **values)

@@ -69,6 +69,8 @@ class Throttling:
         self.quotas = ClientQuotas()
         # The connections that are muted.
         self._delays: dict[Connection, _Delay] = {}
+        # How often one was muted.
+        self.count = 0
         # Whether any client has a quota of the kind: all that a request pays for if none has.
         self.limits_produce = False
         self.limits_fetch = False
@@ -234,6 +236,7 @@ class Throttling:
         if known is None or known.until_ms < now_ms + delay_ms:
             if known is not None:
                 known.timer.cancel()
+            self.count += 1
             self._mute(connection, bucket, delay_ms, limit_ms)
         return True
 

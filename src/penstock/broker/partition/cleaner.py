@@ -37,6 +37,37 @@ FAILURES_MAX = 3
 SET_ASIDE_MS = 3_600_000
 
 
+class CleanerTotals:
+    """What compaction has done since this process began."""
+
+    __slots__ = (
+        "bytes_read",
+        "bytes_written",
+        "duration_ms",
+        "failures",
+        "records_read",
+        "records_written",
+        "runs",
+    )
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.failures = 0
+        self.duration_ms = 0
+        self.bytes_read = 0
+        self.bytes_written = 0
+        self.records_read = 0
+        self.records_written = 0
+
+    def add(self, run: CleaningRun) -> None:
+        self.runs += 1
+        self.duration_ms += run.duration_ms
+        self.bytes_read += run.bytes_before
+        self.bytes_written += run.bytes_after
+        self.records_read += run.records_before
+        self.records_written += run.records_after
+
+
 class Cleaner:
     def __init__(
         self,
@@ -61,10 +92,18 @@ class Cleaner:
         self._failures: dict[tuple[TopicId, int], int] = {}
         # When to try again, by the monotonic clock.
         self._set_aside: dict[tuple[TopicId, int], int] = {}
+        # All runs of this process.
+        self.totals = CleanerTotals()
         self._rest()
 
     def _rest(self) -> None:
         self._environment.spawn.later(max(1, self._settings().backoff_ms), self._look)
+
+    @property
+    def set_aside(self) -> int:
+        """How many logs are not compacted for now, because it has failed again and again."""
+        now_ms = self._environment.clock.now_ms()
+        return sum(until_ms > now_ms for until_ms in self._set_aside.values())
 
     # Choosing
 
@@ -145,6 +184,7 @@ class Cleaner:
         """``reason`` says why it failed. With neither, the log has changed and the result was dropped."""
         if run is not None:
             self._failures.pop(hosted.key, None)
+            self.totals.add(run)
             self._logger.info(
                 "compacted",
                 partition=f"{hosted.topic}-{hosted.index}",
@@ -162,6 +202,7 @@ class Cleaner:
         self._environment.spawn.soon(self._look)
 
     def _failed(self, hosted: HostedPartition, reason: str) -> None:
+        self.totals.failures += 1
         count = self._failures[hosted.key] = self._failures.get(hosted.key, 0) + 1
         self._logger.warning("cannot compact", partition=f"{hosted.topic}-{hosted.index}", reason=reason)
         if count >= FAILURES_MAX:

@@ -92,6 +92,7 @@ class FollowerLog:
                     # Also when only some batches were appended: one was damaged, or the disk is full.
                     if log.log_end_offset != end_offset:
                         hosted.flush_if_due(log)
+                hosted.traffic.replication_bytes_in += len(records)
             core = hosted.replication
             core.learned(high_watermark, log.log_end_offset)
             if replicated_before[0] >= 0:

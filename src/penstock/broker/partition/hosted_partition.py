@@ -17,6 +17,7 @@ import errno
 from collections.abc import Callable
 
 from penstock.broker.config import TopicConfig
+from penstock.broker.counters import TopicTraffic
 from penstock.broker.partition.follower_log import FollowerLog
 from penstock.broker.partition.partition_host import PartitionHost
 from penstock.broker.partition.produced_batch import NOT_VERIFIED, Appended, check_batch
@@ -69,6 +70,7 @@ class HostedPartition:
         "leader_epoch",
         "topic",
         "topic_id",
+        "traffic",
         "waiters",
     )
 
@@ -79,6 +81,7 @@ class HostedPartition:
         topic: TopicImage,
         partition: PartitionImage,
         config: TopicConfig,
+        traffic: TopicTraffic,
         *,
         refused_batches: RefusedBatches = NONE_REFUSED,
     ) -> None:
@@ -92,6 +95,8 @@ class HostedPartition:
         self.leader_epoch = partition.leader_epoch
         self.is_leader = partition.leader == host.me
         self._topic_config = config
+        # Of all partitions of the topic here.
+        self.traffic = traffic
         self._log: Log | None = None
         # Created when the log is opened.
         self._core: Partition | None = None
@@ -415,6 +420,9 @@ class HostedPartition:
         except OSError as error:
             self.write_failed(error)
             return self._not_now(header, ErrorCode.KAFKA_STORAGE_ERROR)
+        traffic = self.traffic
+        traffic.bytes_in += len(records)
+        traffic.messages_in += header.last_offset_delta + 1
         return Appended(ErrorCode.NONE, base_offset, stamped, log.log_end_offset, self._appended(log))
 
     def refuse(self, records: memoryview, error: ErrorCode) -> Appended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock.broker.counters import TopicTraffic
 from penstock.broker.partition.hosted_partition import HostedPartition
 from penstock.environment import Clock, Files
 from penstock.log.refused_batches import RefusedBatches, RefusedElsewhere
@@ -21,6 +22,8 @@ class Partitions:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._topics: dict[str, dict[int, HostedPartition]] = {}
+        # Of the same topics.
+        self.traffic: dict[str, TopicTraffic] = {}
         # Refused batches of partitions that are not hosted here.
         self._refused = RefusedElsewhere()
 
@@ -31,6 +34,13 @@ class Partitions:
 
     def topics(self) -> list[str]:
         return list(self._topics)
+
+    def traffic_of(self, topic: str) -> TopicTraffic:
+        """Counted since this process began, or since it got its first replica of the topic."""
+        traffic = self.traffic.get(topic)
+        if traffic is None:
+            traffic = self.traffic[topic] = TopicTraffic()
+        return traffic
 
     def of_topic(self, topic: str) -> list[HostedPartition]:
         return list(self._topics.get(topic, {}).values())
@@ -46,9 +56,13 @@ class Partitions:
         self._topics.setdefault(hosted.topic, {})[hosted.index] = hosted
 
     def remove(self, hosted: HostedPartition) -> None:
-        del self._topics[hosted.topic][hosted.index]
+        of_topic = self._topics[hosted.topic]
+        del of_topic[hosted.index]
+        if not of_topic:
+            self.traffic.pop(hosted.topic, None)
 
     def remove_topic(self, topic: str) -> list[HostedPartition]:
+        self.traffic.pop(topic, None)
         return list(self._topics.pop(topic, {}).values())
 
     def close_logs(self, files: Files) -> None:

@@ -72,6 +72,7 @@ class PartitionLifecycle:
                     topic,
                     partition,
                     config,
+                    self._partitions.traffic_of(topic.name),
                     refused_batches=self._partitions.refused_batches_of(
                         topic.name, topic.id, partition.index
                     ),

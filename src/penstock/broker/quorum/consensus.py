@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.broker.counters import Durations
 from penstock.broker.logs import Logger
 from penstock.broker.network.connection import Call
 from penstock.broker.network.peers import Peers
@@ -203,6 +204,8 @@ class Consensus:
         self._is_closed = False
         self._timer: Timer | None = None
         self._timer_at_ms = 0
+        # From when a flush of the metadata log is given to a thread until its result is here.
+        self.flush_durations = Durations()
 
     # State
 
@@ -235,6 +238,10 @@ class Consensus:
     def is_active(self) -> bool:
         """Whether this node is the active controller."""
         return self.committed.is_active
+
+    def progress(self) -> dict[int, int]:
+        """How far each voter and observer has fetched, by node id; empty if this node does not lead."""
+        return {replica.id: offset for replica, offset, _ in self._raft.progress()}
 
     def decided_image(self) -> Image:
         """The decided state, including changes that are not committed yet."""
@@ -527,7 +534,11 @@ class Consensus:
             self._environment.spawn.later(RETRY_MS, lambda: self._flush(done))
             return
 
+        clock = self._environment.clock
+        began_us = clock.work_us()
+
         def flushed(_: None, error: Exception | None) -> None:
+            self.flush_durations.add(clock.work_us() - began_us)
             if self._is_closed:
                 return
             if error is not None:

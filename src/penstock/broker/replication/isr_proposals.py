@@ -9,7 +9,7 @@ keeps the core that made it, and its response is checked against the partition's
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -78,6 +78,9 @@ class IsrProposals:
         self._in_flight: list[tuple[Hosted, Partition, IsrProposal]] = []
         self._is_asking = False
         self._is_scheduled = False
+        # Proposals that the controller has accepted.
+        self.shrinks = 0
+        self.expansions = 0
         self._failures = 0
         self._timer: Timer | None = None
         self._is_closed = False
@@ -209,6 +212,8 @@ class IsrProposals:
                 core.answered(proposal, None, None, now_ms)
             else:
                 has_failed = has_failed or bool(answer.error_code)
+                if not answer.error_code:
+                    self._count(core.isr, answer.isr)
                 core.answered(proposal, answer.error_code, _assignment(core, answer), now_ms)
                 if answer.error_code:
                     self._logger.info(
@@ -229,6 +234,11 @@ class IsrProposals:
         if self._wanted:
             delay_ms = min(ALTER_RETRY_MAX_MS, ALTER_RETRY_FIRST_MS << min(self._failures - 1, 10))
             self._timer = self._environment.spawn.later(delay_ms, self._time_is_up)
+
+    def _count(self, before: Sequence[int], after: Sequence[int]) -> None:
+        """A replica may leave while another one comes, so it is not the size that is compared."""
+        self.shrinks += any(broker not in after for broker in before)
+        self.expansions += any(broker not in before for broker in after)
 
     def _time_is_up(self) -> None:
         self._timer = None

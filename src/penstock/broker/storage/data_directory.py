@@ -23,6 +23,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -30,8 +31,8 @@ from penstock.broker.logs import Logger
 from penstock.broker.options import ServeError
 from penstock.broker.storage.checkpoint import Checkpoint
 from penstock.broker.storage.reserve import Reserve
-from penstock.environment import NO_ROOM, Environment
-from penstock.log.names import read_partition_metadata
+from penstock.environment import NO_ROOM, Environment, Files
+from penstock.log.names import LOG, offset_of, read_partition_metadata
 from penstock.model import TopicId, TopicPartition, format_id, parse_id
 
 METADATA_DIRECTORY = "__cluster_metadata-0"
@@ -330,6 +331,17 @@ def identify(
         if directory.is_new or is_made_up:
             attempt(directory, partial(directory.identify, identity._replace(cluster_id=cluster_id)))
     return cluster_id
+
+
+def size_on_disk(files: Files, path: str) -> int:
+    """The bytes of a log that is not open. For a worker thread."""
+    size = 0
+    # A file may be removed meanwhile.
+    with suppress(OSError):
+        for name in files.list(path):
+            if offset_of(name, LOG) is not None:
+                size += files.size(f"{path}/{name}")
+    return size
 
 
 def is_reserved(directory_id: bytes) -> bool:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.broker.counters import Durations
 from penstock.broker.logs import Logger
 from penstock.broker.storage.stored_partition import StoredPartition
 from penstock.environment import Environment
@@ -34,6 +35,8 @@ class FlushQueue:
         self._logger = logger
         # Partitions with appends that no flush has covered, oldest first.
         self.unflushed: dict[StoredPartition, None] = {}
+        # From when a flush is given to a thread until its result is here.
+        self.durations = Durations()
         self._running = 0
         # Partitions waiting for their turn.
         self._waiting: dict[StoredPartition, None] = {}
@@ -48,8 +51,12 @@ class FlushQueue:
     def start(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         """Run the work of a flush in a thread, and start the next partition's flush when it has ended."""
 
+        clock = self._environment.clock
+        began_us = clock.work_us()
+
         def ended(_: None, error: Exception | None) -> None:
             self._running -= 1
+            self.durations.add(clock.work_us() - began_us)
             done(error)
             # A loop, because a deleted partition starts no flush.
             while self._waiting and self._running < FLUSHES_MAX:

@@ -22,6 +22,13 @@ class ConsumerProtocolSubscription(Message, versions="0-3"):
     rack_id: str | None = string("3+", nullable=True, default=None)
 
 
+class StickyAssignorUserData(Message, versions="0-1"):
+    """The ``user_data`` with which members of sticky groups say what they had, as in Java and librdkafka."""
+
+    previous_assignment: list[TopicPartition] = array(TopicPartition)
+    generation: int = int32("1+", default=-1)
+
+
 class ConsumerProtocolAssignment(Message, versions="0-3"):
     assigned_partitions: list[TopicPartition] = array(TopicPartition)
     user_data: bytes | None = binary(nullable=True, default=None)
