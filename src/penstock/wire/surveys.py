@@ -34,15 +34,8 @@ from penstock.wire.errors import BUSY, COORDINATOR_MOVED, LEADER_MOVED, words_of
 from penstock.wire.groups import BY_NAME_VERSION_MAX, OFFSET_FETCH
 from penstock.wire.links import Address, Answer, Ask, Channel, Failed
 from penstock.wire.log_dirs import DESCRIBE_LOG_DIRS, Replica, replica_of
-from penstock.wire.operations import (
-    FETCH,
-    FETCH_BY_ID,
-    OffsetAt,
-    ask_anybody,
-    back_off,
-    offsets_question,
-    refresh,
-)
+from penstock.wire.operations import OffsetAt, ask_anybody, back_off, offsets_question, refresh
+from penstock.wire.polling import FETCH, FETCH_BY_ID
 from penstock.wire.transaction_admin import PartitionProducer, producer_of, producers_ask
 from penstock.wire.unread import Nothing, Unread, next_unread
 
