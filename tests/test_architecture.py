@@ -17,12 +17,13 @@ FORBIDDEN_MODULES = {
 FORBIDDEN_CALLS = {"open", "input"}
 # os.path is arithmetic on names; the rest of os is the world.
 ALLOWED_OF_OS = {"path"}
-# The process itself: signals, the loop, standard output; the blocking and the asyncio client around their core;
-# certificates, which OpenSSL reads from files; the keys of tokens, which a library reads from URLs; and the names
-# of hosts, which are looked up before anything starts.
+# The process itself: signals, the loop, standard output; the blocking and the asyncio client around their core, and
+# the samples that are taken with them; certificates, which OpenSSL reads from files; the keys of tokens, which a
+# library reads from URLs; and the names of hosts, which are looked up before anything starts.
 PROCESS = {
     "addresses.py",
-    "broker/process.py", "broker/logs.py", "broker/config.py", "sasl/key_sets.py", "tls/pem.py",
+    "broker/process.py", "broker/logs.py", "broker/config.py", "monitoring/alerts.py",
+    "monitoring/collecting.py", "sasl/key_sets.py", "tls/pem.py",
     "tls/private_file.py", "wire/async_client.py", "wire/async_member.py", "wire/async_producer.py",
     "wire/async_shell.py", "wire/blocking.py", "wire/client.py", "wire/shells.py",
 }  # fmt: skip

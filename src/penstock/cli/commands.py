@@ -31,6 +31,7 @@ COMMANDS = (
     "users",
     "acls",
     "quotas",
+    "doctor",
     "brokers",
     "quorum",
     "features",

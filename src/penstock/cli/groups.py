@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
 from penstock.cli import client, positions
 from penstock.cli.client import REQUEST_TIMEOUT_S, settle
 from penstock.cli.failures import Failure, WrongUsage
+from penstock.cli.lag import lag
 from penstock.cli.numbers import refuse_missing
 from penstock.cli.options import BOOTSTRAP, Bootstrap, Config, Group, Groups, Json, Yes, check_topic
 from penstock.cli.output import confirm, count_text, printable, show_json, show_table
@@ -28,8 +29,9 @@ from penstock.cli.subcommands import subcommands
 app = typer.Typer(
     add_completion=False,
     cls=subcommands("list", {"reset": "`penstock groups offsets reset GROUP`"}),
-    help="List, describe, reset and delete consumer groups. Default command: list.",
+    help="List, describe, reset and delete consumer groups, show their lag. Default command: list.",
 )
+app.command()(lag)
 offsets = typer.Typer(help="Change a group's committed offsets.")
 app.add_typer(offsets, name="offsets")
 
@@ -86,10 +88,10 @@ def describe(
             }
         )
         return
-    lag = sum(row["lag"] or 0 for row in rows)
+    total = sum(row["lag"] or 0 for row in rows)
     print(
         f"group {printable(group)}  {_words(description.state)}  {count_text(len(members), 'member')}  "
-        f"lag {lag}  coordinator {description.coordinator.id}"
+        f"lag {total}  coordinator {description.coordinator.id}"
     )
     show_table(
         ("TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "CLIENT", "HOST", "MEMBER"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -20,13 +20,17 @@ from penstock.cli.options import BOOTSTRAP, Bootstrap, Config, Json, Topic, Yes,
 from penstock.cli.output import confirm, count_text, printable, show_json, show_table
 from penstock.cli.subcommands import subcommands
 from penstock.cli.wire_client import connected, time_text
-from penstock.wire import Client, TopicPartition
-from penstock.wire.transaction_admin import (
-    DescribedTransaction,
-    ListedTransaction,
-    ListFilter,
-    PartitionProducer,
+from penstock.monitoring.durations import UNITS_MS, duration_text
+from penstock.monitoring.hanging import (
+    UNFINISHED,
+    Hanging,
+    hanging_transactions,
+    owners_of,
+    producers_of,
+    will_end,
 )
+from penstock.wire import Client, TopicPartition
+from penstock.wire.transaction_admin import ListFilter
 
 app = typer.Typer(
     add_completion=False,
@@ -44,25 +48,10 @@ STATES = (
     "CompleteAbort",
     "PrepareEpochFence",
 )
-# In these states the coordinator will still end the transaction in its partitions.
-UNFINISHED = frozenset(("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"))
 # Kafka's transaction.max.timeout.ms: no transaction of a coordinator is open for longer.
 OPEN_FOR_DEFAULT = "15m"
-# Partitions in one request for their producers.
-PARTITIONS_PER_REQUEST = 1_000
-
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 TransactionalId = Annotated[str, typer.Argument(metavar="TRANSACTIONAL_ID")]
-
-
-class Hanging(NamedTuple):
-    """A transaction that is open in a partition."""
-
-    at: TopicPartition
-    producer: PartitionProducer
-    # Who wrote it, as far as a coordinator remembers.
-    transactional_id: str | None
 
 
 @app.command("list")
@@ -148,10 +137,11 @@ def describe(
             }
         )
         return
-    since = "" if open_ms is None else f"  open for {_duration(open_ms)}"
+    since = "" if open_ms is None else f"  open for {duration_text(open_ms)}"
     print(
         f"{printable(found.transactional_id)}  {found.state}  "
-        f"producer {found.producer_id} epoch {found.producer_epoch}  timeout {_duration(found.timeout_ms)}{since}"
+        f"producer {found.producer_id} epoch {found.producer_epoch}  "
+        f"timeout {duration_text(found.timeout_ms)}{since}"
     )
     if found.partitions:
         show_table(("TOPIC", "PARTITION"), found.partitions)
@@ -189,7 +179,7 @@ def find_hanging(
     open_ms_min = _duration_ms("--open-for", open_for)
     with connected(bootstrap) as client:
         places = _partitions(client, topics, partitions or [])
-        found = _hanging(client, places, open_ms_min)
+        found = hanging_transactions(client, producers_of(client, places), _wall_ms() - open_ms_min)
     if as_json:
         show_json([_hanging_row(each) for each in found])
     elif found:
@@ -242,8 +232,8 @@ def abort(
         producer = next((each for each in producers if each.open_since_offset == start_offset), None)
         if producer is None:
             raise Failure(f"no transaction that begins at offset {start_offset} is open in {at}")
-        owner = _owners(client, [producer.producer_id]).get(producer.producer_id)
-        if owner is not None and _will_end(client.describe_transaction(owner.transactional_id), at, producer):
+        owner = owners_of(client, [producer.producer_id]).get(producer.producer_id)
+        if owner is not None and will_end(client.describe_transaction(owner.transactional_id), at, producer):
             raise Failure(
                 f"the transaction is not hanging: transactional id {owner.transactional_id} has it open; "
                 "stop its producer, and the coordinator aborts it after its timeout"
@@ -264,52 +254,6 @@ def abort(
 
 
 # Finding
-
-
-def _hanging(client: Client, places: list[TopicPartition], open_ms_min: int) -> list[Hanging]:
-    """The open transactions without a recent record that no coordinator will end."""
-    before_ms = _wall_ms() - open_ms_min
-    suspects: list[tuple[TopicPartition, PartitionProducer]] = []
-    for first in range(0, len(places), PARTITIONS_PER_REQUEST):
-        asked = places[first : first + PARTITIONS_PER_REQUEST]
-        suspects += [
-            (at, producer)
-            for at, producers in client.partition_producers(asked).items()
-            for producer in producers
-            if producer.open_since_offset is not None and producer.last_timestamp < before_ms
-        ]
-    owners = _owners(client, [producer.producer_id for _, producer in suspects])
-    described = {
-        each.transactional_id: client.describe_transaction(each.transactional_id) for each in owners.values()
-    }
-    found = []
-    for at, producer in suspects:
-        owner = owners.get(producer.producer_id)
-        if owner is None:
-            found.append(Hanging(at, producer, None))
-        elif not _will_end(described[owner.transactional_id], at, producer):
-            found.append(Hanging(at, producer, owner.transactional_id))
-    return found
-
-
-def _owners(client: Client, producer_ids: list[int]) -> dict[int, ListedTransaction]:
-    """By producer id, the transactional ids that coordinators know."""
-    if not producer_ids:
-        return {}
-    wanted = ListFilter(producer_ids=tuple(dict.fromkeys(producer_ids)))
-    return {each.producer_id: each for each in client.list_transactions(wanted)}
-
-
-def _will_end(
-    described: DescribedTransaction | None, at: TopicPartition, producer: PartitionProducer
-) -> bool:
-    """Whether the coordinator will write a marker for this producer into this partition."""
-    return (
-        described is not None
-        and described.producer_id == producer.producer_id
-        and described.state in UNFINISHED
-        and at in described.partitions
-    )
 
 
 def _partitions(client: Client, topics: list[str] | None, wanted: list[int]) -> list[TopicPartition]:
@@ -351,18 +295,10 @@ def _duration_ms(option: str, text: str) -> int:
     found = re.fullmatch(r"(\d{1,15})\s*(ms|s|m|h|d)", text.strip().lower())
     if found is None:
         raise WrongUsage(f"{option}: {text!r} is not a time; write 500ms, 30s, 15m, 2h or 1d")
-    duration_ms = int(found[1]) * _UNITS_MS[found[2]]
+    duration_ms = int(found[1]) * UNITS_MS[found[2]]
     if duration_ms > 2**63 - 1:
         raise WrongUsage(f"{option}: {text!r} is too long")
     return duration_ms
-
-
-def _duration(ms: int) -> str:
-    """Whole numbers of the largest unit of which there are at least two: 250ms, 42s, 15m, 3h, 2d."""
-    for unit in ("d", "h", "m", "s"):
-        if ms >= 2 * _UNITS_MS[unit]:
-            return f"{ms // _UNITS_MS[unit]}{unit}"
-    return f"{ms}ms"
 
 
 def _place(at: TopicPartition) -> dict[str, Any]:

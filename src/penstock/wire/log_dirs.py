@@ -93,7 +93,7 @@ def replicas(core: Core, task: Task[Any], wanted: Mapping[str, Sequence[int]] | 
                 raise BrokerRefused(f"{task.what}: broker {broker}: {words_of(code)}", code)
             # A directory whose disk has failed lists no topics.
             found += [
-                Replica(topic.name, each.partition_index, broker, each.partition_size, _cleaning(each))
+                replica_of(topic.name, broker, each)
                 for directory in answer.message.results
                 for topic in directory.topics
                 for each in topic.partitions
@@ -101,6 +101,10 @@ def replicas(core: Core, task: Task[Any], wanted: Mapping[str, Sequence[int]] | 
         if is_whole:
             return sorted(found, key=lambda each: (each.topic, each.partition, each.broker))
         yield from back_off(core, task)
+
+
+def replica_of(topic: str, broker: int, each: DescribeLogDirsPartition) -> Replica:
+    return Replica(topic, each.partition_index, broker, each.partition_size, _cleaning(each))
 
 
 def _cleaning(each: DescribeLogDirsPartition) -> Cleaning | None:

@@ -251,7 +251,7 @@ def list_offsets(
         for at in left:
             by_broker.setdefault(places[at][0], []).append(at)
         questions = [
-            _offsets_question(address, {at: left[at] for at in group}, places, read_committed)
+            offsets_question(address, {at: left[at] for at in group}, places, read_committed)
             for address, group in by_broker.items()
         ]
         answers = yield questions
@@ -277,7 +277,7 @@ def list_offsets(
     return {at: found[at] for at in wanted}
 
 
-def _offsets_question(
+def offsets_question(
     address: Address,
     group: Mapping[TopicPartition, int],
     places: Mapping[TopicPartition, tuple[Address, TopicInfo, PartitionInfo]],

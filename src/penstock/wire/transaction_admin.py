@@ -184,7 +184,7 @@ def partition_producers(
         for at in left:
             by_broker.setdefault(places[at][0], []).append(at)
         answers = yield [
-            Question(address, Channel.CONTROL, _producers_ask(group)) for address, group in by_broker.items()
+            Question(address, Channel.CONTROL, producers_ask(group)) for address, group in by_broker.items()
         ]
         for answer in answers:
             if isinstance(answer, Failed):
@@ -196,7 +196,7 @@ def partition_producers(
                 for each in topic.partitions:
                     at = TopicPartition(topic.name, each.partition_index)
                     if _is_done(task, at, each.error_code, each.error_message):
-                        found[at] = [_producer(producer) for producer in each.active_producers]
+                        found[at] = [producer_of(producer) for producer in each.active_producers]
                         left.pop(at, None)
         if left:
             yield from recover(core, task, dict.fromkeys(at.topic for at in left))
@@ -237,7 +237,7 @@ def abort_in_partition(
         yield from recover(core, task, [at.topic])
 
 
-def _producers_ask(group: Sequence[TopicPartition]) -> Ask:
+def producers_ask(group: Sequence[TopicPartition]) -> Ask:
     by_topic: dict[str, list[int]] = {}
     for at in group:
         by_topic.setdefault(at.topic, []).append(at.partition)
@@ -250,7 +250,7 @@ def _producers_ask(group: Sequence[TopicPartition]) -> Ask:
     return Ask(DESCRIBE_PRODUCERS, lambda _: message)
 
 
-def _producer(each: Any) -> PartitionProducer:
+def producer_of(each: Any) -> PartitionProducer:
     start = each.current_txn_start_offset
     return PartitionProducer(
         each.producer_id,
