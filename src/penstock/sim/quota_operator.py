@@ -6,6 +6,8 @@ that waited must be acknowledged.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from penstock.metadata.quotas import (
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
@@ -41,8 +43,15 @@ VALUES = {
 
 
 class QuotaOperator:
-    def __init__(self, client: Client, interval_ms: float) -> None:
+    def __init__(
+        self,
+        client: Client,
+        interval_ms: float,
+        known: Callable[[], Iterable[tuple[QuotaEntity, str]]],
+    ) -> None:
+        """``known``: the quotas that any broker knows of."""
         self._client = client
+        self._known = known
         self._chance = client.chance
         self._interval_ms = interval_ms
         # What may be set: also if the answer was lost.
@@ -53,16 +62,17 @@ class QuotaOperator:
     @property
     def is_done(self) -> bool:
         """Whether every quota was removed."""
-        return not self.is_open and not self._set
+        return not self.is_open and not self._set and not list(self._known())
 
     async def run(self) -> None:
         chance = self._chance
-        while self.is_open or self._set:
+        while True:
             await self._client.pause(chance.expovariate(1 / self._interval_ms) if self.is_open else 100)
             if not self._client.brokers:
                 await self._client.refresh([])
             if not self.is_open:
-                for entity, key in list(self._set):
+                # A request without an answer may set a quota long after it was sent.
+                for entity, key in dict.fromkeys([*self._set, *self._known()]):
                     await self._alter(entity, key, None)
                 continue
             key = chance.choice(list(VALUES))

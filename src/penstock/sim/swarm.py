@@ -11,7 +11,9 @@ A run without a violation may have done nothing, so ``_assert_that_much_happened
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 
+from penstock.metadata.security import QuotaEntity
 from penstock.sim.administrator import Administrator
 from penstock.sim.checkers import Inspector
 from penstock.sim.client import Client, Place
@@ -333,7 +335,7 @@ class Run:
             start(client.process, self.operator.run())
         if plan.quota_interval_ms:
             client = self._client("quota-operator")
-            self.quota_operator = QuotaOperator(client, plan.quota_interval_ms)
+            self.quota_operator = QuotaOperator(client, plan.quota_interval_ms, self._quotas)
             start(client.process, self.quota_operator.run())
         if plan.recreates:
             client = self._client("recreator")
@@ -361,6 +363,12 @@ class Run:
             client = self._client("timekeeper")
             querier = TimeQuerier(client, self.checkers, self.topics, "timekeeper", interval_ms=1_500)
             start(client.process, querier.run())
+
+    def _quotas(self) -> Iterator[tuple[QuotaEntity, str]]:
+        for machine in self.cluster.running:
+            if machine.node is not None:
+                for entity, quotas in machine.node.image.security.quotas.items():
+                    yield from ((entity, key) for key in quotas)
 
     def _client(self, name: str) -> Client:
         process = self._clients[name] = Process(self.loop, name)
