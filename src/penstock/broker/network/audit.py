@@ -71,7 +71,7 @@ SUBJECTS: dict[int, Subject] = {
 
 
 class _Limit:
-    """So many lines of a kind in a while."""
+    """Limits the lines of one kind in a window of time."""
 
     def __init__(self, logger: Logger, clock: Clock, kind: str, lines_max: int) -> None:
         self._logger = logger
